@@ -1,0 +1,102 @@
+"""The engine's seam: token ids in; token ids, log-probs and weight versions out.
+
+Implementations: the embedded torch engine (in the model process), vLLM servers, other providers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from agentlightning.types.call import Float32Array, Int32Array
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample one response."""
+
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    max_tokens: int | None = None
+    """None: to the end of the context."""
+    stop: tuple[str, ...] = ()
+    """Strings that end the response. The tokens that contain the string are part of the sampled ids."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Ids that end the response besides the model's own end-of-sequence ids; the id is part of the sampled ids."""
+    seed: int | None = None
+    """The same seed, prompt and weights give the same response, whatever else the engine is doing."""
+    top_logprobs: int = 0
+    """How many alternatives to report per token."""
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens sampled since the last chunk. Arrays have shape [T]; a stream's last chunk has a `finish_reason`."""
+
+    ids: Int32Array
+    logprobs: Float32Array
+    """Under the distribution the token was drawn from."""
+    plain_logprobs: Float32Array
+    """Under the plain softmax at the same temperature (temperature 1 if greedy)."""
+    version: int
+    """The weight version that sampled these tokens."""
+    top_ids: Int32Array | None = None
+    """Shape [T, K]: alternatives by falling probability, under the plain softmax."""
+    top_logprobs: Float32Array | None = None
+    finish_reason: str | None = None
+    """None while sampling goes on, then "stop", "length" or "abort"."""
+    stop_string: str | None = None
+    """The stop string that ended the response, if one did."""
+    cached_tokens: int = 0
+    """How many prompt tokens were not computed again."""
+
+
+class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client needs to know of an engine."""
+
+    model: str
+    """Directory or hub id with the tokenizer and chat template."""
+    max_context: int
+    """Prompt plus response, in tokens."""
+    max_concurrency: int
+    """Requests sampled at the same time; more wait in a queue."""
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    version: int
+
+
+class Engine(Protocol):
+    """Samples tokens from a policy."""
+
+    async def info(self) -> EngineInfo: ...
+
+    def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """Sample one response. Yields chunks as they are sampled if `stream`, else one chunk at the end.
+
+        Closing the generator or cancelling its task aborts the request. Raises `EngineError` when the engine died and
+        `ModelError` when the prompt does not fit.
+        """
+        ...
+
+
+def concat(chunks: list[Chunk]) -> Chunk:
+    """One chunk from a stream's chunks (the version is the last one's; see `runs` for all)."""
+    last = chunks[-1]
+    if len(chunks) == 1:
+        return last
+    return msgspec.structs.replace(
+        last,
+        ids=np.concatenate([c.ids for c in chunks]),
+        logprobs=np.concatenate([c.logprobs for c in chunks]),
+        plain_logprobs=np.concatenate([c.plain_logprobs for c in chunks]),
+        top_ids=None if last.top_ids is None else np.concatenate([c.top_ids for c in chunks if c.top_ids is not None]),
+        top_logprobs=None
+        if last.top_logprobs is None
+        else np.concatenate([c.top_logprobs for c in chunks if c.top_logprobs is not None]),
+    )

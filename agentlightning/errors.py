@@ -1,0 +1,55 @@
+"""The errors users see, named by the boundary that failed. Every message says what happened and what to do next.
+
+AgentLightningError
+├── ConfigError      a setting is wrong, unknown or unused
+├── ModelError       a model cannot be loaded, rendered, or sampled from
+├── AgentError       the user's agent did something that cannot be trained on
+├── StoreError       the store refused or could not do an operation
+│   ├── NotFoundError        no such rollout, attempt, …
+│   └── ConflictError        the operation contradicts the state that is stored
+├── GatewayError     a model call was refused by, or failed in, the gateway
+└── EngineError      sampling or learning failed in the model process
+"""
+
+from __future__ import annotations
+
+
+class AgentLightningError(Exception):
+    """Base of all errors raised on purpose by this package. The CLI prints its message without a traceback."""
+
+
+class ConfigError(AgentLightningError):
+    """A setting is wrong, unknown or unused."""
+
+
+class ModelError(AgentLightningError):
+    """A model cannot be loaded, rendered, or sampled from."""
+
+
+class AgentError(AgentLightningError):
+    """The agent did something that cannot be trained on (no reward, no model call, wrong return type)."""
+
+
+class StoreError(AgentLightningError):
+    """The store refused or could not do an operation."""
+
+
+class NotFoundError(StoreError):
+    """No such rollout, attempt, resource or worker."""
+
+
+class ConflictError(StoreError):
+    """The operation contradicts the state that is stored (finishing an attempt twice with different results, …)."""
+
+
+class GatewayError(AgentLightningError):
+    """A model call was refused by, or failed in, the gateway."""
+
+
+class EngineError(AgentLightningError):
+    """Sampling or learning failed in the model process, or the model process died."""
+
+
+def missing_extra(extra: str, package: str) -> ConfigError:
+    """The error for a feature whose optional dependency is not installed."""
+    return ConfigError(f"This needs the package '{package}'. Install it with:  pip install 'agentlightning[{extra}]'")

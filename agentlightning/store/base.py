@@ -1,0 +1,301 @@
+"""The store's protocol: the only truth about rollouts, attempts, spans, calls, resources and workers.
+
+Every write is idempotent where the caller gives the id, every change of status is one compare-and-set against the tables in
+`types.status`, and every method may be called from any event loop. Returning from a write means it is committed.
+Lookups of unknown ids return None or an empty page; updates of unknown ids raise `NotFoundError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, TypedDict
+
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Call,
+    CallRecord,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    Worker,
+    WorkerStatus,
+)
+
+
+class Unset:
+    """The type of `UNSET`: the argument was not given, as opposed to given as None."""
+
+    def __repr__(self) -> str:
+        return "UNSET"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+UNSET = Unset()
+
+FilterLogic = Literal["and", "or"]
+SortOrder = Literal["asc", "desc"]
+DEFAULT_LIMIT = 100
+"""Page size of queries when none is given; -1 means no limit."""
+
+
+class Statistics(TypedDict):
+    """Counts per status and in total; all are kept as counters, so reading them does not scan."""
+
+    name: str
+    rollouts: dict[str, int]
+    attempts: dict[str, int]
+    total_rollouts: int
+    total_attempts: int
+    total_spans: int
+    total_calls: int
+    total_resources: int
+    total_workers: int
+    uptime_seconds: float
+
+
+class Capabilities(TypedDict):
+    """What a store can do: used from several threads, by several processes, with an OTLP endpoint."""
+
+    thread_safe: bool
+    async_safe: bool
+    multi_process: bool
+    durable: bool
+    otlp_traces: bool
+
+
+class LightningStore(Protocol):
+    """See the module's docstring for what every method guarantees."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def statistics(self) -> Statistics: ...
+
+    def otlp_traces_endpoint(self) -> str:
+        """URL of the OTLP/HTTP intake; raises `StoreError` for a store without a server."""
+        ...
+
+    async def close(self) -> None:
+        """Commit what was accepted, stop the watchdog and the writer. Idempotent."""
+        ...
+
+    # ---- rollouts and attempts -------------------------------------------------------------------------------------
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AttemptedRollout:
+        """Create a rollout that is claimed at once by the caller. `resources_id=None`: the latest resources."""
+        ...
+
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout: ...
+
+    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        """Enqueue all or none."""
+        ...
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+    ) -> AttemptedRollout | None:
+        """Claim the oldest queued rollout, waiting up to `timeout` seconds for one (a long poll, not a loop).
+
+        A caller that gives `attempt_id` and repeats the request gets the same claim again.
+        """
+        ...
+
+    async def dequeue_many_rollouts(
+        self,
+        limit: int = 1,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Sequence[AttemptedRollout]:
+        """Claim up to `limit` rollouts; returns as soon as there is at least one."""
+        ...
+
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
+    ) -> AttemptedRollout: ...
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        """Change a rollout. `status=CANCELLED` also cancels its open attempt."""
+        ...
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        outcome: Outcome | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Attempt:
+        """Change an attempt; its rollout's status follows (see RolloutConfig for retries).
+
+        Repeating a finish with the same status changes nothing; finishing with another one raises `ConflictError`.
+        """
+        ...
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Rollout]: ...
+
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]: ...
+
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        """The rollout, with its latest attempt if it has one."""
+        ...
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None: ...
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
+        """The finished ones of `rollout_ids`: when all are finished, or after `timeout` seconds (None: no limit)."""
+        ...
+
+    async def wait_for_any_rollout(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> Sequence[Rollout]:
+        """The finished ones of `rollout_ids`, as soon as there is at least one, or after `timeout` seconds."""
+        ...
+
+    # ---- spans and calls -------------------------------------------------------------------------------------------
+
+    async def add_span(self, span: Span) -> Span | None:
+        """Store a span; its (attempt_id, span_id) makes repeating harmless (None: it was there). Moves preparing → running."""
+        ...
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]: ...
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
+    ) -> Span | None: ...
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int: ...
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Span]:
+        """Spans of a rollout; `attempt_id=None` all attempts, "latest" the last one. Spans of calls are among them."""
+        ...
+
+    async def add_calls(self, records: Sequence[CallRecord]) -> None:
+        """Store calls with their segments and spans, all or none; a call_id that is there already is skipped."""
+        ...
+
+    async def query_calls(
+        self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True
+    ) -> dict[str, Sequence[Call]]:
+        """Calls of each rollout in the order they were stored, with whole arrays. One query however many rollouts."""
+        ...
+
+    # ---- resources and workers -------------------------------------------------------------------------------------
+
+    async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate: ...
+
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        """Insert or replace; the version grows by one and these become the latest resources."""
+        ...
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None: ...
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None: ...
+
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]: ...
+
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]: ...
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None: ...
+
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+        """A worker's heartbeat; keeps the attempts it holds alive too."""
+        ...

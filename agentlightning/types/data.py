@@ -1,0 +1,65 @@
+"""Small records that cross module borders: triplets, data sets, pages of results, hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from pydantic import Field
+
+from agentlightning.types.rollout import Record
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Triplet(Record):
+    """A prompt, a response and a reward, given by an agent that records its own training data."""
+
+    prompt: Any
+    response: Any
+    reward: float | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+@runtime_checkable
+class Dataset(Protocol[T_co]):
+    """Anything with `__getitem__` and `__len__`; a list is one."""
+
+    def __getitem__(self, index: int, /) -> T_co: ...
+
+    def __len__(self) -> int: ...
+
+
+class PaginatedResult(Record, Generic[T]):
+    """One page of a query. Iterates, indexes and counts its items; `total` is the size of the whole answer."""
+
+    items: Sequence[T]
+    limit: int
+    offset: int
+    total: int
+
+    def __iter__(self) -> Iterator[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return iter(self.items)
+
+    def __getitem__(self, index: int) -> T:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Hook:
+    """Override what you want to see. All methods are async and take keyword arguments only."""
+
+    async def on_rollout_start(self, *, agent: Any, runner: Any, rollout: Any) -> None:
+        """Before the agent runs on a claimed rollout."""
+
+    async def on_trace_start(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
+        """After the trace context of the rollout was opened."""
+
+    async def on_trace_end(self, *, agent: Any, runner: Any, tracer: Any, rollout: Any) -> None:
+        """Before the trace context of the rollout is closed."""
+
+    async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
+        """After the attempt was finished in the store."""

@@ -1,0 +1,88 @@
+"""Resources: the named, versioned things an algorithm tunes and an agent is given."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field, SerializeAsAny
+
+from agentlightning.types.rollout import Record
+
+
+class Resource(Record):
+    """Base of all resources. A user may define a type of their own by subclassing it."""
+
+    resource_type: str = "resource"
+
+
+class LLM(Resource):
+    """An OpenAI-compatible endpoint: base URL, model name, and how to sample."""
+
+    resource_type: str = "llm"
+    endpoint: str
+    model: str
+    api_key: str | None = None
+    sampling_parameters: dict[str, Any] = Field(default_factory=dict)
+
+    def get_base_url(self, *_: str) -> str:
+        """The URL to give to a client as its base URL."""
+        return self.endpoint
+
+
+class ProxyLLM(LLM):
+    """The gateway's endpoint. Its base URL names the rollout and attempt, so that every call is attributed."""
+
+    resource_type: str = "proxy_llm"
+
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """`{host}/rollout/{id}/attempt/{id}/v1`; without ids, the plain endpoint."""
+        if rollout_id is None or attempt_id is None:
+            if rollout_id is not attempt_id:
+                raise ValueError("Give both rollout_id and attempt_id, or neither.")
+            return self.endpoint
+        base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
+        return f"{base}/rollout/{rollout_id}/attempt/{attempt_id}/v1"
+
+    def for_attempt(self, rollout_id: str, attempt_id: str, api_key: str | None) -> LLM:
+        """The plain `LLM` an agent is given: the URL names its attempt and the key opens nothing else."""
+        return LLM(
+            endpoint=self.get_base_url(rollout_id, attempt_id),
+            model=self.model,
+            api_key=api_key,
+            sampling_parameters=self.sampling_parameters,
+        )
+
+
+class PromptTemplate(Resource):
+    """A prompt with placeholders."""
+
+    resource_type: str = "prompt_template"
+    template: str
+    engine: Literal["f-string", "jinja"] = "f-string"
+
+    def format(self, **kwargs: Any) -> str:
+        """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs."""
+        if self.engine == "f-string":
+            return self.template.format(**kwargs)
+        try:
+            from jinja2.sandbox import SandboxedEnvironment
+        except ImportError:
+            from agentlightning.errors import missing_extra
+
+            raise missing_extra("torch", "jinja2") from None
+        return SandboxedEnvironment().from_string(self.template).render(**kwargs)
+
+
+NamedResources = dict[str, SerializeAsAny[Resource]]
+"""Resources by name, for example {"main_llm": ProxyLLM(...), "prompt_template": PromptTemplate(...)}."""
+
+
+class ResourcesUpdate(Record):
+    """One stored version of the resources."""
+
+    resources_id: str
+    version: int
+    create_time: float
+    update_time: float
+    resources: NamedResources

@@ -1,0 +1,97 @@
+"""Rollouts, attempts and workers: the records the store keeps about work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
+
+DEFAULT_TIMEOUT_SECONDS = 3600.0
+DEFAULT_LEASE_SECONDS = 60.0
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, and an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RolloutConfig(Record):
+    """How long an attempt may take and when a rollout is tried again.
+
+    None means the system's default, not for ever: `timeout_seconds` an hour for the whole attempt,
+    `unresponsive_seconds` a lease of 60 s kept alive by the runner's heartbeat. `max_attempts` counts the attempts
+    that end in one of `retry_condition`; infra failures requeue outside of it, at most 3 times.
+    """
+
+    timeout_seconds: float | None = Field(default=None, gt=0)
+    unresponsive_seconds: float | None = Field(default=None, gt=0)
+    max_attempts: int = Field(default=1, ge=1)
+    retry_condition: list[AttemptStatus] = Field(default_factory=list)
+
+
+class Attempt(Record):
+    """One try at a rollout. Times are seconds since the epoch; `error` is the message and traceback of a failure."""
+
+    rollout_id: str
+    attempt_id: str
+    sequence_id: int
+    start_time: float
+    end_time: float | None = None
+    status: AttemptStatus = AttemptStatus.PREPARING
+    worker_id: str | None = None
+    last_heartbeat_time: float | None = None
+    outcome: Outcome | None = None
+    error: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Rollout(Record):
+    """One execution of the agent on one task (`input`), under one version of the resources.
+
+    `metadata` is the user's; the algorithms use the keys `group` (siblings of the same task that GRPO compares)
+    and `step`.
+    """
+
+    rollout_id: str
+    input: Any
+    start_time: float
+    end_time: float | None = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = RolloutStatus.QUEUING
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class AttemptedRollout(Rollout):
+    """A rollout together with the attempt that was handed out."""
+
+    attempt: Attempt
+
+
+class EnqueueRolloutRequest(Record):
+    """One rollout to enqueue. A caller that gives `rollout_id` may repeat the request without harm."""
+
+    input: Any
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    config: RolloutConfig | None = None
+    metadata: dict[str, Any] | None = None
+    rollout_id: str | None = None
+
+
+class Worker(Record):
+    """A runner as the store last heard of it."""
+
+    worker_id: str
+    status: WorkerStatus = WorkerStatus.UNKNOWN
+    heartbeat_stats: dict[str, Any] | None = None
+    last_heartbeat_time: float | None = None
+    last_dequeue_time: float | None = None
+    last_busy_time: float | None = None
+    last_idle_time: float | None = None
+    current_rollout_id: str | None = None
+    current_attempt_id: str | None = None
