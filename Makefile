@@ -1,0 +1,86 @@
+# Everything a first-time visitor or a contributor runs. `make help` lists the targets.
+#
+# Needs python3 (3.11 or newer, with its venv module) and make; the rest is installed into .venv.
+# Variables, given as `make demo NAME=value` or in the environment:
+#   PYTHON            the interpreter that .venv is made from                                  (python3)
+#   TORCH_INDEX_URL   package index to take torch from besides the default one, for CPU builds  (none)
+#   PIP_ARGS          more arguments for every `pip install`, for example a mirror               (none)
+#   ARGS              more arguments for the command of a target: make test ARGS="-k store -x"  (none)
+
+PYTHON ?= python3
+VENV   ?= .venv
+ARGS   ?=
+
+BIN    := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP    := $(BIN)/python -m pip install -q --no-input --disable-pip-version-check --root-user-action=ignore \
+          -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url "$(TORCH_INDEX_URL)") $(PIP_ARGS)
+SECONDS_SINCE = $$(( $$(date +%s) - start ))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo install dev test test-slow lint format types docs wheel bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMPS)/torch ## install what training on the CPU needs, then train the calculator agent
+	@$(BIN)/agl demo calc $(ARGS)
+
+install: $(STAMPS)/torch ## install the package with its training extra into .venv
+
+dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
+
+test: $(STAMPS)/dev ## the quick test suite
+	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+
+test-slow: $(STAMPS)/dev ## the long end-to-end tests
+	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+
+lint: $(STAMPS)/dev ## style: ruff's checks and formatting
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+format: $(STAMPS)/dev ## fix what ruff can fix
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+types: $(STAMPS)/dev ## pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(STAMPS)/dev ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet && echo "documentation built: site/index.html"
+
+wheel: $(STAMPS)/python ## build the wheel into dist/
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --root-user-action=ignore --no-deps -w dist . && ls -lh dist
+
+bench: $(STAMPS)/dev ## every benchmark in its quick form
+	@for script in benchmarks/*.py; do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done
+
+clean: ## remove .venv, caches and built files (runs/ with your checkpoints stays)
+	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- installation: a stamp per step, so that nothing is installed twice --------------------------------------------
+
+$(STAMPS)/python:
+	@$(PYTHON) -c 'import sys' 2>/dev/null || { \
+	  echo "No Python found as '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12"; \
+	  exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "==> making $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch: $(STAMPS)/python pyproject.toml constraints.txt
+	@echo "==> installing agentlightning with its training extra into $(VENV) (one or two minutes the first time)"
+	@start=$$(date +%s); $(PIP) -e '.[torch]' && echo "    done in $(SECONDS_SINCE) s"
+	@touch $@
+
+# The dev extra contains the training extra: both stamps are new when it is in.
+$(STAMPS)/dev: $(STAMPS)/python pyproject.toml constraints.txt
+	@echo "==> installing agentlightning with its development extra into $(VENV) (one to three minutes the first time)"
+	@start=$$(date +%s); $(PIP) -e '.[dev]' && echo "    done in $(SECONDS_SINCE) s"
+	@touch $(STAMPS)/torch $@
