@@ -13,7 +13,7 @@ ARGS   ?=
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-PIP    := $(BIN)/python -m pip install -q --no-input --disable-pip-version-check --root-user-action=ignore \
+PIP    := $(BIN)/python -m pip install -qq --no-input --disable-pip-version-check --root-user-action=ignore \
           -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url "$(TORCH_INDEX_URL)") $(PIP_ARGS)
 SECONDS_SINCE = $$(( $$(date +%s) - start ))
 
@@ -51,7 +51,7 @@ docs: $(STAMPS)/dev ## build the documentation into site/
 	@$(BIN)/mkdocs build --strict --quiet && echo "documentation built: site/index.html"
 
 wheel: $(STAMPS)/python ## build the wheel into dist/
-	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --root-user-action=ignore --no-deps -w dist . && ls -lh dist
+	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --root-user-action=ignore --no-deps -w dist . && ls -lh dist
 
 bench: $(STAMPS)/dev ## every benchmark in its quick form
 	@for script in benchmarks/*.py; do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done
@@ -64,12 +64,12 @@ clean: ## remove .venv, caches and built files (runs/ with your checkpoints stay
 
 $(STAMPS)/python:
 	@$(PYTHON) -c 'import sys' 2>/dev/null || { \
-	  echo "No Python found as '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; exit 1; }
+	  echo "No Python found as '$(PYTHON)'. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12"; \
+	  echo "Python 3.11 or newer is needed; '$(PYTHON)' is $$($(PYTHON) -V 2>&1). Name a newer one: make PYTHON=python3.12" >&2; \
 	  exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
-	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	  echo "'$(PYTHON)' cannot make virtual environments. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "==> making $(VENV) with $$($(PYTHON) -V)"
 	@$(PYTHON) -m venv $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
