@@ -1,0 +1,189 @@
+"""Imports point one way. Walks every import of the package, at module level and inside functions, and fails on an arrow
+that points back; heavy packages (torch, …) may be imported at module level only where computing is done.
+
+A new top-level package needs one line in `LAYERS`; an arrow between two packages of one layer needs one in `SIBLINGS`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import agentlightning
+
+ROOT = Path(agentlightning.__file__).parent
+
+LAYERS: list[set[str]] = [
+    {"types", "errors", "keys", "files", "models"},
+    {"store", "adapter", "learner", "metrics"},
+    {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
+    {"runner"},
+    {"algorithm"},
+    {"trainer"},
+    {"cli", "doctor"},
+    # The package's own front door (lazy exports) and the examples it ships: above everything, imported by nothing.
+    {"__init__", "__main__", "examples"},
+]
+"""From the bottom up. A package may import from the layers below its own."""
+
+SIBLINGS = {
+    ("types", "errors"),
+    ("learner", "adapter"),
+    ("gateway", "engine"),
+    ("modelprocess", "engine"),
+    ("emitter", "tracer"),
+    ("litagent", "emitter"),
+    ("litagent", "tracer"),
+}
+"""Arrows inside a layer that are meant to be. In particular engine and learner do not know each other."""
+
+FORBIDDEN = {("engine", "learner"), ("learner", "engine")}
+"""Arrows that the layers would allow and that still must not be: only the model process knows both."""
+
+HEAVY_HOMES = {
+    "torch": {"engine", "learner", "modelprocess"},
+    "transformers": {"engine", "learner", "modelprocess"},
+    "peft": {"learner", "modelprocess"},
+    "safetensors": {"engine", "learner", "modelprocess"},
+    "renderers": {"gateway"},
+    "openai": set(),
+    "matplotlib": set(),
+    "vllm": set(),
+    "ray": set(),
+}
+"""Where a heavy package may be imported at module level; inside functions it may be imported anywhere."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, as written in `path`, line `line`."""
+
+    path: Path
+    line: int
+    module: str
+    lazy: bool
+    """Inside a function."""
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} imports {self.module}"
+
+
+def imports_of(source: str, path: Path) -> Iterator[Import]:
+    """Every import in a file of the package; `path` is relative to the directory that holds the package."""
+    package = list(path.with_suffix("").parts)[:-1]
+
+    def modules(node: ast.AST) -> list[str]:
+        match node:
+            case ast.Import():
+                return [alias.name for alias in node.names]
+            case ast.ImportFrom():
+                base = package[: len(package) - node.level + 1] if node.level else []
+                module = ".".join([*base, *([node.module] if node.module else [])])
+                # `from agentlightning import x`: x is a module of the package, or a lazy export (then it is not found).
+                return [f"{module}.{alias.name}" for alias in node.names] if module == "agentlightning" else [module]
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                return [name]
+            case _:
+                return []
+
+    def walk(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            for module in modules(child):
+                yield Import(path, child.lineno, module, lazy)  # pyright: ignore[reportAttributeAccessIssue]
+            inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            yield from walk(child, lazy or inside)
+
+    yield from walk(ast.parse(source), False)
+
+
+def layer_of(package: str) -> int:
+    for index, layer in enumerate(LAYERS):
+        if package in layer:
+            return index
+    raise AssertionError(f"agentlightning/{package} has no place yet: add it to LAYERS in {Path(__file__).name}")
+
+
+def owner(path: Path) -> str:
+    """The package directly under agentlightning that a file belongs to: gateway, trainer, …"""
+    return path.parts[1] if len(path.parts) > 2 else path.stem
+
+
+def complaint(found: Import) -> str | None:
+    """What is wrong with an import, if anything is."""
+    source = owner(found.path)
+    root, _, rest = found.module.partition(".")
+    if root != "agentlightning":
+        homes = HEAVY_HOMES.get(root)
+        if homes is None or found.lazy or source in homes:
+            return None
+        return f"{found}: {root} is heavy; import it inside the function that needs it"
+    target = rest.split(".")[0] or "__init__"
+    if not (ROOT / target).is_dir() and not (ROOT / f"{target}.py").exists():
+        target = "__init__"
+    if target == source or (source, target) in SIBLINGS:
+        return None
+    if (source, target) in FORBIDDEN:
+        return f"{found}: {source} and {target} do not know each other"
+    if layer_of(target) < layer_of(source):
+        return None
+    return f"{found}: the arrow {source} → {target} points back"
+
+
+def package_files() -> list[Path]:
+    return [path for path in sorted(ROOT.rglob("*.py")) if "__pycache__" not in path.parts]
+
+
+def complaints_about(source: str, path: str) -> list[str]:
+    """What the check says of a file with this source at this place."""
+    found = (complaint(i) for i in imports_of(source, Path(path)))
+    return [text for text in found if text]
+
+
+def test_imports_point_one_way() -> None:
+    files = package_files()
+    assert len(files) > 20, files
+    problems: list[str] = []
+    for path in files:
+        problems += complaints_about(path.read_text(), str(path.relative_to(ROOT.parent)))
+    assert not problems, "\n" + "\n".join(problems)
+
+
+def test_every_package_has_a_layer() -> None:
+    for path in package_files():
+        layer_of(owner(path.relative_to(ROOT.parent)))
+
+
+def test_a_back_arrow_is_caught_however_it_is_written() -> None:
+    for line in (
+        "from agentlightning.runner.loop import Runner",
+        "import agentlightning.runner",
+        "from agentlightning import runner",
+        "from ..runner import loop",
+        "def f():\n    from agentlightning.runner import loop",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from agentlightning.runner import loop",
+        "import importlib\nimportlib.import_module('agentlightning.runner')",
+        "from agentlightning import Trainer",
+    ):
+        assert len(complaints_about(line, "agentlightning/store/x.py")) == 1, line
+
+
+def test_a_forward_arrow_is_allowed() -> None:
+    assert complaints_about("from agentlightning.store.base import UNSET", "agentlightning/runner/x.py") == []
+    assert complaints_about("from ..types import Span", "agentlightning/store/x.py") == []
+    assert complaints_about("from agentlightning.runner import loop", "agentlightning/trainer.py") == []
+
+
+def test_siblings_do_not_know_each_other_unless_listed() -> None:
+    assert complaints_about("import agentlightning.learner", "agentlightning/engine/x.py")
+    assert complaints_about("import agentlightning.engine", "agentlightning/learner/x.py")
+    assert complaints_about("import agentlightning.tracer", "agentlightning/gateway/x.py")
+    assert not complaints_about("import agentlightning.engine.base", "agentlightning/modelprocess/x.py")
+
+
+def test_heavy_packages_stay_home() -> None:
+    assert complaints_about("import torch", "agentlightning/gateway/x.py")
+    assert complaints_about("from transformers import AutoTokenizer", "agentlightning/cli/x.py")
+    assert not complaints_about("def f():\n    import torch", "agentlightning/gateway/x.py")
+    assert not complaints_about("import torch", "agentlightning/learner/x.py")
