@@ -16,8 +16,8 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "files", "models"},
-    {"store", "adapter", "learner", "metrics"},
+    {"types", "errors", "keys", "files"},
+    {"store", "adapter", "learner", "metrics", "models"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
     {"algorithm"},
@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
 SIBLINGS = {
     ("types", "errors"),
     ("learner", "adapter"),
+    ("learner", "models"),
     ("gateway", "engine"),
     ("modelprocess", "engine"),
     ("emitter", "tracer"),

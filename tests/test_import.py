@@ -23,7 +23,7 @@ print(json.dumps({"seconds": seconds, "modules": sorted(set(sys.modules) - befor
 
 
 def probe(blocked: tuple[str, ...]) -> tuple[float, list[str]]:
-    """Seconds and newly imported modules of `import agentlightning` in a fresh process without the `blocked` packages."""
+    """Seconds and newly imported modules of `import agentlightning` in a fresh process that lacks `blocked`."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps(blocked)], capture_output=True, text=True, timeout=60, check=False
     )
@@ -34,7 +34,7 @@ def probe(blocked: tuple[str, ...]) -> tuple[float, list[str]]:
 
 def test_import_works_without_the_heavy_packages() -> None:
     seconds, modules = probe(HEAVY)
-    print(f"import agentlightning: {seconds:.3f} s, {len(modules)} modules")
+    print(f"import agentlightning: {seconds:.3f} s, {len(modules)} modules")  # noqa: T201
     assert "agentlightning" in modules
 
 
