@@ -1,0 +1,36 @@
+"""Writing files so that a process that dies at any line leaves either the old content or the new one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """A temporary directory beside `path` that takes its place when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    work.chmod(0o755)
+    try:
+        yield work
+        old = path.with_name(f".{path.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            path.rename(old)
+        work.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def atomic_write(path: Path, text: str) -> None:
+    """Replace the content of a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    work = path.with_name(f".{path.name}.{os.getpid()}")
+    work.write_text(text)
+    work.replace(path)

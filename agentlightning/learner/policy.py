@@ -1,0 +1,158 @@
+"""A policy: a trainable Hugging Face model, all its weights or one LoRA adapter, with a weight version.
+
+Loads any Hugging Face id or directory; knows nothing of how tokens are sampled or which loss is used.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from agentlightning.errors import ModelError
+from agentlightning.files import atomic_directory
+from agentlightning.models import resolve_model
+
+METADATA_FILE = "agentlightning.json"
+"""Beside the weights: what this package needs to know of a model (which renderer, …)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSpec:
+    """A low-rank adapter instead of all weights (Hu et al., arXiv 2106.09685)."""
+
+    rank: int = 16
+    alpha: int = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+@dataclass(slots=True)
+class Policy:
+    """The model and what belongs to it. `model` is the causal LM itself; with LoRA its layers hold the adapter."""
+
+    path: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    version: int = 0
+    peft: Any = None
+    """The `PeftModel` around `model`, if the policy is an adapter."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def trainable(self) -> list[torch.nn.Parameter]:
+        """The parameters that the learner updates, in a fixed order."""
+        return [p for p in self.model.parameters() if p.requires_grad]
+
+    def export(self, path: str | Path) -> None:
+        """Write the model (or the adapter) with its tokenizer as a Hugging Face directory, all or nothing."""
+        with atomic_directory(Path(path)) as directory:
+            (self.peft or self.model).save_pretrained(directory)
+            self.tokenizer.save_pretrained(directory)
+            (directory / METADATA_FILE).write_text(json.dumps({**self.metadata, "version": self.version}, indent=2))
+            template = Path(self.path) / "chat_template.jinja"
+            if template.is_file() and not (directory / template.name).exists():
+                shutil.copy(template, directory)
+
+
+def pick_device(device: str = "auto") -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def load_policy(
+    name: str | Path, *, device: str = "auto", dtype: str = "float32", lora: LoraSpec | None = None
+) -> Policy:
+    """Load a policy from a shipped model's name, a directory, or a Hugging Face id.
+
+    A directory that holds an adapter is loaded on its base model and trained further. `dtype` is a torch dtype's name;
+    float32 is the default everywhere because the optimiser updates these very weights.
+
+    Raises ModelError with the cause when there is no such model or it cannot be loaded.
+    """
+    path = resolve_model(name)
+    target = pick_device(device)
+    try:
+        adapter = (Path(path) / "adapter_config.json").is_file()
+        model, peft_model = _load_adapter(path, dtype) if adapter else (_load_base(path, dtype), None)
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ModelError(
+            f"The model '{name}' could not be loaded: {_first_line(error)}\n"
+            "Check the name; a Hugging Face id needs a network connection or an earlier download."
+        ) from error
+    if lora is not None and peft_model is None:
+        model, peft_model = _add_lora(model, lora)
+    model.to(target)  # pyright: ignore[reportArgumentType]
+    model.eval()  # no dropout: log-probs of learner and engine must agree
+    return Policy(
+        path=path,
+        model=model,
+        tokenizer=tokenizer,
+        eos_ids=_eos_ids(model, tokenizer),
+        peft=peft_model,
+        metadata=_metadata(path),
+    )
+
+
+def _load_base(path: str, dtype: str) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(path)
+    return AutoModelForCausalLM.from_pretrained(
+        path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
+    )
+
+
+def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
+    from peft import PeftModel
+
+    base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]
+    base = _load_base(resolve_model(base_name), dtype)
+    peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
+    return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
+
+
+def _add_lora(model: PreTrainedModel, spec: LoraSpec) -> tuple[PreTrainedModel, Any]:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(
+        r=spec.rank,
+        lora_alpha=spec.alpha,
+        target_modules=spec.target_modules,
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+    peft_model = get_peft_model(model, config)
+    return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
+
+
+def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    generation = model.generation_config
+    eos = generation.eos_token_id if generation is not None else None
+    if eos is None:
+        eos = tokenizer.eos_token_id
+    if eos is None:
+        raise ModelError(
+            f"The model '{model.config.name_or_path}' names no end-of-sequence token, so it would never stop. "
+            "Set eos_token_id in its generation_config.json."
+        )
+    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+
+
+def _metadata(path: str) -> dict[str, Any]:
+    file = Path(path) / METADATA_FILE
+    return json.loads(file.read_text()) if file.is_file() else {}
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,42 @@
+"""Models that ship with the package, and how a model's name becomes a place to load it from. Knows nothing of torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentlightning.errors import ModelError
+
+_HERE = Path(__file__).parent
+
+
+def shipped_models() -> dict[str, Path]:
+    """The models inside the package by name."""
+    return {config.parent.name: config.parent for config in sorted(_HERE.glob("*/config.json"))}
+
+
+def resolve_model(name: str | Path) -> str:
+    """A shipped model's name, a local directory or a Hugging Face id → what `from_pretrained` takes.
+
+    Raises ModelError for something that is written like a path but is not a model directory.
+    """
+    text = str(name)
+    shipped = shipped_models()
+    if text in shipped:
+        return str(shipped[text])
+    path = Path(text).expanduser()
+    if path.is_dir():
+        if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
+            return str(path.resolve())
+        inner = path / "model"
+        if (inner / "config.json").is_file() or (inner / "adapter_config.json").is_file():
+            return str(inner.resolve())
+        raise ModelError(
+            f"The directory {path} holds no model: it has no config.json. "
+            "Give a Hugging Face model directory, or a checkpoint that a training run wrote."
+        )
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
+        raise ModelError(
+            f"There is no model at '{text}'. Give an existing directory, a Hugging Face id such as "
+            f"'Qwen/Qwen3-0.6B', or a model that ships with the package: {', '.join(shipped) or 'none'}."
+        )
+    return text
