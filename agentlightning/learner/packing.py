@@ -1,7 +1,7 @@
 """Packing: token trees and what to learn from them → the arrays of one pass. Pure; numpy only.
 
-A sampled token is one loss entry, of the call that sampled it; where it stands again in the prompt of a later call it is
-context and is not trained a second time.
+A sampled token is one loss entry, of the call that sampled it; where it stands again in the prompt of a later call it
+is context and is not trained a second time.
 """
 
 from __future__ import annotations

@@ -1,0 +1,86 @@
+"""What an algorithm is, and what the trainer gives it to work with."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentlightning.learner.base import Learner
+from agentlightning.metrics import Reporter
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Dataset, ResourcesUpdate
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """The model that an algorithm samples from and trains, as the trainer has to start it."""
+
+    model: str
+    """A shipped model's name, a directory, a checkpoint, or a Hugging Face id."""
+    device: str = "auto"
+    dtype: str = "float32"
+    lora_rank: int | None = None
+    """None trains all weights; a number trains a LoRA adapter of that rank."""
+    max_context: int = 4096
+    """Prompt plus response in tokens, at most what the model can do."""
+    max_concurrency: int = 64
+    """Requests that are sampled at the same time."""
+    temperature: float = 1.0
+    """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
+    renderer: str | None = None
+    """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingContext:
+    """What the trainer gives to an algorithm."""
+
+    store: LightningStore
+    run_dir: Path
+    reporter: Reporter
+    resources: ResourcesUpdate | None = None
+    """What rollouts run under, unless the algorithm makes others."""
+    learner: Learner | None = None
+    stats: Callable[[], Any] | None = None
+    """Async; how the model process spent its time: sampling_s, learning_s, idle_s."""
+    resume_from: Path | None = None
+    """The checkpoint to go on from."""
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the user wants to stop; the algorithm saves a checkpoint and returns."""
+
+
+class Algorithm:
+    """Decides what to run and what to learn from it. Override `run`, sync or async."""
+
+    policy: PolicySpec | None = None
+    """The model to start for this algorithm; None if it trains none."""
+
+    def __init__(self) -> None:
+        self._context: TrainingContext | None = None
+
+    def attach(self, context: TrainingContext) -> None:
+        """Called by the trainer before `run`."""
+        self._context = context
+
+    @property
+    def context(self) -> TrainingContext:
+        if self._context is None:
+            raise RuntimeError(f"{type(self).__name__} is run by a Trainer: Trainer(algorithm=…).fit(agent, tasks).")
+        return self._context
+
+    def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
+        """Run to the end. May be a coroutine function."""
+        raise NotImplementedError(f"{type(self).__name__} does not override run.")
+
+
+async def run_algorithm(
+    algorithm: Algorithm, train_dataset: Dataset[Any] | None, val_dataset: Dataset[Any] | None
+) -> Any:
+    """Run a sync or async algorithm; a sync one gets a thread, so that it may block."""
+    if inspect.iscoroutinefunction(algorithm.run):
+        return await algorithm.run(train_dataset, val_dataset)
+    return await asyncio.to_thread(algorithm.run, train_dataset, val_dataset)

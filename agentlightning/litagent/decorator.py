@@ -1,0 +1,92 @@
+"""`@rollout`: an ordinary function becomes an agent and stays callable."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from agentlightning.errors import ConfigError
+from agentlightning.litagent.litagent import LitAgent, RolloutResult
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, Resource
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_BY_TYPE: dict[str, type[Resource]] = {"llm": LLM, "prompt_template": PromptTemplate}
+
+
+class FunctionAgent(LitAgent[Any]):
+    """An agent made from `f(task, …)`. Its other parameters are filled by name.
+
+    `llm` is the first LLM of the resources, `prompt_template` the first template, `resources` all of them, `rollout`
+    the rollout; any other name is looked up in the resources.
+    """
+
+    def __init__(self, function: Callable[..., Any], *, trained_agents: str | None = None) -> None:
+        super().__init__(trained_agents=trained_agents)
+        self.function = function
+        self._is_async = inspect.iscoroutinefunction(function)
+        self._wanted = _parameters(function)
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def is_async(self) -> bool:
+        return self._is_async
+
+    def rollout(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        return self.function(task, **self._arguments(resources, rollout))
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        return await self.function(task, **self._arguments(resources, rollout))
+
+    def _arguments(self, resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Any]:
+        special = {"rollout": rollout, "resources": resources}
+        return {name: special[name] if name in special else self._resource(name, resources) for name in self._wanted}
+
+    def _resource(self, name: str, resources: NamedResources) -> Resource:
+        if name in resources:
+            return resources[name]
+        wanted = _BY_TYPE.get(name)
+        for resource in resources.values():
+            if wanted is not None and isinstance(resource, wanted):
+                return resource
+        raise ConfigError(
+            f"The agent {self.function.__name__} asks for '{name}', but the resources hold only: "
+            f"{', '.join(resources) or 'nothing'}. Give it with Trainer(initial_resources={{'{name}': …}})."
+        )
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters:
+        raise ConfigError(f"The agent {function.__name__} takes no arguments; its first one must be the task.")
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return tuple(p.name for p in parameters[1:] if p.kind not in variable and p.default is inspect.Parameter.empty)
+
+
+def rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+    """Make an agent from a function `f(task, llm)`, `f(task, prompt_template)` or both, optionally with `rollout`."""
+    if function is None:
+        return functools.partial(rollout, trained_agents=trained_agents)
+    return FunctionAgent(function, trained_agents=trained_agents)
+
+
+def llm_rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+    """`rollout` for a function of `(task, llm)`; refuses one that has no `llm`."""
+    return _rollout_with("llm", function, trained_agents)
+
+
+def prompt_rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+    """`rollout` for a function of `(task, prompt_template)`; refuses one that has no `prompt_template`."""
+    return _rollout_with("prompt_template", function, trained_agents)
+
+
+def _rollout_with(name: str, function: Callable[..., Any] | None, trained_agents: str | None) -> Any:
+    if function is None:
+        return functools.partial(_rollout_with, name, trained_agents=trained_agents)
+    if name not in inspect.signature(function).parameters:
+        raise ConfigError(f"The agent {function.__name__} has no parameter '{name}'.")
+    return FunctionAgent(function, trained_agents=trained_agents)

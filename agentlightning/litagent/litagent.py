@@ -1,0 +1,63 @@
+"""`LitAgent`: the class form of an agent. It knows its task and its resources, nothing of stores or training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
+
+T = TypeVar("T")
+
+RolloutResult = float | int | None | Sequence[Span] | Sequence[Triplet]
+"""A reward; None if rewards were emitted; spans; or triplets, which are used as given."""
+
+
+class LitAgent(Generic[T]):
+    """Override `rollout` (it runs in a thread of its own) or `rollout_async` (it runs in the agents' event loop).
+
+    `training_rollout` and `validation_rollout`, and their `_async` forms, may be overridden where the two differ.
+    """
+
+    def __init__(self, *, trained_agents: str | None = None) -> None:
+        self.trained_agents = trained_agents
+        """Regular expression: only calls of agents with a matching name are trained. None trains all."""
+
+    def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")
+
+    async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")
+
+    def training_rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        return self.rollout(task, resources, rollout)
+
+    async def training_rollout_async(
+        self, task: T, resources: NamedResources, rollout: AttemptedRollout
+    ) -> RolloutResult:
+        return await self.rollout_async(task, resources, rollout)
+
+    def validation_rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        return self.rollout(task, resources, rollout)
+
+    async def validation_rollout_async(
+        self, task: T, resources: NamedResources, rollout: AttemptedRollout
+    ) -> RolloutResult:
+        return await self.rollout_async(task, resources, rollout)
+
+    def is_async(self) -> bool:
+        """Whether one of the `_async` methods was overridden."""
+        names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
+        return any(_overridden(type(self), n) for n in names)
+
+    def method_for(self, mode: RolloutMode | None) -> Any:
+        """The method that runs a rollout of this mode."""
+        validation = mode in (RolloutMode.VAL, RolloutMode.TEST)
+        if self.is_async():
+            return self.validation_rollout_async if validation else self.training_rollout_async
+        return self.validation_rollout if validation else self.training_rollout
+
+
+def _overridden(cls: type, name: str) -> bool:
+    return inspect.getattr_static(cls, name) is not inspect.getattr_static(LitAgent, name)

@@ -1,0 +1,76 @@
+"""The terminal: a table that grows by a row per step, and a line that says what is going on right now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Columns = Sequence[tuple[str, str, str]]
+"""Metric, title and format of each column."""
+
+
+class Console(Protocol):
+    def columns(self, columns: Columns) -> None: ...
+    def row(self, metrics: Mapping[str, Any]) -> None: ...
+    def status(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class SilentConsole:
+    """Says nothing; for programs that read the metrics file."""
+
+    def columns(self, columns: Columns) -> None: ...
+    def row(self, metrics: Mapping[str, Any]) -> None: ...
+    def status(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
+    def warn(self, text: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class RichConsole:
+    """Rows as aligned text, so that a log file reads like the screen; the status line only where a person looks."""
+
+    def __init__(self) -> None:
+        from rich.console import Console as Terminal
+
+        self._terminal = Terminal(highlight=False, soft_wrap=True)
+        self._spinner = self._terminal.status("") if self._terminal.is_terminal else None
+        self._columns: Columns = ()
+        self._header_due = True
+
+    def columns(self, columns: Columns) -> None:
+        self._columns = columns
+        self._header_due = True
+
+    def row(self, metrics: Mapping[str, Any]) -> None:
+        if self._header_due:
+            titles = "  ".join(title.rjust(_width(title)) for _, title, _ in self._columns)
+            self._terminal.print(f"[bold]{titles}[/bold]")
+            self._header_due = False
+        cells = [_cell(metrics.get(name), form).rjust(_width(title)) for name, title, form in self._columns]
+        self._terminal.print("  ".join(cells))
+
+    def status(self, text: str) -> None:
+        if self._spinner is not None:
+            self._spinner.update(text)
+            self._spinner.start()
+
+    def note(self, text: str) -> None:
+        self._terminal.print(text, markup=False)
+
+    def warn(self, text: str) -> None:
+        self._terminal.print(f"! {text}", style="yellow", markup=False)
+
+    def close(self) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+
+def _width(title: str) -> int:
+    return max(len(title), 6)
+
+
+def _cell(value: Any, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,34 @@
+"""`metrics.jsonl`: one line per step, always written; a resumed run goes on in the same file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentlightning.files import atomic_write
+
+
+class JsonlSink:
+    """Appends a line per step. Opening it to resume before step n drops the lines of steps from n on."""
+
+    def __init__(self, path: Path, first_step: int = 0) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [m for m in read_metrics(path) if m["step"] < first_step] if path.exists() else []
+        atomic_write(path, "".join(json.dumps(m) + "\n" for m in kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(metrics) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All whole lines of a metrics file; a last line that a dying process left unfinished is skipped."""
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    return [json.loads(line) for line in lines]

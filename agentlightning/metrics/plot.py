@@ -1,0 +1,33 @@
+"""The learning curve as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agentlightning.errors import missing_extra
+from agentlightning.metrics.jsonl import read_metrics
+
+
+def plot_curve(metrics_file: Path, picture: Path, title: str) -> None:
+    """Draw reward and validation reward over steps into a PNG. Raises ConfigError where matplotlib is missing."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise missing_extra("torch", "matplotlib") from None
+    rows = read_metrics(metrics_file)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    train = [(m["step"], m["reward"]) for m in rows if m.get("reward") is not None]
+    val = [(m["step"], m["val_reward"]) for m in rows if m.get("val_reward") is not None]
+    if train:
+        axes.plot(*zip(*train, strict=True), color="#9db4c0", linewidth=1.5, label="training rollouts")
+    if val:
+        axes.plot(*zip(*val, strict=True), color="#b23a48", linewidth=2, marker="o", label="validation")
+    axes.set(title=title, xlabel="step", ylabel="mean reward")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if train or val:
+        axes.legend(frameon=False, loc="lower right")
+    figure.savefig(picture, dpi=130)

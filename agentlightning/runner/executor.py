@@ -1,0 +1,86 @@
+"""Where agents run: async ones in an event loop of their own, sync ones each in a daemon thread.
+
+So an agent that blocks or spins never stalls the gateway, the store or the algorithm, which live in another loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop event loop where there is one, else asyncio's own."""
+    try:
+        import uvloop
+    except ImportError:  # Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+class AgentLoop:
+    """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it."""
+
+    def __init__(self) -> None:
+        self._loop = new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True)
+        self._thread.start()
+
+    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run in the agents' loop and wait; cancelling the wait cancels what runs."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def close(self) -> None:
+        """Cancel what still runs and stop the thread."""
+
+        async def cancel_all() -> None:
+            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        if self._loop.is_closed():
+            return
+        pending = asyncio.run_coroutine_threadsafe(cancel_all(), self._loop)
+        try:
+            pending.result(timeout=5)
+        except TimeoutError:
+            return  # an agent blocks the loop; its daemon thread ends with the process
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=5)
+        self._loop.close()
+
+
+def run_in_thread(function: Callable[[], T]) -> Awaitable[T]:
+    """Run a sync agent in a daemon thread with the caller's context variables.
+
+    A thread cannot be stopped from outside: when the wait is cancelled it is left behind and its result dropped.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(setter: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            setter(value)
+
+    def work() -> None:
+        try:
+            result = context.run(function)
+        except BaseException as error:  # whatever the agent raises, SystemExit too, is its outcome
+            failure = RuntimeError("the agent raised StopIteration") if isinstance(error, StopIteration) else error
+            post(future.set_exception, failure)
+        else:
+            post(future.set_result, result)
+
+    def post(setter: Callable[[Any], None], value: Any) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, setter, value)
+
+    threading.Thread(target=work, name="agl-agent", daemon=True).start()
+    return future

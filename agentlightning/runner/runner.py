@@ -1,0 +1,355 @@
+"""The claim-run-report loop. One runner executes many rollouts at once and never lets one of them stop the others.
+
+What the agent does ends as data: a reward, or an outcome with its message. What the agent never does is decide what the
+algorithm makes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import secrets
+import socket
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentlightning.emitter import emit_reward
+from agentlightning.errors import AgentError, StoreError
+from agentlightning.litagent import LitAgent
+from agentlightning.runner.executor import AgentLoop, run_in_thread
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer import Trace, Tracer
+from agentlightning.types import (
+    DEFAULT_TIMEOUT_SECONDS,
+    AttemptedRollout,
+    AttemptStatus,
+    Hook,
+    NamedResources,
+    Outcome,
+    ProxyLLM,
+    RolloutMode,
+    Span,
+)
+from agentlightning.types.reward import find_final_reward
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_SECONDS = 10.0
+CLAIM_SECONDS = 30.0
+"""How long one claim waits in the store for work before it is repeated."""
+
+_STATUS = {
+    Outcome.OK: AttemptStatus.SUCCEEDED,
+    Outcome.TRUNCATED: AttemptStatus.SUCCEEDED,
+    Outcome.AGENT_ERROR: AttemptStatus.FAILED,
+    Outcome.INFRA_ERROR: AttemptStatus.FAILED,
+    Outcome.JUDGE_ERROR: AttemptStatus.FAILED,
+    Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
+    Outcome.CANCELLED: AttemptStatus.CANCELLED,
+}
+
+
+class AttemptSummary(Protocol):
+    """What the gateway saw of an attempt."""
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def truncated(self) -> bool:
+        """A response ran into a token limit, or a prompt did not fit."""
+        ...
+
+    @property
+    def infra_error(self) -> str | None:
+        """Why a call failed for a reason that is not the agent's."""
+        ...
+
+
+class ModelAccess(Protocol):
+    """What a runner needs of the gateway."""
+
+    def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
+
+    async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
+        """Returns when all calls of the attempt are in the store."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended."""
+
+    outcome: Outcome
+    error: str | None = None
+
+
+class LitAgentRunner:
+    """Executes rollouts. `init` gives it the agent, `init_worker` the store; then `step` runs one task, `iter` all."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        max_rollouts: int | None = None,
+        *,
+        concurrency: int = 64,
+        gateway: ModelAccess | None = None,
+    ) -> None:
+        self._tracer = tracer
+        self._max_rollouts = max_rollouts
+        self._concurrency = concurrency
+        self._gateway = gateway
+        self._agent: LitAgent[Any] | None = None
+        self._hooks: Sequence[Hook] = ()
+        self._store: LightningStore | None = None
+        self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._loop: AgentLoop | None = None
+
+    @property
+    def worker_id(self) -> str:
+        return self._worker_id
+
+    def init(self, agent: LitAgent[Any], hooks: Sequence[Hook] = ()) -> None:
+        self._agent, self._hooks = agent, hooks
+        self._tracer.init()
+
+    def init_worker(self, worker_id: int | str, store: LightningStore) -> None:
+        self._store = store
+        if isinstance(worker_id, str):
+            self._worker_id = worker_id
+        self._tracer.init_worker(worker_id if isinstance(worker_id, int) else 0)
+
+    def teardown(self) -> None:
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+        self._tracer.teardown_worker(0)
+        self._tracer.teardown()
+
+    async def step(
+        self, input: Any, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
+    ) -> AttemptedRollout:
+        """Run the agent once on `input`, outside any queue, and return the finished rollout."""
+        store = self._ready_store()
+        resources_id = (await store.add_resources(resources)).resources_id if resources else None
+        claimed = await store.start_rollout(input, mode, resources_id, worker_id=self._worker_id)
+        async with self._heartbeat():
+            await self._execute(claimed)
+        finished = await store.get_rollout_by_id(claimed.rollout_id)
+        assert isinstance(finished, AttemptedRollout), finished
+        return finished
+
+    async def iter(self, stop: asyncio.Event | None = None) -> None:
+        """Claim and run rollouts until `stop` is set or `max_rollouts` are done; then finish what runs.
+
+        Cancelling this task cancels the agents too; their attempts end as cancelled.
+        """
+        stop = stop or asyncio.Event()
+        running: set[asyncio.Task[None]] = set()
+        stopping = asyncio.create_task(stop.wait())
+        claimed = 0
+        try:
+            async with self._heartbeat():
+                while not stop.is_set() and (self._max_rollouts is None or claimed < self._max_rollouts):
+                    limit = self._concurrency - len(running)
+                    if self._max_rollouts is not None:
+                        limit = min(limit, self._max_rollouts - claimed)
+                    if limit <= 0:
+                        await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                        continue
+                    for rollout in await self._claim(limit, stopping):
+                        claimed += 1
+                        task = asyncio.create_task(self._execute(rollout))
+                        running.add(task)
+                        task.add_done_callback(running.discard)
+                await asyncio.gather(*running)
+        finally:
+            stopping.cancel()
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _claim(self, limit: int, stopping: asyncio.Task[Any]) -> Sequence[AttemptedRollout]:
+        """Claim up to `limit` rollouts, or none when the runner is stopped meanwhile."""
+        attempt_ids = [f"at-{secrets.token_hex(8)}" for _ in range(limit)]
+        claim = asyncio.ensure_future(
+            self._ready_store().dequeue_many_rollouts(
+                limit, self._worker_id, timeout=CLAIM_SECONDS, attempt_ids=attempt_ids
+            )
+        )
+        await asyncio.wait({claim, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not claim.done():
+            claim.cancel()
+            await asyncio.gather(claim, return_exceptions=True)
+        if claim.cancelled():
+            return ()
+        try:
+            return claim.result()
+        except StoreError as error:
+            logger.warning("Claiming work failed, trying again in a second: %s", error)
+            await asyncio.sleep(1.0)
+            return ()
+
+    async def _execute(self, claimed: AttemptedRollout) -> None:
+        """Run one attempt from start to its finish in the store."""
+        agent, store = self._ready_agent(), self._ready_store()
+        rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        await self._hook("on_rollout_start", agent=agent, runner=self, rollout=claimed)
+        spans: Sequence[Span] = ()
+        interrupted: asyncio.CancelledError | None = None
+        try:
+            async with self._tracer.trace_context(
+                claimed.rollout_id, store=store, rollout_id=rollout_id, attempt_id=attempt_id
+            ) as trace:
+                await self._hook("on_trace_start", agent=agent, runner=self, tracer=self._tracer, rollout=claimed)
+                ending = await self._run_agent(agent, claimed, trace)
+                await self._hook("on_trace_end", agent=agent, runner=self, tracer=self._tracer, rollout=claimed)
+            spans = trace.spans
+        except asyncio.CancelledError as error:
+            ending, interrupted = Ending(Outcome.CANCELLED, "The run was stopped."), error
+        except StoreError as error:
+            ending = Ending(Outcome.INFRA_ERROR, str(error))
+        await asyncio.shield(self._finish(claimed, ending))
+        await self._hook("on_rollout_end", agent=agent, runner=self, rollout=claimed, spans=spans)
+        if interrupted is not None:
+            raise interrupted
+
+    async def _run_agent(self, agent: LitAgent[Any], claimed: AttemptedRollout, trace: Trace) -> Ending:
+        """The agent under its deadline; every way it can end becomes an `Ending`."""
+        seconds = claimed.config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+        try:
+            resources = await self._resources(claimed)
+            async with asyncio.timeout(seconds) as deadline:
+                try:
+                    result = await self._call(agent, claimed, resources)
+                except TimeoutError as error:
+                    if deadline.expired():
+                        raise
+                    raise AgentError(f"TimeoutError: {error}") from error  # the agent's own, not our deadline
+            self._record(result, trace)
+        except TimeoutError:
+            return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
+        except StoreError as error:
+            return Ending(Outcome.INFRA_ERROR, str(error))
+        except AgentError as error:
+            return Ending(Outcome.AGENT_ERROR, str(error))
+        except Exception as error:  # whatever user code raises is data about this attempt
+            return Ending(Outcome.AGENT_ERROR, _describe(error))
+        return Ending(Outcome.OK)
+
+    async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:
+        method = agent.method_for(claimed.mode)
+        if not agent.is_async():
+            result = await run_in_thread(lambda: method(claimed.input, resources, claimed))
+        else:
+            if self._loop is None:
+                self._loop = AgentLoop()
+            result = await self._loop.run(method(claimed.input, resources, claimed))
+        if inspect.isawaitable(result):
+            raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
+        return result
+
+    def _record(self, result: Any, trace: Trace) -> None:
+        """Turn what the agent returned into spans of the attempt, or say what is wrong with it."""
+        if result is None:
+            if find_final_reward(trace.spans) is None:
+                raise AgentError(
+                    "The agent returned None and emitted no reward. Return a number from the agent, "
+                    "or call agentlightning.emit_reward(...) before it ends."
+                )
+        elif isinstance(result, list) and result and all(isinstance(item, Span) for item in result):
+            for span in result:
+                trace.add(span)
+        else:
+            emit_reward(result)  # refuses what is not a finite number
+
+    async def _finish(self, claimed: AttemptedRollout, ending: Ending) -> None:
+        """The barrier: the attempt's calls are stored first, then the attempt is finished."""
+        rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        try:
+            if self._gateway is not None:
+                summary = await self._gateway.close_attempt(rollout_id, attempt_id)
+                ending = _with_gateway(ending, summary)
+            await self._ready_store().update_attempt(
+                rollout_id,
+                attempt_id,
+                status=_STATUS[ending.outcome],
+                outcome=ending.outcome,
+                error=ending.error,
+            )
+        except StoreError as error:
+            # The watchdog hands the rollout out again when its lease runs out.
+            logger.warning("Attempt %s of %s could not be finished: %s", attempt_id, rollout_id, error)
+
+    async def _resources(self, claimed: AttemptedRollout) -> NamedResources:
+        store = self._ready_store()
+        update = (
+            await store.get_resources_by_id(claimed.resources_id)
+            if claimed.resources_id
+            else await store.get_latest_resources()
+        )
+        resources = update.resources if update else {}
+        return {name: self._bind(resource, claimed) for name, resource in resources.items()}
+
+    def _bind(self, resource: Any, claimed: AttemptedRollout) -> Any:
+        """Give the agent a plain LLM whose URL and key are good for its own attempt only."""
+        if not isinstance(resource, ProxyLLM):
+            return resource
+        rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        key = self._gateway.key_for(rollout_id, attempt_id) if self._gateway else resource.api_key
+        return resource.for_attempt(rollout_id, attempt_id, key)
+
+    @asynccontextmanager
+    async def _heartbeat(self) -> AsyncIterator[None]:
+        async def beat() -> None:
+            while True:
+                try:
+                    await self._ready_store().update_worker(self._worker_id)
+                except StoreError as error:
+                    logger.warning("A heartbeat failed: %s", error)
+                await asyncio.sleep(HEARTBEAT_SECONDS)
+
+        task = asyncio.create_task(beat())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _hook(self, name: str, **arguments: Any) -> None:
+        for hook in self._hooks:
+            try:
+                await getattr(hook, name)(**arguments)
+            except Exception:  # a failing hook is the user's code; it is reported and the run goes on
+                logger.exception("The hook %s.%s failed", type(hook).__name__, name)
+
+    def _ready_store(self) -> LightningStore:
+        if self._store is None:
+            raise RuntimeError("Call init_worker(worker_id, store) before running rollouts.")
+        return self._store
+
+    def _ready_agent(self) -> LitAgent[Any]:
+        if self._agent is None:
+            raise RuntimeError("Call init(agent) before running rollouts.")
+        return self._agent
+
+
+def _with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
+    """What the gateway knows better: a failure that was the system's, or a response that was cut off."""
+    if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
+        return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
+    if ending.outcome is Outcome.OK and summary.truncated:
+        return Ending(Outcome.TRUNCATED)
+    return ending
+
+
+def _describe(error: BaseException) -> str:
+    """Message first, then the traceback without our own frames."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/agentlightning/runner/" not in f.filename]
+    trace = "".join(traceback.format_list(frames))
+    return f"{type(error).__name__}: {error}\n{trace}".rstrip()
