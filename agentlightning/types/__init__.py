@@ -1,4 +1,4 @@
-"""The nouns of the system as frozen records. Imports nothing of the package but itself."""
+"""The nouns of the system as frozen records. Imports nothing of the package but itself and `errors`."""
 
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
 from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet

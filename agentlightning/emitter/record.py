@@ -1,0 +1,88 @@
+"""From what an emitter was given to a span in the current trace: attributes made plain, parent and ids filled in."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from agentlightning.errors import AgentError
+from agentlightning.tracer.trace import Trace, current_parent, current_trace
+from agentlightning.types import Attributes, Span, SpanStatus
+from agentlightning.types.names import EXCEPTION_MESSAGE, EXCEPTION_STACKTRACE, EXCEPTION_TYPE
+
+logger = logging.getLogger(__name__)
+
+_warned: set[str] = set()
+_LENIENT: dict[str, Any] = {"bytes_mode": "base64", "inf_nan_mode": "strings"}
+"""Bytes, NaN and infinity have no JSON of their own; they are written as text."""
+
+
+def trace_for(emitter: str) -> Trace | None:
+    """The current trace. Outside a rollout None, with a warning the first time this emitter is used so."""
+    trace = current_trace()
+    if trace is None and emitter not in _warned:
+        _warned.add(emitter)
+        logger.warning("%s was called outside a rollout: nothing is recorded (said once).", emitter)
+    return trace
+
+
+def record(trace: Trace, name: str, attributes: Attributes, status: SpanStatus | None = None) -> Span | None:
+    """A span without duration in the trace; None when the trace is over."""
+    trace_id, parent_id = current_parent(trace)
+    span = Span.from_attributes(
+        attributes=attributes,
+        rollout_id=trace.rollout_id,
+        attempt_id=trace.attempt_id,
+        name=name,
+        trace_id=trace_id,
+        parent_id=parent_id,
+        status=status,
+    )
+    return span if trace.add(span) else None
+
+
+def plain(attributes: Mapping[str, Any] | None) -> Attributes:
+    """Attributes as JSON values under dotted keys: {"tool": {"name": "calc"}} is {"tool.name": "calc"}.
+
+    Raises AgentError for a value that JSON cannot hold.
+    """
+    flat: Attributes = {}
+    for key, value in (attributes or {}).items():
+        value = from_json(strict_json(value, f"The attribute '{key}'"))
+        if isinstance(value, dict) and value:
+            flat.update({f"{key}.{inner}": v for inner, v in plain(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def json_or_repr(value: Any) -> str:
+    """The value as JSON text; what JSON cannot hold is written as its repr."""
+    return to_json(value, fallback=repr, **_LENIENT).decode()
+
+
+def strict_json(value: Any, what: str) -> str:
+    """The value as JSON text. Raises AgentError, naming it as `what`, if it cannot be."""
+    try:
+        return to_json(value, **_LENIENT).decode()
+    except (PydanticSerializationError, ValueError) as error:
+        raise AgentError(f"{what} cannot be written as JSON ({error}); give numbers, text, lists or dicts.") from error
+
+
+def exception_attributes(error: BaseException) -> Attributes:
+    """An exception as OpenTelemetry's attributes."""
+    kind = type(error)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return {
+        EXCEPTION_TYPE: f"{module}{kind.__qualname__}",
+        EXCEPTION_MESSAGE: str(error),
+        EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
+    }
+
+
+def error_status(error: BaseException) -> SpanStatus:
+    return SpanStatus(status_code="ERROR", description=f"{type(error).__name__}: {error}")

@@ -1,0 +1,90 @@
+"""Rewards as span attributes: how they are written, and how they are read back. Pure functions over spans.
+
+A span carries rewards as `agentlightning.reward.{i}.name` and `agentlightning.reward.{i}.value`, numbered from 0; the
+first one is the primary reward, the one that trains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import SupportsFloat
+
+from agentlightning.errors import AgentError
+from agentlightning.types.names import REWARD
+from agentlightning.types.span import Attributes, Span
+
+PRIMARY = "primary"
+"""Name of a reward that was given without one."""
+
+
+def reward_attributes(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None = None) -> Attributes:
+    """The span attributes of a reward, or of several named ones of which `primary_key` trains.
+
+    Raises AgentError when there is no primary reward to be found or when a value is not a finite number.
+    """
+    rewards = _by_name(value, primary_key)
+    attributes: Attributes = {}
+    for index, (name, number) in enumerate(rewards.items()):
+        attributes[f"{REWARD}.{index}.name"] = name
+        attributes[f"{REWARD}.{index}.value"] = finite(number, name)
+    return attributes
+
+
+def _by_name(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None) -> dict[str, SupportsFloat]:
+    """All rewards by name, the primary one first."""
+    if not isinstance(value, Mapping):
+        return {primary_key or PRIMARY: value}
+    if primary_key is None:
+        if len(value) != 1:
+            raise AgentError(
+                f"A reward with the parts {sorted(value)} needs primary_key=…: the name of the one that trains."
+            )
+        primary_key = next(iter(value))
+    if primary_key not in value:
+        raise AgentError(f"The primary reward '{primary_key}' is not among the parts given: {sorted(value)}.")
+    return {primary_key: value[primary_key], **{k: v for k, v in value.items() if k != primary_key}}
+
+
+def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
+    """The reward as a float. Raises AgentError for anything that is not a finite number."""
+    if not isinstance(value, SupportsFloat):
+        raise AgentError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
+    number = float(value)
+    if not math.isfinite(number):
+        raise AgentError(f"The reward '{name}' is {number}; a reward must be a finite number.")
+    return number
+
+
+def is_reward_span(span: Span) -> bool:
+    """Does this span carry a reward?"""
+    return f"{REWARD}.0.value" in span.attributes
+
+
+def get_reward_value(span: Span) -> float | None:
+    """The primary reward of a span, None if it carries none."""
+    value = span.attributes.get(f"{REWARD}.0.value")
+    return None if value is None else float(value)
+
+
+def get_rewards(span: Span) -> dict[str, float]:
+    """All rewards of a span by name, the primary one first."""
+    rewards: dict[str, float] = {}
+    for index in count():
+        value = span.attributes.get(f"{REWARD}.{index}.value")
+        if value is None:
+            break
+        rewards[span.attributes.get(f"{REWARD}.{index}.name", str(index))] = float(value)
+    return rewards
+
+
+def find_reward_spans(spans: Iterable[Span]) -> list[Span]:
+    """The spans that carry a reward, in the order given."""
+    return [span for span in spans if is_reward_span(span)]
+
+
+def find_final_reward(spans: Iterable[Span]) -> float | None:
+    """The last primary reward among the spans, in the order given; None if there is none."""
+    found = find_reward_spans(spans)
+    return get_reward_value(found[-1]) if found else None
