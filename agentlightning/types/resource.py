@@ -25,8 +25,8 @@ class LLM(Resource):
     api_key: str | None = None
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
 
-    def get_base_url(self, *_: str) -> str:
-        """The URL to give to a client as its base URL."""
+    def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
+        """The URL to give to a client as its base URL; the ids matter to a `ProxyLLM` only."""
         return self.endpoint
 
 
