@@ -146,7 +146,7 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
             f"The model '{model.config.name_or_path}' names no end-of-sequence token, so it would never stop. "
             "Set eos_token_id in its generation_config.json."
         )
-    return tuple(eos) if isinstance(eos, list) else (int(eos),)
+    return tuple(int(i) for i in eos) if isinstance(eos, list) else (int(eos),)
 
 
 def _metadata(path: str) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, overload
 
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, Resource
 
-F = TypeVar("F", bound=Callable[..., Any])
+Function = Callable[..., Any]
 
 _BY_TYPE: dict[str, type[Resource]] = {"llm": LLM, "prompt_template": PromptTemplate}
 
@@ -23,7 +23,7 @@ class FunctionAgent(LitAgent[Any]):
     the rollout; any other name is looked up in the resources.
     """
 
-    def __init__(self, function: Callable[..., Any], *, trained_agents: str | None = None) -> None:
+    def __init__(self, function: Function, *, trained_agents: str | None = None) -> None:
         super().__init__(trained_agents=trained_agents)
         self.function = function
         self._is_async = inspect.iscoroutinefunction(function)
@@ -59,7 +59,7 @@ class FunctionAgent(LitAgent[Any]):
         )
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+def _parameters(function: Function) -> tuple[str, ...]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise ConfigError(f"The agent {function.__name__} takes no arguments; its first one must be the task.")
@@ -67,26 +67,28 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(p.name for p in parameters[1:] if p.kind not in variable and p.default is inspect.Parameter.empty)
 
 
-def rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+@overload
+def rollout(function: Function) -> FunctionAgent: ...
+@overload
+def rollout(*, trained_agents: str | None = None) -> Callable[[Function], FunctionAgent]: ...
+def rollout(function: Function | None = None, *, trained_agents: str | None = None) -> Any:
     """Make an agent from a function `f(task, llm)`, `f(task, prompt_template)` or both, optionally with `rollout`."""
     if function is None:
-        return functools.partial(rollout, trained_agents=trained_agents)
+        return functools.partial(FunctionAgent, trained_agents=trained_agents)
     return FunctionAgent(function, trained_agents=trained_agents)
 
 
-def llm_rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+def llm_rollout(function: Function) -> FunctionAgent:
     """`rollout` for a function of `(task, llm)`; refuses one that has no `llm`."""
-    return _rollout_with("llm", function, trained_agents)
+    return _requiring("llm", function)
 
 
-def prompt_rollout(function: F | None = None, *, trained_agents: str | None = None) -> Any:
+def prompt_rollout(function: Function) -> FunctionAgent:
     """`rollout` for a function of `(task, prompt_template)`; refuses one that has no `prompt_template`."""
-    return _rollout_with("prompt_template", function, trained_agents)
+    return _requiring("prompt_template", function)
 
 
-def _rollout_with(name: str, function: Callable[..., Any] | None, trained_agents: str | None) -> Any:
-    if function is None:
-        return functools.partial(_rollout_with, name, trained_agents=trained_agents)
+def _requiring(name: str, function: Function) -> FunctionAgent:
     if name not in inspect.signature(function).parameters:
         raise ConfigError(f"The agent {function.__name__} has no parameter '{name}'.")
-    return FunctionAgent(function, trained_agents=trained_agents)
+    return FunctionAgent(function)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
+from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span
 
 T = TypeVar("T")
 
-RolloutResult = float | int | None | Sequence[Span] | Sequence[Triplet]
-"""A reward; None if rewards were emitted; spans; or triplets, which are used as given."""
+RolloutResult = float | int | None | list[Span]
+"""A reward; None if rewards were emitted; or spans, which become spans of the attempt."""
 
 
 class LitAgent(Generic[T]):

@@ -262,7 +262,9 @@ class LitAgentRunner:
                     "The agent returned None and emitted no reward. Return a number from the agent, "
                     "or call agentlightning.emit_reward(...) before it ends."
                 )
-        elif isinstance(result, list) and result and all(isinstance(item, Span) for item in result):
+        elif isinstance(result, list):
+            if not all(isinstance(item, Span) for item in result):
+                raise AgentError("The agent returned a list that holds something else than spans.")
             for span in result:
                 trace.add(span)
         else:

@@ -1,0 +1,78 @@
+"""Checkpoints of a run: the model in Hugging Face format, the optimiser, and how far the run is. All or nothing.
+
+checkpoints/step-000040/model/          loads with plain transformers
+checkpoints/step-000040/optimizer/      for resuming
+checkpoints/step-000040/checkpoint.json written last: a directory without it is no checkpoint
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from agentlightning.errors import ConfigError
+from agentlightning.files import atomic_write
+from agentlightning.learner.base import Learner
+
+_FILE = "checkpoint.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """`step` steps are done; `base_model` is what the run started from; `val_reward` is the last one measured."""
+
+    step: int
+    base_model: str
+    seed: int
+    val_reward: float | None = None
+
+
+def model_path(checkpoint: Path) -> Path:
+    return checkpoint / "model"
+
+
+async def save_checkpoint(run_dir: Path, learner: Learner, info: CheckpointInfo) -> Path:
+    """Write a checkpoint; it counts from the moment its json is there."""
+    checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
+    await learner.export(str(model_path(checkpoint)))
+    await learner.save_state(str(checkpoint / "optimizer"))
+    atomic_write(checkpoint / _FILE, json.dumps(asdict(info), indent=2))
+    return checkpoint
+
+
+def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
+    """Raises ConfigError for a directory that is no (whole) checkpoint."""
+    try:
+        return CheckpointInfo(**json.loads((checkpoint / _FILE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"
+        ) from error
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{_FILE}"))
+
+
+def latest_checkpoint(run_dir: Path) -> Path:
+    """The newest whole checkpoint of a run; `run_dir` may be a checkpoint itself."""
+    if (run_dir / _FILE).is_file():
+        return run_dir
+    found = list_checkpoints(run_dir)
+    if not found:
+        raise ConfigError(f"There is no checkpoint to resume from in {run_dir}.")
+    return found[-1]
+
+
+def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
+    """Remove old checkpoints but for the last `keep_last` and the one with the best validation reward."""
+    found = list_checkpoints(run_dir)
+    rated = [(info.val_reward, c) for c in found if (info := read_checkpoint(c)).val_reward is not None]
+    best = max(rated, key=lambda pair: (pair[0], pair[1].name))[1] if rated else None
+    for checkpoint in found[:-keep_last]:
+        if checkpoint != best:
+            (checkpoint / _FILE).unlink()
+            shutil.rmtree(checkpoint, ignore_errors=True)

@@ -1,0 +1,75 @@
+"""Preflight: training refuses to go on when there is nothing to learn from, and names the cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.errors import AgentError
+from agentlightning.metrics import Reporter
+from agentlightning.types import Outcome
+
+FLAT_STEPS = 5
+"""Steps in a row without any difference between siblings after which the run stops."""
+
+
+class Preflight:
+    """Looks at each step's rollouts before they are learned from."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._flat = 0
+        self._told: set[str] = set()
+
+    def check(self, episodes: Sequence[Episode], uses: Mapping[Outcome, str]) -> None:
+        """Raises AgentError when no rollout of the step can be learned from; warns once about failures."""
+        usable = [e for e in episodes if uses[e.outcome] != "mask"]
+        failed = [e for e in episodes if e.outcome not in (Outcome.OK, Outcome.TRUNCATED)]
+        if not usable:
+            raise AgentError(
+                f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
+                f"{_most_common(failed)}\nTry the agent alone first:  trainer.dev(agent, tasks)"
+            )
+        if failed:
+            self._tell(
+                f"{len(failed)} of {len(episodes)} rollouts failed and are left out of the update. "
+                f"{_most_common(failed)}"
+            )
+        if not any(e.calls for e in usable):
+            raise AgentError(
+                "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it "
+                "is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+            )
+        if not any(e.sampled_tokens for e in usable):
+            raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
+        self._check_variance(usable)
+
+    def _check_variance(self, usable: Sequence[Episode]) -> None:
+        groups: dict[str, set[float | None]] = {}
+        for e in usable:
+            groups.setdefault(str(e.rollout.metadata.get("group")), set()).add(e.reward)
+        if any(len(rewards) > 1 for rewards in groups.values()):
+            self._flat = 0
+            return
+        self._flat += 1
+        rewards = sorted({r for values in groups.values() for r in values if r is not None})
+        if self._flat >= FLAT_STEPS:
+            shown = ", ".join(f"{r:g}" for r in rewards[:5])
+            raise AgentError(
+                f"For {FLAT_STEPS} steps all siblings earned the same reward ({shown}), so there is nothing to learn "
+                "from. If it is always low, the tasks are too hard or the reward too strict: start with easier tasks "
+                "or give partial rewards. If it is always high, the agent has nothing left to learn."
+            )
+
+    def _tell(self, text: str) -> None:
+        key = text.split(". ", 1)[-1]
+        if key not in self._told:
+            self._told.add(key)
+            self._reporter.warn(text)
+
+
+def _most_common(failed: Sequence[Episode]) -> str:
+    errors = Counter((e.outcome.value, (e.attempt and e.attempt.error) or "no message") for e in failed)
+    (outcome, error), count = errors.most_common(1)[0]
+    return f"Most common ({count}×): {outcome}: {error}"
