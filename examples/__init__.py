@@ -1,0 +1,1 @@
+"""Runnable examples, each in a folder of its own with a README."""
