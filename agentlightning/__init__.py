@@ -1,0 +1,149 @@
+"""Agent Lightning: train any LLM agent with (almost) no change to its code.
+
+    import agentlightning as agl
+
+    @agl.rollout
+    async def my_agent(task, llm): ...          # your agent; returns a reward
+
+    agl.Trainer(algorithm=agl.GRPO(model="calc")).fit(my_agent, tasks)
+
+Names are loaded when they are used, so that importing the package is cheap and needs neither torch nor any framework.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.3.0"
+
+_HOMES: dict[str, tuple[str, ...]] = {
+    "agentlightning.algorithm": ("GRPO", "Algorithm", "Baseline"),
+    "agentlightning.emitter": (
+        "emit_annotation",
+        "emit_exception",
+        "emit_message",
+        "emit_object",
+        "emit_reward",
+        "operation",
+    ),
+    "agentlightning.errors": (
+        "AgentError",
+        "AgentLightningError",
+        "ConfigError",
+        "ConflictError",
+        "EngineError",
+        "GatewayError",
+        "ModelError",
+        "NotFoundError",
+        "StoreError",
+    ),
+    "agentlightning.gateway": ("Gateway", "LLMProxy"),
+    "agentlightning.litagent": ("LitAgent", "llm_rollout", "prompt_rollout", "rollout"),
+    "agentlightning.runner": ("LitAgentRunner", "Runner"),
+    "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
+    "agentlightning.store.base": ("LightningStore",),
+    "agentlightning.tracer": ("DummyTracer", "OtelTracer", "Tracer"),
+    "agentlightning.trainer": ("RunResult", "Trainer"),
+    "agentlightning.types": (
+        "LLM",
+        "Attempt",
+        "AttemptStatus",
+        "AttemptedRollout",
+        "Call",
+        "Dataset",
+        "EnqueueRolloutRequest",
+        "Hook",
+        "NamedResources",
+        "Outcome",
+        "PaginatedResult",
+        "PromptTemplate",
+        "ProxyLLM",
+        "Resource",
+        "ResourcesUpdate",
+        "Rollout",
+        "RolloutConfig",
+        "RolloutMode",
+        "RolloutStatus",
+        "Span",
+        "Triplet",
+        "Worker",
+        "WorkerStatus",
+    ),
+    "agentlightning.types.reward": ("find_final_reward", "find_reward_spans", "get_reward_value", "is_reward_span"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm import GRPO, Algorithm, Baseline
+    from agentlightning.emitter import (
+        emit_annotation,
+        emit_exception,
+        emit_message,
+        emit_object,
+        emit_reward,
+        operation,
+    )
+    from agentlightning.errors import (
+        AgentError,
+        AgentLightningError,
+        ConfigError,
+        ConflictError,
+        EngineError,
+        GatewayError,
+        ModelError,
+        NotFoundError,
+        StoreError,
+    )
+    from agentlightning.gateway import Gateway, LLMProxy
+    from agentlightning.litagent import LitAgent, llm_rollout, prompt_rollout, rollout
+    from agentlightning.runner import LitAgentRunner, Runner
+    from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+    from agentlightning.store.base import LightningStore
+    from agentlightning.tracer import DummyTracer, OtelTracer, Tracer
+    from agentlightning.trainer import RunResult, Trainer
+    from agentlightning.types import (
+        LLM,
+        Attempt,
+        AttemptedRollout,
+        AttemptStatus,
+        Call,
+        Dataset,
+        EnqueueRolloutRequest,
+        Hook,
+        NamedResources,
+        Outcome,
+        PaginatedResult,
+        PromptTemplate,
+        ProxyLLM,
+        Resource,
+        ResourcesUpdate,
+        Rollout,
+        RolloutConfig,
+        RolloutMode,
+        RolloutStatus,
+        Span,
+        Triplet,
+        Worker,
+        WorkerStatus,
+    )
+    from agentlightning.types.reward import (
+        find_final_reward,
+        find_reward_spans,
+        get_reward_value,
+        is_reward_span,
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")
+    value = getattr(import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

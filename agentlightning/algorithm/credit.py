@@ -53,8 +53,8 @@ def credit(
         weights_R = entry_weights(tokens_R, counts_R & members_R, normalization)
         batches.append(
             [
-                _credited(call, int(r), int(groups_R[r]), advantages_R[r], weights_R[r])
-                for r in np.flatnonzero(members_R & (advantages_R != 0))
+                _credited(call, r, int(groups_R[r]), advantages_R[r], weights_R[r])
+                for r in np.flatnonzero(members_R & (advantages_R != 0)).tolist()
                 for call in episodes[r].calls
                 if call.info.trained and len(call.response_ids)
             ]

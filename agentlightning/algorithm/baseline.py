@@ -1,0 +1,55 @@
+"""Baseline: runs the agent on the tasks and learns nothing. For dry runs and for measuring a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.sampling import Stopped, run_rollouts
+from agentlightning.errors import ConfigError
+from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode
+
+
+@dataclass(kw_only=True)
+class Baseline(Algorithm):
+    """Runs every task `repeats` times; `episodes` holds what came of it, in the order of the tasks."""
+
+    model: str | None = None
+    """The model to serve to the agent; None if the agent brings its own, or gets one from `initial_resources`."""
+    repeats: int = 1
+    mode: RolloutMode = RolloutMode.VAL
+    max_context: int = 4096
+    max_concurrency: int = 64
+    device: str = "auto"
+    dtype: str = "float32"
+    renderer: str | None = None
+    rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.episodes: Sequence[Episode] = ()
+        if self.model is not None:
+            self.policy = PolicySpec(
+                model=self.model,
+                device=self.device,
+                dtype=self.dtype,
+                max_context=self.max_context,
+                max_concurrency=self.max_concurrency,
+                renderer=self.renderer,
+            )
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
+        if train_dataset is None or len(train_dataset) == 0:
+            raise ConfigError("There are no tasks to run the agent on.")
+        requests = [
+            EnqueueRolloutRequest(input=train_dataset[i], mode=self.mode, config=self.rollout_config)
+            for i in range(len(train_dataset))
+            for _ in range(self.repeats)
+        ]
+        try:
+            self.episodes = await run_rollouts(self.context, requests, "running")
+        except Stopped:
+            return

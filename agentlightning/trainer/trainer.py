@@ -1,0 +1,270 @@
+"""The trainer: the composition root. It starts the parts, hands them to the algorithm, and stops them in order.
+
+The training loop itself is the algorithm's: see `algorithm/grpo.py`, `GRPO.run`.
+
+    main process    store · gateway · runner · algorithm         (one event loop)
+                    the user's agents                            (a loop or threads of their own)
+    model process   engine and learner on one set of weights
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm
+from agentlightning.algorithm.baseline import Baseline
+from agentlightning.algorithm.checkpoint import (
+    latest_checkpoint,
+    list_checkpoints,
+    model_path,
+    read_checkpoint,
+)
+from agentlightning.errors import ConfigError, StoreError
+from agentlightning.files import atomic_write
+from agentlightning.litagent import FunctionAgent, LitAgent
+from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
+from agentlightning.runner import LitAgentRunner, ModelAccess
+from agentlightning.store import SqliteLightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.sync import run_sync, stop_on_interrupt
+from agentlightning.types import Dataset, Hook, NamedResources, RolloutStatus
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+CURVE_FILE = "curve.png"
+RUN_FILE = "run.json"
+STORE_FILE = "store.db"
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run left behind."""
+
+    run_dir: Path
+    checkpoint: Path | None
+    """The last checkpoint; None if none was written."""
+    stopped: bool
+    """The user stopped it before its end."""
+
+
+class Trainer:
+    """Wires an algorithm, an agent and its tasks together.
+
+    `fit` trains, `dev` runs the agent on tasks without learning. What is not given is made: a store in `run_dir`, a
+    tracer, the model process and the gateway that the algorithm's policy needs.
+
+    Args:
+        algorithm: What to learn and how; None is `Baseline`.
+        n_runners: Runners in this process; each runs `concurrency` rollouts at once.
+        store: Where everything is recorded; None is a SQLite file in `run_dir`. A store that is given is not closed.
+        tracer: Records what happens inside the agent.
+        initial_resources: Resources by name, beside the policy's endpoint `llm`.
+        hooks: See every stage of every rollout.
+        max_rollouts: Each runner stops after so many.
+        port: Of the gateway; None picks a free one. It listens on this machine only.
+        run_dir: Where the run leaves its files; None is a new folder in `runs/`.
+        resume: A run's folder or a checkpoint to go on from.
+        console: Where progress is shown; None is the terminal.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm | None = None,
+        n_runners: int | None = None,
+        n_workers: int | None = None,
+        concurrency: int = 64,
+        store: LightningStore | None = None,
+        tracer: Tracer | None = None,
+        initial_resources: NamedResources | None = None,
+        hooks: Sequence[Hook] | Hook | None = None,
+        max_rollouts: int | None = None,
+        port: int | None = None,
+        run_dir: str | Path | None = None,
+        resume: str | Path | None = None,
+        console: Console | None = None,
+    ) -> None:
+        if n_runners is not None and n_workers is not None and n_runners != n_workers:
+            raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
+        self.algorithm = algorithm or Baseline()
+        self.n_runners = n_runners or n_workers or 1
+        self.concurrency = concurrency
+        self.store = store
+        self.tracer = tracer or OtelTracer()
+        self.initial_resources = initial_resources or {}
+        self.hooks = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
+        self.max_rollouts = max_rollouts
+        self.port = port
+        self.resume_from = latest_checkpoint(Path(resume)) if resume else None
+        self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
+        self.console = console
+        if self.n_runners < 1 or concurrency < 1:
+            raise ConfigError("n_runners and concurrency must be at least 1.")
+
+    def fit(
+        self,
+        agent: LitAgent[Any] | Callable[..., Any],
+        train_dataset: Dataset[Any],
+        val_dataset: Dataset[Any] | None = None,
+        *,
+        val_data: Dataset[Any] | None = None,
+    ) -> RunResult:
+        """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly."""
+        val = val_dataset if val_dataset is not None else val_data
+        return run_sync(self.fit_async(_as_agent(agent), train_dataset, val))
+
+    def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Dataset[Any]) -> RunResult:
+        """A dry run: each task once with the `Baseline` algorithm, on the model that `algorithm` would train."""
+        model = self.algorithm.policy.model if self.algorithm.policy else None
+        self.algorithm = Baseline(model=model)
+        return self.fit(agent, train_dataset)
+
+    async def fit_async(
+        self, agent: LitAgent[Any], train_dataset: Dataset[Any], val_dataset: Dataset[Any] | None = None
+    ) -> RunResult:
+        """`fit` for code that has an event loop already."""
+        stop = asyncio.Event()
+        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._write_run_file(agent)
+        reporter = Reporter(JsonlSink(self.run_dir / METRICS_FILE, first_step), self.console or RichConsole())
+        try:
+            async with AsyncExitStack() as stack:
+                stack.callback(stop_on_interrupt(stop, reporter))
+                await self._run(stack, agent, train_dataset, val_dataset, reporter, stop)
+        finally:
+            reporter.close()
+        checkpoints = list_checkpoints(self.run_dir)
+        self._draw_curve()
+        return RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, stop.is_set())
+
+    async def _run(
+        self,
+        stack: AsyncExitStack,
+        agent: LitAgent[Any],
+        train_dataset: Dataset[Any],
+        val_dataset: Dataset[Any] | None,
+        reporter: Reporter,
+        stop: asyncio.Event,
+    ) -> None:
+        """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
+        store = self.store
+        if store is None:
+            store = SqliteLightningStore(self.run_dir / STORE_FILE)
+            stack.push_async_callback(store.close)
+        await _cancel_leftovers(store)
+        resources = dict(self.initial_resources)
+        process, gateway = None, None
+        if self.algorithm.policy is not None:
+            from agentlightning.trainer.policy_host import start_policy  # needs the extra `torch`
+
+            reporter.status(f"loading {self.algorithm.policy.model}")
+            process, gateway = await start_policy(stack, store, self._spec(), self.port)
+            resources = {"llm": gateway.as_resource(), **resources}
+        context = TrainingContext(
+            store=store,
+            run_dir=self.run_dir,
+            reporter=reporter,
+            resources=await store.add_resources(resources),
+            learner=process,
+            stats=process.stats if process else None,
+            resume_from=self.resume_from,
+            stop=stop,
+        )
+        self.algorithm.attach(context)
+        await self._run_beside_runners(run_algorithm(self.algorithm, train_dataset, val_dataset), agent, store, gateway)
+
+    async def _run_beside_runners(
+        self,
+        algorithm: Coroutine[Any, Any, Any],
+        agent: LitAgent[Any],
+        store: LightningStore,
+        gateway: ModelAccess | None,
+    ) -> None:
+        """The algorithm's end ends the runners; a runner that fails ends the algorithm."""
+        done = asyncio.Event()
+        runners = [self._make_runner(agent, store, gateway, number) for number in range(self.n_runners)]
+        running = [asyncio.create_task(r.iter(done)) for r in runners]
+        deciding = asyncio.create_task(algorithm)
+        try:
+            await asyncio.wait({deciding, *running}, return_when=asyncio.FIRST_EXCEPTION)
+            for task in running:
+                if task.done() and not deciding.done():
+                    task.result()
+            await deciding
+        finally:
+            done.set()
+            for task in (deciding, *running):
+                task.cancel()
+            await asyncio.gather(deciding, *running, return_exceptions=True)
+            for runner in runners:
+                runner.teardown()
+
+    def _make_runner(
+        self, agent: LitAgent[Any], store: LightningStore, gateway: ModelAccess | None, number: int
+    ) -> LitAgentRunner:
+        runner = LitAgentRunner(self.tracer, self.max_rollouts, concurrency=self.concurrency, gateway=gateway)
+        runner.init(agent, self.hooks)
+        runner.init_worker(number, store)
+        return runner
+
+    def _spec(self) -> PolicySpec:
+        """The algorithm's policy, or the checkpoint to resume instead of the model it started from."""
+        spec = self.algorithm.policy
+        assert spec is not None
+        return replace(spec, model=str(model_path(self.resume_from))) if self.resume_from else spec
+
+    def _default_run_dir(self) -> Path:
+        """A resumed run goes on in its folder; a new one gets a new folder."""
+        if self.resume_from is not None:
+            return self.resume_from.parent.parent
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}"
+
+    def _write_run_file(self, agent: LitAgent[Any]) -> None:
+        """What the run was: its algorithm with all settings, and where its agent is."""
+        algorithm = self.algorithm
+        settings = (
+            {f.name: repr(getattr(algorithm, f.name)) for f in fields(algorithm)} if is_dataclass(algorithm) else {}
+        )
+        source = agent.function.__code__.co_filename if isinstance(agent, FunctionAgent) else None
+        name = agent.function.__name__ if isinstance(agent, FunctionAgent) else type(agent).__name__
+        run = {"algorithm": type(algorithm).__name__, "settings": settings, "agent": name, "source": source}
+        atomic_write(self.run_dir / RUN_FILE, json.dumps(run, indent=2))
+
+    def _draw_curve(self) -> None:
+        try:
+            plot_curve(self.run_dir / METRICS_FILE, self.run_dir / CURVE_FILE, self.run_dir.name)
+        except ConfigError as error:
+            logger.info("No curve was drawn: %s", error)
+
+
+def _as_agent(agent: LitAgent[Any] | Callable[..., Any]) -> LitAgent[Any]:
+    """A plain function is taken as if it were decorated with `@rollout`."""
+    if isinstance(agent, LitAgent):
+        return agent
+    if callable(agent):
+        return FunctionAgent(agent)
+    raise ConfigError(f"The agent must be a function or a LitAgent, not {type(agent).__name__}.")
+
+
+async def _cancel_leftovers(store: LightningStore) -> None:
+    """Rollouts of a run that died are not picked up: the step they belonged to is sampled again."""
+    open_statuses = [
+        s for s in RolloutStatus if s not in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED)
+    ]
+    for rollout in await store.query_rollouts(status_in=open_statuses, limit=-1):
+        try:
+            await store.update_rollout(rollout.rollout_id, status=RolloutStatus.CANCELLED)
+        except StoreError as error:
+            logger.warning("Rollout %s of an earlier run could not be cancelled: %s", rollout.rollout_id, error)
