@@ -1,8 +1,8 @@
 """The store's protocol: the only truth about rollouts, attempts, spans, calls, resources and workers.
 
-Every write is idempotent where the caller gives the id, every change of status is one compare-and-set against the tables in
-`types.status`, and every method may be called from any event loop. Returning from a write means it is committed.
-Lookups of unknown ids return None or an empty page; updates of unknown ids raise `NotFoundError`.
+Every write is idempotent where the caller gives the id, every change of status is one compare-and-set against the
+tables in `types.status`, and every method may be called from any event loop. Returning from a write means it is
+committed. Lookups of unknown ids return None or an empty page; updates of unknown ids raise `NotFoundError`.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class LightningStore(Protocol):
     # ---- spans and calls -------------------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
-        """Store a span; its (attempt_id, span_id) makes repeating harmless (None: it was there). Moves preparing → running."""
+        """Store a span, which moves preparing → running. Harmless to repeat, by (attempt_id, span_id): then None."""
         ...
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]: ...

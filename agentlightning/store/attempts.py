@@ -1,0 +1,375 @@
+"""Attempts: starting one, keeping it alive, ending it, and what its rollout and its worker become.
+
+All functions take a transaction. Every change of status checks the transition tables and is a compare-and-set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import bindparam, select, update
+
+from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.store import lifecycle, workers
+from agentlightning.store.base import UNSET, Unset
+from agentlightning.store.codec import ATTEMPT_FIELDS, decode_config, encode_metadata, new_id, to_attempt
+from agentlightning.store.schema import attempts, rollouts
+from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
+from agentlightning.types.status import (
+    ATTEMPT_TRANSITIONS,
+    FINISHED_ATTEMPT,
+    FINISHED_ROLLOUT,
+    ROLLOUT_TRANSITIONS,
+)
+
+T = TypeVar("T")
+
+
+class RolloutState(NamedTuple):
+    """The columns of a rollout that decide about its status."""
+
+    rollout_id: str
+    status: str
+    config: str | None
+    latest_attempt_id: str | None
+    attempts: int
+    failures: int
+    infra_failures: int
+
+
+class AttemptState(NamedTuple):
+    """The columns of an attempt that decide about its status."""
+
+    attempt_id: str
+    rollout_id: str
+    status: str
+    worker_id: str | None
+    last_heartbeat_time: float | None
+    lease: float
+    timeout_at: float
+    next_span: int
+
+
+STATE_COLUMNS = [rollouts.c[name] for name in RolloutState._fields]
+_attempt_columns = [attempts.c[name] for name in AttemptState._fields]
+ATTEMPT_COLUMNS = [attempts.c[name] for name in ATTEMPT_FIELDS]
+
+_select_state = Statement(
+    select(*_attempt_columns, *STATE_COLUMNS)
+    .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.rollout_id)
+    .where(attempts.c.attempt_id == bindparam("attempt"))
+    .with_for_update()
+)
+_select_rollout_state = Statement(
+    select(*STATE_COLUMNS).where(rollouts.c.rollout_id == bindparam("rollout")).with_for_update()
+)
+_select_attempt = Statement(select(*ATTEMPT_COLUMNS).where(attempts.c.attempt_id == bindparam("attempt")))
+_insert_attempt = Statement(
+    lambda insert: insert(attempts),
+    [c.name for c in attempts.c if c.name not in ("seq", "end_time", "outcome", "error", "metadata")],
+)
+_update_rollout_attempt = Statement(
+    update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
+    ["status", "available_at", "attempts", "latest_attempt_id"],
+)
+_update_rollout_running = Statement(
+    update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
+    ["status", "available_at"],
+)
+_update_rollout_verdict = Statement(
+    update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
+    ["status", "end_time", "available_at", "failures", "infra_failures"],
+)
+_touch = Statement(
+    update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
+    ["status", "last_heartbeat_time", "deadline", "next_span", "end_time", "outcome", "error"],
+)
+_keep_alive = Statement(
+    update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
+    ["status", "last_heartbeat_time", "deadline", "next_span"],
+)
+_finish = Statement(
+    update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
+    ["status", "end_time", "deadline", "outcome", "error"],
+)
+_update_details = Statement(
+    update(attempts).where(attempts.c.attempt_id == bindparam("attempt")),
+    ["worker_id", "metadata", "outcome", "error"],
+)
+
+
+def load(tx: Transaction, rollout_id: str, attempt_id: str) -> tuple[AttemptState, RolloutState]:
+    """The attempt ("latest": the last one) with its rollout, locked until the transaction ends."""
+    if attempt_id == "latest":
+        rollout = load_rollout(tx, rollout_id)
+        if rollout.latest_attempt_id is None:
+            raise NotFoundError(f"Rollout '{rollout_id}' has no attempt yet; claim it first.")
+        attempt_id = rollout.latest_attempt_id
+    row = tx.row(_select_state, {"attempt": attempt_id})
+    if row is None or row[1] != rollout_id:
+        raise NotFoundError(f"There is no attempt '{attempt_id}' of a rollout '{rollout_id}' in the store.")
+    split = len(_attempt_columns)
+    return AttemptState._make(row[:split]), RolloutState._make(row[split:])
+
+
+def load_rollout(tx: Transaction, rollout_id: str) -> RolloutState:
+    row = tx.row(_select_rollout_state, {"rollout": rollout_id})
+    if row is None:
+        raise NotFoundError(f"There is no rollout '{rollout_id}' in the store.")
+    return RolloutState._make(row)
+
+
+def read(tx: Transaction, attempt_id: str) -> Attempt | None:
+    row = tx.row(_select_attempt, {"attempt": attempt_id})
+    return None if row is None else to_attempt(row)
+
+
+def check_rollout(rollout: RolloutState, new: RolloutStatus) -> None:
+    if new not in ROLLOUT_TRANSITIONS[RolloutStatus(rollout.status)]:
+        raise ConflictError(f"Rollout '{rollout.rollout_id}' is {rollout.status}; it cannot become {new}.")
+
+
+def compare_and_set(changed: int, noun: str, id: str) -> None:
+    """The row was read in the same transaction, so a lost race means a bug or a broken lock, never a normal outcome."""
+    if changed != 1:
+        raise ConflictError(f"The status of {noun} '{id}' changed under this operation; read it again.")
+
+
+def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt_id: str | None) -> Attempt:
+    """A new attempt of a queued rollout, which becomes preparing."""
+    check_rollout(rollout, RolloutStatus.PREPARING)
+    now = tx.now
+    lease, timeout = lifecycle.limits(decode_config(rollout.config))
+    values: dict[str, Any] = {
+        "attempt_id": attempt_id or new_id("at"),
+        "rollout_id": rollout.rollout_id,
+        "sequence_id": rollout.attempts + 1,
+        "start_time": now,
+        "status": AttemptStatus.PREPARING.value,
+        "worker_id": worker_id,
+        "last_heartbeat_time": now,
+        "next_span": 1,
+        "lease": lease,
+        "timeout_at": now + timeout,
+        "deadline": lifecycle.deadline(now, lease, now + timeout),
+    }
+    tx.run(_insert_attempt, values)
+    changed = tx.run(
+        _update_rollout_attempt,
+        {
+            "rollout": rollout.rollout_id,
+            "old": rollout.status,
+            "status": RolloutStatus.PREPARING.value,
+            "available_at": None,
+            "attempts": rollout.attempts + 1,
+            "latest_attempt_id": values["attempt_id"],
+        },
+    )
+    compare_and_set(changed, "rollout", rollout.rollout_id)
+    tx.changes.moved("rollouts", rollout.status, RolloutStatus.PREPARING)
+    tx.changes.moved("attempts", None, AttemptStatus.PREPARING)
+    if worker_id is not None:
+        workers.claimed(tx, worker_id, rollout.rollout_id, values["attempt_id"])
+    return to_attempt([values.get(name) for name in ATTEMPT_FIELDS])
+
+
+def keep_alive(
+    tx: Transaction,
+    attempt: AttemptState,
+    rollout: RolloutState,
+    *,
+    running: bool,
+    heartbeat: float | None = None,
+    next_span: int | None = None,
+) -> str:
+    """A sign of life, with `running` one that shows work; returns the attempt's status after it.
+
+    Changes no status but preparing → running, and unresponsive → running while it is still the latest attempt and its
+    rollout waits for the next one.
+    """
+    status = attempt.status
+    revived = (
+        status == AttemptStatus.UNRESPONSIVE
+        and rollout.latest_attempt_id == attempt.attempt_id
+        and rollout.status == RolloutStatus.REQUEUING
+        and tx.now < attempt.timeout_at
+    )
+    if revived or (running and status == AttemptStatus.PREPARING):
+        status = AttemptStatus.RUNNING.value
+    open_ = status not in FINISHED_ATTEMPT
+    values = {
+        "attempt": attempt.attempt_id,
+        "old": attempt.status,
+        "status": status,
+        "last_heartbeat_time": (heartbeat or tx.now) if open_ else attempt.last_heartbeat_time,
+        "deadline": lifecycle.deadline(tx.now, attempt.lease, attempt.timeout_at) if open_ else None,
+        "next_span": attempt.next_span if next_span is None else next_span,
+    }
+    if revived:
+        changed = tx.run(_touch, {**values, "end_time": None, "outcome": None, "error": None})
+    else:
+        changed = tx.run(_keep_alive, values)
+    compare_and_set(changed, "attempt", attempt.attempt_id)
+    if status != attempt.status:
+        tx.changes.moved("attempts", attempt.status, status)
+        _rollout_runs(tx, attempt, rollout)
+    return status
+
+
+def _rollout_runs(tx: Transaction, attempt: AttemptState, rollout: RolloutState) -> None:
+    if rollout.latest_attempt_id != attempt.attempt_id or rollout.status == RolloutStatus.RUNNING:
+        return
+    check_rollout(rollout, RolloutStatus.RUNNING)
+    changed = tx.run(
+        _update_rollout_running,
+        {
+            "rollout": rollout.rollout_id,
+            "old": rollout.status,
+            "status": RolloutStatus.RUNNING.value,
+            "available_at": None,
+        },
+    )
+    compare_and_set(changed, "rollout", rollout.rollout_id)
+    tx.changes.moved("rollouts", rollout.status, RolloutStatus.RUNNING)
+
+
+def finish(
+    tx: Transaction,
+    attempt: AttemptState,
+    rollout: RolloutState,
+    status: AttemptStatus,
+    outcome: Outcome | None = None,
+    error: str | None = None,
+) -> None:
+    """End an attempt; its rollout follows if it is the latest one."""
+    if status not in ATTEMPT_TRANSITIONS[AttemptStatus(attempt.status)]:
+        raise ConflictError(f"Attempt '{attempt.attempt_id}' is {attempt.status}; it cannot become {status}.")
+    if rollout.latest_attempt_id != attempt.attempt_id:
+        raise ConflictError(
+            f"Attempt '{attempt.attempt_id}' was given up as {attempt.status}, and rollout '{rollout.rollout_id}' "
+            f"is now at attempt '{rollout.latest_attempt_id}'; only the latest attempt counts. Drop this result."
+        )
+    close(tx, attempt, status, outcome, error)
+    if rollout.status in FINISHED_ROLLOUT:
+        return
+    config = decode_config(rollout.config)
+    verdict = lifecycle.after_attempt(status, outcome, config, rollout.failures, rollout.infra_failures)
+    # A requeued rollout whose unresponsive attempt reports a failure after all just stays queued.
+    if verdict.status not in ROLLOUT_TRANSITIONS[RolloutStatus(rollout.status)]:
+        return
+    settle(tx, rollout, verdict)
+
+
+def close(
+    tx: Transaction, attempt: AttemptState, status: AttemptStatus, outcome: Outcome | None, error: str | None
+) -> None:
+    """Write the end of an attempt and release its worker; the rollout is the caller's business."""
+    changed = tx.run(
+        _finish,
+        {
+            "attempt": attempt.attempt_id,
+            "old": attempt.status,
+            "status": status.value,
+            "end_time": tx.now,
+            "deadline": None,
+            "outcome": (outcome or lifecycle.DEFAULT_OUTCOMES[status]).value,
+            "error": error,
+        },
+    )
+    compare_and_set(changed, "attempt", attempt.attempt_id)
+    tx.changes.moved("attempts", attempt.status, status)
+    if attempt.worker_id is not None:
+        workers.released(tx, attempt.worker_id, responsive=status is not AttemptStatus.UNRESPONSIVE)
+
+
+def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict) -> None:
+    """Write the verdict on a rollout."""
+    check_rollout(rollout, verdict.status)
+    requeued = verdict.status is RolloutStatus.REQUEUING
+    changed = tx.run(
+        _update_rollout_verdict,
+        {
+            "rollout": rollout.rollout_id,
+            "old": rollout.status,
+            "status": verdict.status.value,
+            "end_time": None if requeued else tx.now,
+            "available_at": tx.now + verdict.delay if requeued else None,
+            "failures": verdict.failures,
+            "infra_failures": verdict.infra_failures,
+        },
+    )
+    compare_and_set(changed, "rollout", rollout.rollout_id)
+    tx.changes.moved("rollouts", rollout.status, verdict.status)
+    if not requeued:
+        tx.changes.finished.append(rollout.rollout_id)
+    elif verdict.delay == 0:
+        tx.changes.queued += 1
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptChange:
+    """What `LightningStore.update_attempt` was given."""
+
+    status: AttemptStatus | Unset
+    worker_id: str | Unset
+    last_heartbeat_time: float | Unset
+    metadata: dict[str, Any] | Unset | None
+    outcome: Outcome | Unset
+    error: str | Unset | None
+
+
+def update_attempt(tx: Transaction, rollout_id: str, attempt_id: str, change: AttemptChange) -> Attempt:
+    """See `LightningStore.update_attempt`."""
+    attempt, rollout = load(tx, rollout_id, attempt_id)
+    status = change.status
+    if isinstance(status, Unset) or status not in FINISHED_ATTEMPT:
+        _go_on(tx, attempt, rollout, change)
+        _write_details(tx, attempt.attempt_id, change, outcome=change.outcome, error=change.error)
+    else:
+        if attempt.status != status:
+            finish(tx, attempt, rollout, status, _given(change.outcome), _given(change.error))
+        # The finish has written outcome and error, and a repeated one changes nothing.
+        _write_details(tx, attempt.attempt_id, change, outcome=UNSET, error=UNSET)
+    stored = read(tx, attempt.attempt_id)
+    assert stored is not None
+    return stored
+
+
+def _given(value: T | Unset) -> T | None:
+    return None if isinstance(value, Unset) else value
+
+
+def _go_on(tx: Transaction, attempt: AttemptState, rollout: RolloutState, change: AttemptChange) -> None:
+    """A heartbeat, or the news that work has begun."""
+    running = change.status is AttemptStatus.RUNNING
+    status = attempt.status
+    beat = change.last_heartbeat_time
+    if running or not isinstance(beat, Unset):
+        status = keep_alive(tx, attempt, rollout, running=running, heartbeat=None if isinstance(beat, Unset) else beat)
+    # A plain beat on an ended attempt is no error: its answer is how a runner learns that it was cancelled.
+    if not isinstance(change.status, Unset) and status != change.status:
+        raise ConflictError(f"Attempt '{attempt.attempt_id}' is {status}; it cannot become {change.status}.")
+
+
+def _write_details(
+    tx: Transaction, attempt_id: str, change: AttemptChange, *, outcome: Outcome | Unset, error: str | Unset | None
+) -> None:
+    """The columns that no rule depends on."""
+    worker_id, metadata = change.worker_id, change.metadata
+    if all(isinstance(value, Unset) for value in (worker_id, metadata, outcome, error)):
+        return
+    stored = read(tx, attempt_id)
+    assert stored is not None
+    new_outcome = stored.outcome if isinstance(outcome, Unset) else outcome
+    tx.run(
+        _update_details,
+        {
+            "attempt": attempt_id,
+            "worker_id": stored.worker_id if isinstance(worker_id, Unset) else worker_id,
+            "metadata": encode_metadata(stored.metadata if isinstance(metadata, Unset) else metadata),
+            "outcome": None if new_outcome is None else new_outcome.value,
+            "error": stored.error if isinstance(error, Unset) else error,
+        },
+    )

@@ -1,0 +1,182 @@
+"""Calls: model calls with their token segments, written once per unique token and read back as whole arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from sqlalchemy import bindparam, func, select
+
+from agentlightning.errors import ConflictError, StoreError
+from agentlightning.store import spans
+from agentlightning.store.codec import encode
+from agentlightning.store.schema import calls, rollouts, segments
+from agentlightning.store.segments import TOKEN_BYTES, SegmentRow, SegmentTree
+from agentlightning.store.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.types import Call, CallInfo, CallRecord, Segment
+from agentlightning.types.call import Float32Array
+
+_SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields)
+_CALL_FIELDS = ("rollout_id", "attempt_id", "call_id", "prompt_segment_id", "response_segment_id", "info")
+
+_insert_segment = Statement(
+    lambda insert: insert(segments).on_conflict_do_nothing(index_elements=["attempt_id", "segment_id"]),
+    _SEGMENT_FIELDS,
+)
+_insert_call = Statement(
+    lambda insert: insert(calls).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "call_id"]),
+    _CALL_FIELDS,
+)
+_segment_bytes = Statement(
+    select(func.length(segments.c.ids)).where(
+        segments.c.attempt_id == bindparam("attempt"), segments.c.segment_id == bindparam("segment")
+    )
+)
+
+
+class CallRows(NamedTuple):
+    """A call record as columns, made before the transaction so that the writer only writes."""
+
+    call: dict[str, Any]
+    segments: list[dict[str, Any]]
+    span: dict[str, Any]
+    needs: dict[str, int]
+    """Segments that must be stored already, each with the number of tokens it must have at least."""
+
+
+def to_rows(record: CallRecord) -> CallRows:
+    info = record.info
+    return CallRows(
+        call={
+            "rollout_id": info.rollout_id,
+            "attempt_id": info.attempt_id,
+            "call_id": info.call_id,
+            "prompt_segment_id": record.prompt_segment_id,
+            "response_segment_id": record.response_segment_id,
+            "info": encode(info),
+        },
+        segments=[_segment_values(info.attempt_id, segment) for segment in record.segments],
+        span=spans.to_values(record.span),
+        needs=_needs(record),
+    )
+
+
+def _needs(record: CallRecord) -> dict[str, int]:
+    lengths: dict[str, int] = {}
+    needs: dict[str, int] = {}
+    for segment in record.segments:
+        parent = segment.parent_id
+        if parent is None and segment.parent_keep:
+            raise StoreError(f"Segment '{segment.segment_id}' keeps {segment.parent_keep} tokens but has no parent.")
+        if parent in lengths and segment.parent_keep > lengths[parent]:
+            raise StoreError(
+                f"Segment '{segment.segment_id}' keeps {segment.parent_keep} tokens of segment '{parent}', which has "
+                f"only {lengths[parent]}."
+            )
+        if parent is not None and parent not in lengths:
+            needs[parent] = max(needs.get(parent, 0), segment.parent_keep)
+        lengths[segment.segment_id] = len(segment.ids)
+    for named in (record.prompt_segment_id, record.response_segment_id):
+        if named not in lengths:
+            needs.setdefault(named, 0)
+    return needs
+
+
+def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
+    for name, array in (("logprobs", segment.logprobs), ("plain_logprobs", segment.plain_logprobs)):
+        if array is not None and len(array) != len(segment.ids):
+            raise StoreError(
+                f"Segment '{segment.segment_id}' has {len(segment.ids)} ids but {len(array)} {name}; they go in pairs."
+            )
+    return {
+        "attempt_id": attempt_id,
+        "segment_id": segment.segment_id,
+        "parent_id": segment.parent_id,
+        "parent_keep": segment.parent_keep,
+        "ids": np.asarray(segment.ids, dtype="<i4").tobytes(),
+        "logprobs": _floats(segment.logprobs),
+        "plain_logprobs": _floats(segment.plain_logprobs),
+        "versions": encode([[run.start, run.version] for run in segment.versions]) if segment.versions else None,
+    }
+
+
+def _floats(array: Float32Array | None) -> bytes | None:
+    return None if array is None else np.asarray(array, dtype="<f4").tobytes()
+
+
+def add(tx: Transaction, rows: Sequence[CallRows]) -> None:
+    """Store calls, in an order in which a segment's parent comes before it."""
+    for attempt_id, group in groupby(rows, key=lambda row: row.call["attempt_id"]):
+        batch = list(group)
+        _check_needs(tx, attempt_id, batch)
+        tx.many(_insert_segment, [segment for row in batch for segment in row.segments])
+        tx.changes.counts["calls"] += tx.many(_insert_call, [row.call for row in batch])
+    spans.add(tx, [row.span for row in rows])
+
+
+def _check_needs(tx: Transaction, attempt_id: str, rows: Sequence[CallRows]) -> None:
+    new: dict[str, int] = {}
+    for row in rows:
+        for segment_id, keep in row.needs.items():
+            length = new.get(segment_id)
+            if length is None:
+                found = tx.row(_segment_bytes, {"attempt": attempt_id, "segment": segment_id})
+                length = None if found is None else found[0] // TOKEN_BYTES
+            if length is None or keep > length:
+                raise ConflictError(
+                    f"Call '{row.call['call_id']}' builds on {keep} tokens of segment '{segment_id}', of which attempt "
+                    f"'{attempt_id}' has {length or 0}. Store the calls of an attempt in the order they were made."
+                )
+        new.update((segment["segment_id"], len(segment["ids"]) // TOKEN_BYTES) for segment in row.segments)
+
+
+def query(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> dict[str, Sequence[Call]]:
+    """Calls by rollout, in the order they were stored. A rollout without calls has an empty list."""
+    found: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
+    ids = list(found)
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        rows = _call_rows(tx, ids[start : start + IDS_PER_QUERY], latest_attempt_only)
+        trees = _load_trees(tx, {row[1] for row in rows})
+        for row in rows:
+            found[row[0]].append(_to_call(row, trees[row[1]]))
+    return dict(found)
+
+
+def _call_rows(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> list[tuple[Any, ...]]:
+    statement = (
+        select(*[calls.c[name] for name in _CALL_FIELDS])
+        .where(calls.c.rollout_id.in_(rollout_ids))
+        .order_by(calls.c.seq)
+    )
+    if latest_attempt_only:
+        statement = statement.join(rollouts, rollouts.c.rollout_id == calls.c.rollout_id).where(
+            calls.c.attempt_id == rollouts.c.latest_attempt_id
+        )
+    return tx.select(statement)
+
+
+def _load_trees(tx: Transaction, attempt_ids: Iterable[str]) -> dict[str, SegmentTree]:
+    ids = list(attempt_ids)
+    rows: dict[str, list[SegmentRow]] = {attempt_id: [] for attempt_id in ids}
+    for start in range(0, len(ids), IDS_PER_QUERY):
+        chosen = segments.c.attempt_id.in_(ids[start : start + IDS_PER_QUERY])
+        columns = [segments.c.attempt_id, *[segments.c[name] for name in SegmentRow._fields]]
+        for attempt_id, *row in tx.select(select(*columns).where(chosen)):
+            rows[attempt_id].append(SegmentRow._make(row))
+    return {attempt_id: SegmentTree(rows[attempt_id]) for attempt_id in ids}
+
+
+def _to_call(row: Sequence[Any], tree: SegmentTree) -> Call:
+    prompt_id, response_id, info = row[3:]
+    ids, logprobs, plain_logprobs, versions = tree.response(prompt_id, response_id)
+    return Call(
+        info=msgspec.json.decode(info, type=CallInfo),
+        prompt_ids=tree.path(prompt_id),
+        response_ids=ids,
+        logprobs=logprobs,
+        plain_logprobs=plain_logprobs,
+        versions=versions,
+    )

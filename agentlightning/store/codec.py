@@ -1,0 +1,135 @@
+"""Between records and rows: JSON texts, token arrays, and the records made from rows.
+
+No SQL here. Values that are not JSON are refused with an error that names their type, never stored as something else.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning.errors import StoreError
+from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, RolloutConfig, RolloutMode, RolloutStatus
+
+DEFAULT_CONFIG = RolloutConfig()
+
+
+def new_id(prefix: str) -> str:
+    """A unique id that grows with time, so that the indexes over ids grow at their end."""
+    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+
+
+def encode_task(value: Any, what: str) -> str:
+    """A JSON value given by the user; strict, because what comes back must be what was given."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(
+            f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. "
+            "Convert it first, for example with .model_dump(), dataclasses.asdict() or .tolist()."
+        ) from error
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and arrays of numpy, which instrumentations like to put in attributes, as JSON values."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise StoreError(f"A value of type {type(value).__name__} is not JSON; convert it before it goes into the store.")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
+
+
+def encode(value: Any) -> str:
+    """JSON written by the program (attributes, statistics)."""
+    try:
+        return _encoder.encode(value).decode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"Not a JSON value: {error}. Convert it before it goes into the store.") from error
+
+
+decode = msgspec.json.decode
+
+
+def encode_metadata(metadata: Mapping[str, Any] | None) -> str | None:
+    return encode_task(metadata, "metadata") if metadata else None
+
+
+def encode_config(config: RolloutConfig | None) -> str | None:
+    return None if config is None or config == DEFAULT_CONFIG else config.model_dump_json()
+
+
+def decode_config(text: str | None) -> RolloutConfig:
+    return DEFAULT_CONFIG if text is None else RolloutConfig.model_validate_json(text)
+
+
+ROLLOUT_FIELDS = (
+    "rollout_id",
+    "input",
+    "start_time",
+    "end_time",
+    "mode",
+    "resources_id",
+    "status",
+    "config",
+    "metadata",
+)
+ATTEMPT_FIELDS = (
+    "rollout_id",
+    "attempt_id",
+    "sequence_id",
+    "start_time",
+    "end_time",
+    "status",
+    "worker_id",
+    "last_heartbeat_time",
+    "outcome",
+    "error",
+    "metadata",
+)
+
+
+def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
+    """The fields of a `Rollout` from a row of `ROLLOUT_FIELDS`."""
+    rollout_id, input, start_time, end_time, mode, resources_id, status, config, metadata = row
+    return {
+        "rollout_id": rollout_id,
+        "input": decode(input),
+        "start_time": start_time,
+        "end_time": end_time,
+        "mode": RolloutMode(mode) if mode is not None else None,
+        "resources_id": resources_id,
+        "status": RolloutStatus(status),
+        "config": decode_config(config),
+        "metadata": decode(metadata) if metadata else {},
+    }
+
+
+def to_rollout(row: Sequence[Any]) -> Rollout:
+    return Rollout.model_construct(**rollout_values(row))
+
+
+def to_attempt(row: Sequence[Any]) -> Attempt:
+    """An `Attempt` from a row of `ATTEMPT_FIELDS`."""
+    rollout_id, attempt_id, sequence_id, start, end, status, worker_id, heartbeat, outcome, error, metadata = row
+    return Attempt.model_construct(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence_id,
+        start_time=start,
+        end_time=end,
+        status=AttemptStatus(status),
+        worker_id=worker_id,
+        last_heartbeat_time=heartbeat,
+        outcome=Outcome(outcome) if outcome is not None else None,
+        error=error,
+        metadata=decode(metadata) if metadata else {},
+    )

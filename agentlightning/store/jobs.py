@@ -1,0 +1,75 @@
+"""Operations on their way to a database thread, and their results on the way back to the event loops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from agentlightning.errors import StoreError
+from agentlightning.store.transaction import Operation
+
+T = TypeVar("T")
+
+
+class Job:
+    """One operation and the future its caller waits for."""
+
+    __slots__ = ("error", "future", "loop", "operation", "result")
+
+    def __init__(self, operation: Operation[Any], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop):
+        self.operation = operation
+        self.future = future
+        self.loop = loop
+        self.result: Any = None
+        self.error: BaseException | None = None
+
+
+JobQueue = SimpleQueue["Job | None"]
+"""None asks a thread to end."""
+
+
+def submit(queue: JobQueue, operation: Operation[T]) -> asyncio.Future[T]:
+    """Hand an operation to a database thread, from any event loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+    queue.put(Job(operation, future, loop))
+    return future
+
+
+def deliver(jobs: Iterable[Job]) -> None:
+    """Give the results back, with one wake-up per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
+    for job in jobs:
+        by_loop.setdefault(job.loop, []).append(job)
+    for loop, done in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, done)
+        except RuntimeError:
+            continue  # its loop is closed: nobody waits any more
+
+
+def _resolve(jobs: list[Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue  # cancelled
+        if job.error is not None:
+            job.future.set_exception(job.error)
+        else:
+            job.future.set_result(job.result)
+
+
+def refuse(queue: JobQueue) -> None:
+    """Fail what is still queued on a database that has been closed."""
+    left: list[Job] = []
+    while not queue.empty():
+        job = queue.get()
+        if job is not None:
+            job.error = closed_error()
+            left.append(job)
+    deliver(left)
+
+
+def closed_error() -> StoreError:
+    return StoreError("The store has been closed; open it again.")

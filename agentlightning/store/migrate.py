@@ -1,0 +1,86 @@
+"""Bringing a database to the current schema when it is opened.
+
+A new database gets the tables at once and is stamped with `schema.HEAD`; an older one runs the Alembic migrations in
+`migrations`, which are imported only then. A newer one is refused.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from agentlightning.errors import StoreError
+from agentlightning.store.schema import HEAD, metadata
+from agentlightning.store.transaction import DIALECTS
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+logger = logging.getLogger(__name__)
+
+
+def create_statements(dialect: str) -> list[str]:
+    """The DDL of the current schema, with Alembic's stamp."""
+    elements = [CreateTable(table) for table in metadata.sorted_tables]
+    elements += [CreateIndex(index) for table in metadata.sorted_tables for index in sorted(table.indexes, key=str)]
+    statements = [str(element.compile(dialect=DIALECTS[dialect])) for element in elements]
+    statements.append("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    statements.append(f"INSERT INTO alembic_version (version_num) VALUES ('{HEAD}')")
+    return statements
+
+
+def prepare_sqlite(path: Path) -> None:
+    """Create or migrate the file at `path`."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        revision = _sqlite_revision(connection, path)
+        if revision is None:
+            connection.execute("BEGIN IMMEDIATE")
+            for statement in create_statements("sqlite"):
+                connection.execute(statement)
+            connection.execute("COMMIT")
+    finally:
+        connection.close()
+    if revision not in (None, HEAD):
+        upgrade(f"sqlite:///{path}", revision)
+
+
+def _sqlite_revision(connection: sqlite3.Connection, path: Path) -> str | None:
+    """The stamp; None for an empty file."""
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if not tables:
+        return None
+    if "alembic_version" not in tables:
+        raise StoreError(f"'{path}' is a SQLite database, but not one of a store. Choose another path.")
+    (revision,) = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return revision
+
+
+def alembic_config(url: str) -> Config:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
+    return config
+
+
+def upgrade(url: str, revision: str | None) -> None:
+    """Run the migrations from `revision` to the current schema."""
+    from alembic import command
+    from alembic.script import ScriptDirectory
+
+    config = alembic_config(url)
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if revision is not None and revision not in known:
+        raise StoreError(
+            f"The store was written by a newer version of agentlightning (schema {revision}, this one knows {HEAD}). "
+            "Upgrade with:  pip install -U agentlightning"
+        )
+    logger.info("Migrating the store from schema %s to %s.", revision, HEAD)
+    command.upgrade(config, "head")

@@ -1,0 +1,128 @@
+"""Waiting without polling: claimers wait for work, algorithms wait for rollouts to finish.
+
+A waiter registers first and looks at the database second, so nothing that is committed in between is missed. Waiters
+may live on any event loop; the notifier is called from the writer's thread after a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+
+
+class Waiter:
+    """One wait on one event loop. A context manager: leaving it unregisters."""
+
+    def __init__(self, notifier: Notifier, rollout_ids: Iterable[str] | None, any_of: bool):
+        self._notifier = notifier
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self.any_of = any_of
+        self.pending: set[str] | None = None if rollout_ids is None else set(rollout_ids)
+        """The rollouts that are not known to be finished; None for a claimer."""
+        self.called = False
+
+    def call(self) -> None:
+        """From any thread."""
+        self.called = True
+        try:
+            self._loop.call_soon_threadsafe(self._event.set)
+        except RuntimeError:
+            return  # its loop is closed: nobody waits any more
+
+    async def wait(self, timeout: float | None) -> bool:
+        """True when called, False after `timeout` seconds. May be waited for again."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
+        except TimeoutError:
+            return False
+        self._event.clear()
+        self.called = False
+        return True
+
+    def __enter__(self) -> Waiter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._notifier.leave(self)
+
+
+class Notifier:
+    """Who waits for what."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claimers: OrderedDict[Waiter, None] = OrderedDict()
+        self._watchers: dict[str, set[Waiter]] = {}
+
+    def claimer(self) -> Waiter:
+        """A waiter that is called when there may be something to claim."""
+        waiter = Waiter(self, None, any_of=True)
+        with self._lock:
+            self._claimers[waiter] = None
+        return waiter
+
+    def watcher(self, rollout_ids: Sequence[str], *, any_of: bool) -> Waiter:
+        """A waiter that is called when one (`any_of`) or all of the rollouts are finished."""
+        waiter = Waiter(self, rollout_ids, any_of)
+        with self._lock:
+            for rollout_id in rollout_ids:
+                self._watchers.setdefault(rollout_id, set()).add(waiter)
+        return waiter
+
+    def again(self, waiter: Waiter) -> None:
+        """Put a claimer that found nothing back at the end of the line."""
+        with self._lock:
+            self._claimers[waiter] = None
+
+    def forget(self, waiter: Waiter, rollout_ids: Iterable[str]) -> None:
+        """These were finished before the watcher looked; if they were the last ones, it is called."""
+        assert waiter.pending is not None
+        with self._lock:
+            for rollout_id in rollout_ids:
+                self._drop(waiter, rollout_id)
+                waiter.pending.discard(rollout_id)
+        if not waiter.pending:
+            waiter.call()
+
+    def _drop(self, waiter: Waiter, rollout_id: str) -> None:
+        watchers = self._watchers.get(rollout_id)
+        if watchers is not None:
+            watchers.discard(waiter)
+            if not watchers:
+                del self._watchers[rollout_id]
+
+    def leave(self, waiter: Waiter) -> None:
+        with self._lock:
+            self._claimers.pop(waiter, None)
+            for rollout_id in waiter.pending or ():
+                self._drop(waiter, rollout_id)
+        if waiter.called and waiter.pending is None:
+            # It was called for work that it did not take; somebody else should.
+            self.queued(1)
+
+    def queued(self, count: int) -> None:
+        """`count` rollouts became claimable: call that many claimers, the longest waiting first."""
+        with self._lock:
+            chosen = [self._claimers.popitem(last=False)[0] for _ in range(min(count, len(self._claimers)))]
+        for waiter in chosen:
+            waiter.call()
+
+    def finished(self, rollout_ids: Iterable[str]) -> None:
+        """These rollouts reached a final status."""
+        called: list[Waiter] = []
+        with self._lock:
+            for rollout_id in rollout_ids:
+                for waiter in self._watchers.pop(rollout_id, ()):
+                    assert waiter.pending is not None
+                    waiter.pending.discard(rollout_id)
+                    if waiter.any_of or not waiter.pending:
+                        called.append(waiter)
+        for waiter in called:
+            waiter.call()

@@ -1,0 +1,148 @@
+"""The segments of one attempt, put together into whole arrays. No SQL here.
+
+One array is made per longest path; the shorter paths it covers are views of it, so memory grows with unique tokens here
+too. All arrays are read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from agentlightning.errors import StoreError
+from agentlightning.types import VersionRun
+from agentlightning.types.call import Float32Array, Int32Array
+
+TOKEN_BYTES = 4
+Response = tuple[Int32Array, Float32Array, Float32Array, tuple[VersionRun, ...]]
+
+
+class SegmentRow(NamedTuple):
+    """A segment as it is stored: arrays as bytes, versions as JSON."""
+
+    segment_id: str
+    parent_id: str | None
+    parent_keep: int
+    ids: bytes
+    logprobs: bytes | None
+    plain_logprobs: bytes | None
+    versions: str | None
+
+    @property
+    def length(self) -> int:
+        return len(self.ids) // TOKEN_BYTES
+
+
+class SegmentTree:
+    """Whole paths of the segments of one attempt."""
+
+    def __init__(self, rows: Iterable[SegmentRow]):
+        self._rows = {row.segment_id: row for row in rows}
+        self._paths: dict[str, Int32Array] = {}
+        self._starts: dict[str, int] = {}
+        """How many tokens come before a segment's own."""
+        for segment_id in self._rows:
+            self._measure(segment_id)
+        ends = {segment_id: self._starts[segment_id] + row.length for segment_id, row in self._rows.items()}
+        for segment_id in sorted(ends, key=ends.__getitem__, reverse=True):
+            if segment_id not in self._paths:
+                self._assemble(segment_id, ends[segment_id])
+
+    def path(self, segment_id: str) -> Int32Array:
+        """The ids from the root to the end of a segment."""
+        return self._paths[self._row(segment_id).segment_id]
+
+    def response(self, prompt_id: str, response_id: str) -> Response:
+        """What follows the prompt: ids, log-probs, plain log-probs (NaN where unknown) and version runs."""
+        chain: list[SegmentRow] = []
+        current: str | None = response_id
+        while current != prompt_id:
+            if current is None:
+                raise StoreError(f"Segment '{response_id}' does not continue segment '{prompt_id}'.")
+            chain.append(self._row(current))
+            current = chain[-1].parent_id
+        chain.reverse()
+        if len(chain) == 1:
+            (row,) = chain
+            return (
+                np.frombuffer(row.ids, "<i4"),
+                _floats(row, row.logprobs),
+                _floats(row, row.plain_logprobs),
+                _runs(row),
+            )
+        runs: list[VersionRun] = []
+        start = 0
+        for row in chain:
+            runs.extend(VersionRun(start + run.start, run.version) for run in _runs(row))
+            start += row.length
+        return (
+            np.frombuffer(b"".join(row.ids for row in chain), "<i4"),
+            _join([_floats(row, row.logprobs) for row in chain]),
+            _join([_floats(row, row.plain_logprobs) for row in chain]),
+            tuple(runs),
+        )
+
+    def _row(self, segment_id: str) -> SegmentRow:
+        row = self._rows.get(segment_id)
+        if row is None:
+            raise StoreError(
+                f"Segment '{segment_id}' is missing in the store, so the calls that build on it cannot be read. "
+                "Something else than the store has changed the database."
+            )
+        return row
+
+    def _measure(self, segment_id: str) -> None:
+        """Starts of a segment and its ancestors; no recursion, as a path may be thousands of turns long."""
+        chain: list[SegmentRow] = []
+        current: str | None = segment_id
+        while current is not None and current not in self._starts:
+            chain.append(self._row(current))
+            current = chain[-1].parent_id
+        for row in reversed(chain):
+            before = 0 if row.parent_id is None else self._starts[row.parent_id] + row.parent_keep
+            self._starts[row.segment_id] = before
+
+    def _assemble(self, segment_id: str, end: int) -> None:
+        """One array for a segment's path; every ancestor that is wholly on it becomes a view."""
+        whole = np.empty(end, dtype="<i4")
+        current: str | None = segment_id
+        while current is not None:
+            row = self._rows[current]
+            start = self._starts[current]
+            if current in self._paths:
+                whole[:end] = self._paths[current][:end]
+                break
+            whole[start:end] = np.frombuffer(row.ids, "<i4", count=end - start)
+            if end - start == row.length:
+                self._paths[current] = whole[:end]
+            end, current = start, row.parent_id
+        whole.flags.writeable = False
+        for link in self._views(segment_id):
+            self._paths[link].flags.writeable = False
+
+    def _views(self, segment_id: str) -> Iterable[str]:
+        """The segment and those of its ancestors that have a path."""
+        current: str | None = segment_id
+        while current is not None:
+            if current in self._paths:
+                yield current
+            current = self._rows[current].parent_id
+
+
+def _floats(row: SegmentRow, data: bytes | None) -> Float32Array:
+    return np.full(row.length, np.nan, dtype="<f4") if data is None else np.frombuffer(data, "<f4")
+
+
+def _join(arrays: list[Float32Array]) -> Float32Array:
+    joined = np.concatenate(arrays) if arrays else np.empty(0, dtype="<f4")
+    joined.flags.writeable = False
+    return joined
+
+
+def _runs(row: SegmentRow) -> tuple[VersionRun, ...]:
+    if row.versions is None:
+        return ()
+    return tuple(VersionRun(start, version) for start, version in msgspec.json.decode(row.versions))

@@ -1,0 +1,109 @@
+"""Spans: storing them under their attempt, numbered inside the insert, and making them from rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from agentlightning.store import attempts
+from agentlightning.store.codec import decode, encode
+from agentlightning.store.schema import spans
+from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.types import Span
+from agentlightning.types.span import OtelResource
+
+SPAN_FIELDS = (
+    "rollout_id",
+    "attempt_id",
+    "span_id",
+    "sequence_id",
+    "trace_id",
+    "parent_id",
+    "name",
+    "start_time",
+    "end_time",
+    "attributes",
+    "rest",
+)
+SPAN_COLUMNS = [spans.c[name] for name in SPAN_FIELDS]
+_REST = ("status", "events", "links", "context", "parent", "resource")
+_EMPTY_RESOURCE = OtelResource()
+
+_insert = Statement(
+    lambda insert: insert(spans).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "span_id"]),
+    SPAN_FIELDS,
+)
+
+
+def to_values(span: Span) -> dict[str, Any]:
+    """The columns of a span; its sequence_id may still be 0."""
+    return {
+        "rollout_id": span.rollout_id,
+        "attempt_id": span.attempt_id,
+        "span_id": span.span_id,
+        "sequence_id": span.sequence_id,
+        "trace_id": span.trace_id,
+        "parent_id": span.parent_id,
+        "name": span.name,
+        "start_time": span.start_time,
+        "end_time": span.end_time,
+        "attributes": encode(span.attributes),
+        "rest": _encode_rest(span),
+    }
+
+
+def _encode_rest(span: Span) -> str | None:
+    """What most spans leave at its default, without the defaults."""
+    rest: dict[str, Any] = {}
+    if span.status.description is not None:
+        rest["status"] = [span.status.status_code, span.status.description]
+    elif span.status.status_code != "UNSET":
+        rest["status"] = [span.status.status_code]
+    if span.events:
+        rest["events"] = [event.model_dump() for event in span.events]
+    if span.links:
+        rest["links"] = [link.model_dump() for link in span.links]
+    if span.context is not None:
+        rest["context"] = span.context.model_dump()
+    if span.parent is not None:
+        rest["parent"] = span.parent.model_dump()
+    if span.resource != _EMPTY_RESOURCE:
+        rest["resource"] = span.resource.model_dump()
+    return encode(rest) if rest else None
+
+
+def to_span(row: Sequence[Any]) -> Span:
+    """A `Span` from a row of `SPAN_FIELDS`."""
+    values = dict(zip(SPAN_FIELDS, row, strict=True))
+    values["attributes"] = decode(values["attributes"])
+    rest = values.pop("rest")
+    if rest is not None:
+        values |= decode(rest)
+        if "status" in values:
+            values["status"] = dict(zip(("status_code", "description"), values["status"], strict=False))
+    return Span.model_validate(values)
+
+
+def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
+    """Store spans given as columns; returns the sequence number of each, or 0 for one that was there already."""
+    numbers: list[int] = []
+    for (rollout_id, attempt_id), group in groupby(values, key=lambda v: (v["rollout_id"], v["attempt_id"])):
+        attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
+        next_span = attempt.next_span
+        for value in group:
+            sequence_id = value["sequence_id"] or next_span
+            stored = tx.run(_insert, {**value, "sequence_id": sequence_id})
+            numbers.append(sequence_id if stored else 0)
+            if stored:
+                tx.changes.counts["spans"] += 1
+                next_span = max(next_span, sequence_id + 1)
+        attempts.keep_alive(tx, attempt, rollout, running=True, next_span=next_span)
+    return numbers
+
+
+def next_sequence_id(tx: Transaction, rollout_id: str, attempt_id: str) -> int:
+    """Reserve a sequence number."""
+    attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
+    attempts.keep_alive(tx, attempt, rollout, running=False, next_span=attempt.next_span + 1)
+    return attempt.next_span

@@ -1,0 +1,435 @@
+"""The store on SQL: the protocol of `base` as operations on a database, with waits on one notifier.
+
+The operations are in `rollouts`, `attempts`, `spans`, `calls`, `resources`, `workers` and `query`; here is what they
+are called with, and whether they go to the writer or to a reader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.store import attempts, calls, counters, query, resources, rollouts, spans, workers
+from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
+from agentlightning.store.codec import new_id
+from agentlightning.store.notify import Notifier
+from agentlightning.store.query import Page
+from agentlightning.store.sqlite import SqliteDatabase
+from agentlightning.store.transaction import Changes, Operation
+from agentlightning.store.watchdog import TICK_SECONDS, Watchdog
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Call,
+    CallRecord,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    Worker,
+    WorkerStatus,
+)
+from agentlightning.types.status import FINISHED_ROLLOUT
+
+T = TypeVar("T")
+_call = functools.partial
+
+
+class Database(Protocol):
+    """Where operations run; see `sqlite` for what a database promises."""
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+
+    def read(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+
+    async def close(self) -> None: ...
+
+
+class SqlLightningStore:
+    """A `LightningStore` on a database. Use `SqliteLightningStore` or `InMemoryLightningStore`."""
+
+    def __init__(self, open_database: Callable[[Notifier], Database], capabilities: Capabilities):
+        self._notifier = Notifier()
+        self._db = open_database(self._notifier)
+        self._capabilities = capabilities
+        self._opened = time.monotonic()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._capabilities
+
+    async def statistics(self) -> Statistics:
+        uptime = time.monotonic() - self._opened
+        return await self._db.read(lambda tx: counters.statistics(tx, type(self).__name__, uptime))
+
+    def otlp_traces_endpoint(self) -> str:
+        raise StoreError("This store has no server; wrap it in LightningStoreServer to receive OTLP traces.")
+
+    async def close(self) -> None:
+        await self._db.close()
+
+    # ---- rollouts and attempts -------------------------------------------------------------------------------------
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AttemptedRollout:
+        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id))
+        return await self._db.write(lambda tx: rollouts.start(tx, new, worker_id, attempt_id))
+
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id))
+        return await self._db.write(lambda tx: rollouts.create(tx, new))
+
+    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        new = [rollouts.prepare(request) for request in requests]
+        return await self._db.write(lambda tx: [rollouts.create(tx, one) for one in new])
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+    ) -> AttemptedRollout | None:
+        attempt_ids = None if attempt_id is None else [attempt_id]
+        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=attempt_ids)
+        return claims[0] if claims else None
+
+    async def dequeue_many_rollouts(
+        self,
+        limit: int = 1,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Sequence[AttemptedRollout]:
+        if limit < 1:
+            raise StoreError(f"limit must be at least 1, not {limit}.")
+        if attempt_ids is not None and len(set(attempt_ids)) < limit:
+            raise StoreError(f"attempt_ids must name as many different attempts as the limit, {limit}.")
+        operation = _call(rollouts.claim, limit=limit, worker_id=worker_id, attempt_ids=attempt_ids)
+        if timeout <= 0:
+            return await self._claim(operation)
+        end = time.monotonic() + timeout
+        with self._notifier.claimer() as waiter:
+            while True:
+                claims = await self._claim(operation)
+                if claims or not await waiter.wait(end - time.monotonic()):
+                    return claims
+                self._notifier.again(waiter)
+
+    async def _claim(self, operation: Operation[list[AttemptedRollout]]) -> list[AttemptedRollout]:
+        """A claim whose caller is cancelled while it is on its way is undone."""
+        claim = self._db.write(operation)
+        try:
+            return await asyncio.shield(claim)
+        except asyncio.CancelledError:
+            claim.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, claim: asyncio.Future[list[AttemptedRollout]]) -> None:
+        if claim.cancelled() or claim.exception() is not None:
+            return
+        for rollout in claim.result():
+            self._db.write(
+                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+            )
+
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
+    ) -> AttemptedRollout:
+        return await self._db.write(lambda tx: rollouts.start_attempt(tx, rollout_id, worker_id, attempt_id))
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        changes = rollouts.changed_columns(input, mode, resources_id, config, metadata)
+        new = status if isinstance(status, Unset) else RolloutStatus(status)
+        return await self._db.write(lambda tx: rollouts.update_rollout(tx, rollout_id, new, changes))
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        outcome: Outcome | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Attempt:
+        change = attempts.AttemptChange(
+            status=status if isinstance(status, Unset) else AttemptStatus(status),
+            worker_id=worker_id,
+            last_heartbeat_time=last_heartbeat_time,
+            metadata=metadata,
+            outcome=outcome if isinstance(outcome, Unset) else Outcome(outcome),
+            error=error,
+        )
+        return await self._db.write(lambda tx: attempts.update_attempt(tx, rollout_id, attempt_id, change))
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Rollout]:
+        page = Page(sort_by, sort_order, limit, offset)
+        return await self._db.read(
+            lambda tx: query.query_rollouts(tx, status_in, rollout_id_in, rollout_id_contains, filter_logic, page)
+        )
+
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        page = Page(sort_by, sort_order, limit, offset)
+        return await self._db.read(lambda tx: query.query_attempts(tx, rollout_id, page))
+
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        return await self._db.read(lambda tx: rollouts.read(tx, rollout_id))
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        found = await self.get_rollout_by_id(rollout_id)
+        return found.attempt if isinstance(found, AttemptedRollout) else None
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
+        return await self._wait(rollout_ids, timeout, any_of=False)
+
+    async def wait_for_any_rollout(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> Sequence[Rollout]:
+        return await self._wait(rollout_ids, timeout, any_of=True)
+
+    async def _wait(self, rollout_ids: Sequence[str], timeout: float | None, *, any_of: bool) -> Sequence[Rollout]:
+        ids = list(dict.fromkeys(rollout_ids))
+        if not ids:
+            return []
+        with self._notifier.watcher(ids, any_of=any_of) as waiter:
+            found = await self._db.read(lambda tx: rollouts.read_many(tx, ids))
+            if len(found) < len(ids):
+                missing = next(rollout_id for rollout_id in ids if rollout_id not in found)
+                raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")
+            finished = [rollout for rollout in found.values() if rollout.status in FINISHED_ROLLOUT]
+            if len(finished) == len(ids) or (any_of and finished) or (timeout is not None and timeout <= 0):
+                return finished
+            self._notifier.forget(waiter, [rollout.rollout_id for rollout in finished])
+            await waiter.wait(timeout)
+        found = await self._db.read(lambda tx: rollouts.read_many(tx, ids))
+        return [rollout for rollout in found.values() if rollout.status in FINISHED_ROLLOUT]
+
+    # ---- spans and calls -------------------------------------------------------------------------------------------
+
+    async def add_span(self, span: Span) -> Span | None:
+        stored = await self.add_many_spans([span])
+        return stored[0] if stored else None
+
+    async def add_many_spans(self, spans_: Sequence[Span]) -> Sequence[Span]:
+        values = [spans.to_values(span) for span in spans_]
+        numbers = await self._db.write(lambda tx: spans.add(tx, values))
+        return [
+            span if span.sequence_id == number else span.model_copy(update={"sequence_id": number})
+            for span, number in zip(spans_, numbers, strict=True)
+            if number
+        ]
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
+    ) -> Span | None:
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        return await self._db.write(lambda tx: spans.next_sequence_id(tx, rollout_id, attempt_id))
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Span]:
+        equals = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
+        contains = {
+            "trace_id": trace_id_contains,
+            "span_id": span_id_contains,
+            "parent_id": parent_id_contains,
+            "name": name_contains,
+        }
+        page = Page(sort_by, sort_order, limit, offset)
+        return await self._db.read(
+            lambda tx: query.query_spans(tx, rollout_id, attempt_id, equals, contains, filter_logic, page)
+        )
+
+    async def add_calls(self, records: Sequence[CallRecord]) -> None:
+        rows = [calls.to_rows(record) for record in records]
+        if rows:
+            await self._db.write(lambda tx: calls.add(tx, rows))
+
+    async def query_calls(
+        self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True
+    ) -> dict[str, Sequence[Call]]:
+        return await self._db.read(lambda tx: calls.query(tx, rollout_ids, latest_attempt_only))
+
+    # ---- resources and workers -------------------------------------------------------------------------------------
+
+    async def add_resources(self, resources_: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
+        text = resources.encode_resources(resources_)
+        return await self._db.write(lambda tx: resources.add(tx, resources_id or new_id("rs"), text))
+
+    async def update_resources(self, resources_id: str, resources_: NamedResources) -> ResourcesUpdate:
+        text = resources.encode_resources(resources_)
+        return await self._db.write(lambda tx: resources.replace(tx, resources_id, text))
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        return await self._db.read(lambda tx: resources.read(tx, resources_id))
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        return await self._db.read(resources.read_latest)
+
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        page = Page(sort_by, sort_order, limit, offset)
+        return await self._db.read(lambda tx: query.query_resources(tx, resources_id, resources_id_contains, page))
+
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        page = Page(sort_by, sort_order, limit, offset)
+        return await self._db.read(
+            lambda tx: query.query_workers(tx, status_in, worker_id_contains, filter_logic, page)
+        )
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        return await self._db.read(lambda tx: workers.read(tx, worker_id))
+
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+        return await self._db.write(lambda tx: workers.heartbeat(tx, worker_id, heartbeat_stats))
+
+
+def _request(
+    input: Any,
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+    rollout_id: str | None,
+) -> EnqueueRolloutRequest:
+    return EnqueueRolloutRequest(
+        input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata, rollout_id=rollout_id
+    )
+
+
+def _sqlite(path: Path, synchronous: str, tick_seconds: float, notifier: Notifier) -> SqliteDatabase:
+    def on_commit(changes: Changes) -> None:
+        if changes.queued:
+            notifier.queued(changes.queued)
+        if changes.finished:
+            notifier.finished(changes.finished)
+
+    watchdog = Watchdog()
+    return SqliteDatabase(path, synchronous=synchronous, on_commit=on_commit, tick=watchdog, tick_seconds=tick_seconds)
+
+
+class SqliteLightningStore(SqlLightningStore):
+    """The store in a SQLite file, owned by this process.
+
+    An acknowledged write survives kill -9 of the process; with `power_safe=True` also the loss of power (slower: one
+    fsync per group of commits). Other processes use it through `LightningStoreServer`.
+    """
+
+    def __init__(self, path: str | Path, *, power_safe: bool = False, watchdog_seconds: float = TICK_SECONDS):
+        self.path = Path(path).expanduser()
+        capabilities = Capabilities(
+            thread_safe=True, async_safe=True, multi_process=False, durable=True, otlp_traces=False
+        )
+        open_ = _call(_sqlite, self.path, "FULL" if power_safe else "NORMAL", watchdog_seconds)
+        super().__init__(open_, capabilities)
+
+
+class InMemoryLightningStore(SqlLightningStore):
+    """The same store on a temporary file that is gone with it: for tests and trials."""
+
+    def __init__(self, *, watchdog_seconds: float = TICK_SECONDS):
+        folder = tempfile.mkdtemp(prefix="agl-store-")
+        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        capabilities = Capabilities(
+            thread_safe=True, async_safe=True, multi_process=False, durable=False, otlp_traces=False
+        )
+        super().__init__(_call(_sqlite, Path(folder) / "store.db", "OFF", watchdog_seconds), capabilities)
+
+    async def close(self) -> None:
+        await super().close()
+        self._remove()

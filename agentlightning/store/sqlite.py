@@ -1,0 +1,335 @@
+"""The SQLite database of the embedded store: one writer thread with group commit, and readers beside it.
+
+Promises: an operation's result is delivered after its commit; an operation that fails leaves no trace and does not
+disturb the others of its batch; one process at a time owns a file. Knows operations, not what they mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any, TypeVar
+
+from sqlalchemy.sql import ClauseElement
+
+from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.store.counters import write_counters
+from agentlightning.store.jobs import Job, JobQueue, closed_error, deliver, refuse, submit
+from agentlightning.store.migrate import prepare_sqlite
+from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks of this kind; there the second opener is not refused
+    fcntl = None
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_BATCH = 512
+BUSY_SECONDS = 5.0
+OLDEST_SQLITE = (3, 35, 0)
+
+
+class SqliteTransaction:
+    """The `Transaction` of a SQLite connection."""
+
+    __slots__ = ("_connection", "changes", "now")
+
+    def __init__(self, connection: sqlite3.Connection):
+        self._connection = connection
+        self.changes = Changes()
+        self.now = time.time()
+
+    def row(self, statement: Statement, parameters: Parameters) -> Row | None:
+        return self._connection.execute(statement.text("sqlite"), parameters).fetchone()
+
+    def rows(self, statement: Statement, parameters: Parameters) -> list[Row]:
+        return self._connection.execute(statement.text("sqlite"), parameters).fetchall()
+
+    def run(self, statement: Statement, parameters: Parameters) -> int:
+        return self._connection.execute(statement.text("sqlite"), parameters).rowcount
+
+    def many(self, statement: Statement, parameters: Sequence[Parameters]) -> int:
+        return self._connection.executemany(statement.text("sqlite"), parameters).rowcount if parameters else 0
+
+    def select(self, element: ClauseElement) -> list[Row]:
+        compiled = element.compile(dialect=DIALECTS["sqlite"], compile_kwargs={"render_postcompile": True})
+        return self._connection.execute(str(compiled), compiled.params or {}).fetchall()
+
+
+class SqliteDatabase:
+    """An open SQLite file.
+
+    `on_commit` hears of changes, in the writer's thread; `tick` is an operation that runs every `tick_seconds`.
+    """
+
+    dialect = "sqlite"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        synchronous: str,
+        on_commit: Callable[[Changes], None],
+        tick: Operation[None],
+        tick_seconds: float,
+        readers: int = 2,
+    ):
+        self.path = path
+        self._on_commit = on_commit
+        self._tick = tick
+        self._tick_seconds = tick_seconds
+        self._synchronous = synchronous
+        self._writes: JobQueue = SimpleQueue()
+        self._reads: JobQueue = SimpleQueue()
+        self._closed = False
+        self._lock = _acquire(path)
+        try:
+            with translated(path):
+                prepare_sqlite(path)
+                self._writer = self._connect()
+                self._readers = [self._connect(read_only=True) for _ in range(readers)]
+        except BaseException:
+            self._release()
+            raise
+        self._threads = [threading.Thread(target=self._write_loop, name="agl-store-writer", daemon=True)]
+        for number, reader in enumerate(self._readers):
+            name = f"agl-store-reader-{number}"
+            self._threads.append(threading.Thread(target=self._read_loop, args=(reader,), name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def write(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run an operation that changes something; the future resolves after the commit."""
+        if self._closed:
+            raise closed_error()
+        return submit(self._writes, operation)
+
+    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """Run an operation that changes nothing; it sees every write that was acknowledged before."""
+        if self._closed:
+            raise closed_error()
+        return submit(self._reads, operation)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._writes.put(None)
+        for _ in self._readers:
+            self._reads.put(None)
+        await asyncio.to_thread(self._join)
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        refuse(self._writes)
+        refuse(self._reads)
+        for connection in (*self._readers, self._writer):
+            connection.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def _connect(self, *, read_only: bool = False) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            self.path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=256
+        )
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute(f"PRAGMA synchronous={self._synchronous}")
+        connection.execute("PRAGMA cache_size=-16384")
+        connection.execute("PRAGMA wal_autocheckpoint=4000")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        if read_only:
+            connection.execute("PRAGMA query_only=ON")
+        return connection
+
+    # ---- the writer's thread ---------------------------------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        next_tick = time.monotonic()
+        open_ = True
+        while open_:
+            batch, open_ = self._next_batch(next_tick - time.monotonic())
+            if batch:
+                self._commit_batch(batch)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + self._tick_seconds
+                self._run_tick()
+
+    def _next_batch(self, wait: float) -> tuple[list[Job], bool]:
+        batch: list[Job] = []
+        try:
+            job = self._writes.get(timeout=max(wait, 0.0))
+            while job is not None:
+                batch.append(job)
+                if len(batch) >= MAX_BATCH:
+                    return batch, True
+                job = self._writes.get_nowait()
+        except Empty:
+            return batch, True
+        return batch, False
+
+    def _commit_batch(self, batch: Sequence[Job]) -> None:
+        try:
+            with translated(self.path):
+                changes = self._transact(batch)
+        except StoreError as error:
+            for job in batch:
+                job.error = error
+        else:
+            self._on_commit(changes)
+        deliver(batch)
+
+    def _transact(self, batch: Sequence[Job]) -> Changes:
+        """Run a batch in one transaction. Raises, with everything rolled back, when the transaction itself fails."""
+        changes = Changes()
+        connection = self._writer
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            for job in batch:
+                self._run_job(job, changes)
+            tx = SqliteTransaction(connection)
+            write_counters(tx, "", changes.counts)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return changes
+
+    def _run_job(self, job: Job, changes: Changes) -> None:
+        connection = self._writer
+        tx = SqliteTransaction(connection)
+        connection.execute("SAVEPOINT op")
+        try:
+            job.result = job.operation(tx)
+        except Exception as error:  # the caller's: it must reach the caller, whatever it is, and not end the thread
+            # A full disk and its like roll the whole transaction back, and then the whole batch has failed.
+            if isinstance(error, sqlite3.Error) and (not connection.in_transaction or _is_fatal(error)):
+                raise
+            connection.execute("ROLLBACK TO op")
+            job.error = error
+        else:
+            changes.merge(tx.changes)
+        connection.execute("RELEASE op")
+
+    def _run_tick(self) -> None:
+        loop_free = _Tick(self._tick)
+        try:
+            with translated(self.path):
+                changes = self._transact([loop_free])
+            if loop_free.error is not None:
+                raise loop_free.error
+        except Exception:  # the watchdog is long-lived: what failed now is tried again at the next tick
+            logger.exception("The store's watchdog failed; it tries again in %.1f s.", self._tick_seconds)
+        else:
+            self._on_commit(changes)
+
+    # ---- a reader's thread -----------------------------------------------------------------------------------------
+
+    def _read_loop(self, connection: sqlite3.Connection) -> None:
+        while (job := self._reads.get()) is not None:
+            try:
+                with translated(self.path):
+                    connection.execute("BEGIN")
+                    try:
+                        job.result = job.operation(SqliteTransaction(connection))
+                    finally:
+                        connection.execute("COMMIT")
+            except Exception as error:  # the caller's: it must reach the caller and not end the thread
+                job.error = error
+            deliver((job,))
+
+
+class _Tick(Job):
+    """The watchdog's job: nobody waits for it."""
+
+    __slots__ = ()
+
+    def __init__(self, operation: Operation[None]):
+        self.operation = operation
+        self.result = None
+        self.error = None
+
+
+def _acquire(path: Path) -> IO[str] | None:
+    """The advisory lock that makes this process the owner of the file. Released with the process, however it ends."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise StoreError(
+            f"SQLite {sqlite3.sqlite_version} is too old; the store needs {oldest} or later. Use a newer Python build."
+        )
+    lock_path = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(lock_path, "a+")  # noqa: SIM115 - lives as long as the database
+    except OSError as error:
+        raise StoreError(
+            f"Cannot write to the directory of the store '{path}': {error.strerror}. "
+            "Choose a directory that you may write to."
+        ) from error
+    if fcntl is None:
+        return lock
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.seek(0)
+        owner = lock.read().strip() or "unknown"
+        lock.close()
+        raise StoreError(
+            f"The store '{path}' is already open (process {owner}). One process owns a SQLite store: close that one, "
+            f"or serve it with `agl store --path {path}` and connect with LightningStoreClient(url)."
+        ) from None
+    lock.truncate(0)
+    lock.write(str(os.getpid()))
+    lock.flush()
+    return lock
+
+
+_NEXT_STEPS = {
+    "SQLITE_BUSY": "Another program keeps the file locked; close it (a database browser, a backup) and try again.",
+    "SQLITE_LOCKED": "Another program keeps the file locked; close it (a database browser, a backup) and try again.",
+    "SQLITE_FULL": "The disk is full. Nothing that was acknowledged is lost; free some space and try again.",
+    "SQLITE_IOERR": "The disk failed to read or write. Check the disk and its free space, then try again.",
+    "SQLITE_READONLY": "The file or its directory may not be written to. Change the permissions or choose another.",
+    "SQLITE_CANTOPEN": "The file cannot be opened. Check the path and its permissions.",
+    "SQLITE_CORRUPT": "The file is damaged. Keep a copy, then try `sqlite3 FILE .recover`, or choose another path.",
+    "SQLITE_NOTADB": "The file is not a SQLite database. Choose another path.",
+}
+_FATAL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_BUSY")
+
+
+def _error_name(error: sqlite3.Error) -> str:
+    # Errors that Python itself raises (a wrong parameter, a closed connection) carry no code.
+    return error.sqlite_errorname if "sqlite_errorname" in error.__dict__ else ""
+
+
+def _is_fatal(error: sqlite3.Error) -> bool:
+    return _error_name(error).startswith(_FATAL)
+
+
+class translated(contextlib.AbstractContextManager[None]):
+    """Turns SQLite's errors into `StoreError`s that say what to do next."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, sqlite3.Error) and not isinstance(error, AgentLightningError):
+            name = _error_name(error)
+            step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
+            raise StoreError(f"The store '{self._path}' failed: {error}. {step}".rstrip()) from error
