@@ -48,7 +48,7 @@ types: $(STAMPS)/dev ## pyright
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(STAMPS)/dev ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet && echo "documentation built: site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "documentation built: site/index.html"
 
 wheel: $(STAMPS)/python ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --root-user-action=ignore --no-deps -w dist . && ls -lh dist

@@ -120,6 +120,8 @@ def complaint(found: Import) -> str | None:
         if homes is None or found.lazy or source in homes:
             return None
         return f"{found}: {root} is heavy; import it inside the function that needs it"
+    if rest == "__version__":  # a constant, there before anything else is imported
+        return None
     target = rest.split(".")[0] or "__init__"
     if not (ROOT / target).is_dir() and not (ROOT / f"{target}.py").exists():
         target = "__init__"

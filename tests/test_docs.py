@@ -1,0 +1,63 @@
+"""The documentation tells of the code as it is: settings with their defaults, and examples that are Python."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from dataclasses import MISSING, fields
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def settings_table(heading: str) -> dict[str, str]:
+    """The settings in the table under a heading of configuration.md, with their defaults as written."""
+    text = (ROOT / "docs" / "configuration.md").read_text()
+    section = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \|(.*?)\|", section, flags=re.MULTILINE)
+    return {name: default.strip() for name, default in rows}
+
+
+def documented(default: object) -> str:
+    return f"`{default!r}`"
+
+
+def test_grpo_settings() -> None:
+    table = settings_table("GRPO")
+    wanted = {f.name: "" if f.default is MISSING else documented(f.default) for f in fields(agl.GRPO)}
+    assert table == wanted
+
+
+def test_rollout_config_settings() -> None:
+    wanted = {
+        name: documented(f.get_default(call_default_factory=True)) for name, f in agl.RolloutConfig.model_fields.items()
+    }
+    assert settings_table("RolloutConfig") == wanted
+
+
+def test_trainer_settings() -> None:
+    parameters = list(inspect.signature(agl.Trainer).parameters.values())
+    assert settings_table("Trainer") == {p.name: documented(p.default) for p in parameters}
+
+
+def test_every_outcome_is_explained() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert {outcome for outcome in agl.Outcome if f"| `{outcome.value}` |" not in text} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_python_examples_are_python(page: Path) -> None:
+    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+        compile(block.replace("…", "..."), str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_names_in_examples_exist(page: Path) -> None:
+    used = set(re.findall(r"\bagl\.([A-Za-z_]\w*)", page.read_text()))
+    assert {name for name in used if name not in agl.__all__} == set()
