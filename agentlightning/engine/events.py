@@ -1,0 +1,47 @@
+"""What goes into the embedded engine and what comes out of its steps: plain data, sent over the socket as it is."""
+
+from __future__ import annotations
+
+import msgspec
+
+from agentlightning.engine.base import Chunk, SamplingParams
+from agentlightning.types.call import Float32Array, Int32Array
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
+    """One response to sample. `request_id` is the caller's, unique among the requests that are not done."""
+
+    request_id: int
+    prompt_ids: Int32Array
+    params: SamplingParams
+    stream: bool = False
+    """Give out every token as it is sampled."""
+
+
+class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
+    """One more token for each of B streaming requests: arrays have shape [B], `top_*` [B, K]."""
+
+    request_ids: list[int]
+    ids: Int32Array
+    logprobs: Float32Array
+    plain_logprobs: Float32Array
+    version: int
+    top_ids: Int32Array | None = None
+    top_logprobs: Float32Array | None = None
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """A request is done. `chunk` holds its tokens (of a stream: those not given out yet) and the finish reason."""
+
+    request_id: int
+    chunk: Chunk
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A request cannot be finished; `message` says why."""
+
+    request_id: int
+    message: str
+
+
+Event = Sampled | Ended | Failed

@@ -1,0 +1,140 @@
+"""The KV cache of the embedded engine: a fixed number of slots, each with room for one whole context.
+
+A Hugging Face `Cache` whose `update` writes new keys and values straight into slots and hands the attention a view of
+them, so a decoding step copies nothing. It knows tensors only; which tokens a slot holds is `Slots`' business.
+
+Shape letters: L layers, S slots, C tokens of a slot, R rows of a pass, Q new tokens per row, T tokens attended to,
+H key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from agentlightning.errors import ModelError
+
+SUPPORTED_ATTENTION = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What a model keeps per token, found by running it on one token."""
+
+    layers: int
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
+
+
+def unsupported(reason: str) -> ModelError:
+    """The error for a model whose context does not fit into slots."""
+    return ModelError(
+        f"The embedded engine cannot sample from this model: {reason}. "
+        "Serve it with vLLM instead (`agl vllm`), or choose a decoder-only model with full attention in every layer."
+    )
+
+
+@torch.inference_mode()
+def probe(model: PreTrainedModel) -> KVShape:
+    """The shape of the model's keys and values. Raises `ModelError` if slots cannot hold them."""
+    if model.config.is_encoder_decoder:
+        raise unsupported("it is an encoder-decoder")
+    attention = model.config._attn_implementation
+    if attention not in SUPPORTED_ATTENTION:
+        raise unsupported(f"it was loaded with attn_implementation={attention!r}, not one of {SUPPORTED_ATTENTION}")
+    cache = DynamicCache(config=model.config)
+    others = sorted({type(layer).__name__ for layer in cache.layers} - {DynamicLayer.__name__})
+    if others:
+        raise unsupported(f"some of its layers keep something else than all keys and values ({', '.join(others)})")
+    device = next(model.parameters()).device
+    model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
+    layers: list[Any] = cache.layers
+    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
+    if len(shapes) != 1:
+        raise unsupported(f"its layers differ in the shape of keys and values ({sorted(shapes)})")
+    heads, key_size, value_size = shapes.pop()
+    return KVShape(len(layers), heads, key_size, value_size, layers[0].keys.dtype, device)
+
+
+class SlotCache(Cache):
+    """Keys and values of all slots. Call `plan` before each pass of the model."""
+
+    def __init__(self, shape: KVShape, slots: int, capacity: int) -> None:
+        super().__init__(layers=[])
+        self.capacity = capacity
+        self._keys = _zeros((shape.layers, slots, capacity, shape.heads, shape.key_size), shape)
+        self._values = _zeros((shape.layers, slots, capacity, shape.heads, shape.value_size), shape)
+        self._layers = list(zip(self._keys, self._values, strict=True))
+        self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers]
+        self._rows: slice | torch.Tensor = slice(0, 0)
+        self._write = torch.empty(0, dtype=torch.long)
+        self._query = 0
+        self._context = 0
+
+    def plan(self, rows: slice | torch.Tensor, write: torch.Tensor, context: int, query: int) -> None:
+        """Set up one pass of `query` new tokens per row.
+
+        Its rows [R] are these slots, its new tokens go to `write` [R * Q] (slot * capacity + position), and it attends
+        to the first `context` tokens of the slots, as far as the mask lets it.
+        """
+        self._rows = rows
+        self._write = write
+        self._context = context
+        self._query = query
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the pass's new keys and values [R, H, Q, D]; return those to attend to [R, H, T, D]."""
+        flat_keys, flat_values = self._flat[layer_idx]
+        flat_keys.index_copy_(0, self._write, key_states.transpose(1, 2).flatten(0, 1))
+        flat_values.index_copy_(0, self._write, value_states.transpose(1, 2).flatten(0, 1))
+        keys, values = self._layers[layer_idx]
+        return (
+            keys[self._rows, : self._context].transpose(1, 2),
+            values[self._rows, : self._context].transpose(1, 2),
+        )
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens before the pass's new ones. Only asked for when a model ignores the positions it is given."""
+        return self._context - self._query
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self._context, 0
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` tokens of one slot to another."""
+        self._keys[:, target, :tokens] = self._keys[:, source, :tokens]
+        self._values[:, target, :tokens] = self._values[:, source, :tokens]
+
+    def swap(self, a: int, b: int, tokens: int) -> None:
+        """Exchange the first `tokens` tokens of two slots."""
+        for tensor in (self._keys, self._values):
+            kept = tensor[:, a, :tokens].clone()
+            tensor[:, a, :tokens] = tensor[:, b, :tokens]
+            tensor[:, b, :tokens] = kept
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot. Needed after NaN only: masked-out NaN values would still poison the attention's sum."""
+        self._keys[:, slot] = 0
+        self._values[:, slot] = 0
+
+
+def _zeros(size: tuple[int, ...], shape: KVShape) -> torch.Tensor:
+    """Zeros that take no memory until they are written, where the operating system can do that."""
+    if shape.device.type != "cpu":
+        return torch.zeros(size, dtype=shape.dtype, device=shape.device)
+    raw = np.zeros((*size[:-1], size[-1] * shape.dtype.itemsize), dtype=np.uint8)
+    return torch.from_numpy(raw).view(shape.dtype)

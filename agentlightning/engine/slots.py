@@ -1,0 +1,115 @@
+"""Which tokens every slot of the KV cache holds, which slot a new prompt should take, and what it can reuse there.
+
+Plain numpy bookkeeping, no tensors. A slot is busy while a request samples in it; afterwards it keeps its tokens, so
+that a later prompt with the same beginning finds its keys and values computed, until the slot is needed (oldest use
+first).
+
+Invariant: the first `computed` of a slot's `length` known tokens have keys and values of the current weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentlightning.types.call import Int32Array
+
+WORTH_COPYING = 8
+"""A shorter shared prefix is computed again rather than copied between slots."""
+WORTH_WAITING = 32
+"""A new prompt waits for a prefix that a running one is computing just now, if it spares at least so many tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a prompt goes: into `slot`, with the first `reused` tokens taken from `source` (maybe the slot itself)."""
+
+    slot: int
+    source: int
+    reused: int
+
+
+class Slots:
+    """Tokens and states of `count` slots with room for `capacity` tokens each."""
+
+    def __init__(self, count: int, capacity: int) -> None:
+        self.count = count
+        self.tokens = np.zeros((count, capacity), dtype=np.int32)
+        self.length = np.zeros(count, dtype=np.int64)
+        self.computed = np.zeros(count, dtype=np.int64)
+        self.busy = np.zeros(count, dtype=np.bool_)
+        self._last_use = np.zeros(count, dtype=np.int64)
+        self._clock = 0
+
+    def place(self, prompt: Int32Array) -> Placement | None:
+        """The slot for a prompt. None: wait, a running request is computing a longer shared prefix.
+
+        At least one slot must be free. The last token of a prompt is never reused: its logits are needed.
+        """
+        shared = np.minimum(self._shared(prompt), len(prompt) - 1)
+        ready = np.minimum(shared, self.computed)
+        source = int(ready.argmax())
+        reused = int(ready[source])
+        promised = int((shared * self.busy).max())
+        if promised - reused >= WORTH_WAITING:
+            return None
+        if not self.busy[source] and reused and reused == self.computed[source]:
+            return Placement(source, source, reused)
+        slot = int(np.where(self.busy, np.iinfo(np.int64).max, self._last_use).argmin())
+        if reused < WORTH_COPYING and slot != source:
+            return Placement(slot, slot, 0)
+        return Placement(slot, source, reused)
+
+    def occupy(self, placement: Placement, prompt: Int32Array) -> None:
+        """Give the slot to a prompt. The cache's keys and values are copied by the caller."""
+        slot = placement.slot
+        self.tokens[slot, : len(prompt)] = prompt
+        self.length[slot] = len(prompt)
+        self.computed[slot] = placement.reused
+        self.busy[slot] = True
+        self._touch(slot)
+        self._touch(placement.source)
+
+    def release(self, slot: int) -> None:
+        """The request is done; what was computed stays for reuse."""
+        self.busy[slot] = False
+        self.length[slot] = self.computed[slot]
+        self._touch(slot)
+
+    def forget(self, slot: int) -> None:
+        """Drop what a slot holds; it is the first to be taken."""
+        self.busy[slot] = False
+        self.length[slot] = self.computed[slot] = self._last_use[slot] = 0
+
+    def ready(self) -> np.ndarray:
+        """Busy slots whose tokens are all computed but the last one, ascending."""
+        return np.flatnonzero(self.busy & (self.length - self.computed == 1))
+
+    def unready(self) -> np.ndarray:
+        """Which busy slots have more tokens than one to compute, shape [count]."""
+        return self.busy & (self.length - self.computed > 1)
+
+    def missing(self, slot: int) -> int:
+        """How many known tokens of the slot have no keys and values yet."""
+        return int(self.length[slot] - self.computed[slot])
+
+    def swap(self, a: int, b: int) -> int:
+        """Exchange two slots; returns how many tokens of the cache must be exchanged too."""
+        pair, riap = [a, b], [b, a]
+        known = int(self.length[pair].max())
+        self.tokens[pair, :known] = self.tokens[riap, :known]
+        for column in (self.length, self.computed, self.busy, self._last_use):
+            column[pair] = column[riap]
+        return int(self.computed[pair].max())
+
+    def _shared(self, prompt: Int32Array) -> np.ndarray:
+        """How many leading tokens of the prompt each slot knows, shape [count]."""
+        differs = self.tokens[:, : len(prompt)] != prompt
+        first = differs.argmax(axis=1)
+        same = np.where(differs[np.arange(self.count), first], first, len(prompt))
+        return np.minimum(same, self.length)
+
+    def _touch(self, slot: int) -> None:
+        self._clock += 1
+        self._last_use[slot] = self._clock

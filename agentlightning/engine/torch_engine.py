@@ -1,0 +1,487 @@
+"""The embedded engine: continuous batching over an unmodified Hugging Face forward. Synchronous; one thread calls it.
+
+Requests join and leave at every `step`. A step admits waiting prompts, computes those of their tokens that no slot of
+the KV cache holds yet (prefill), then samples one token for every request whose context is computed (decode). Requests
+that decode sit in the lowest slots, so the cache is read as one view; a few idle slots between them are computed along
+and ignored, more are swapped away.
+
+It is not a server: no threads, no sockets, no clock. The model process drives it.
+
+Shape letters: B requests, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.engine.events import Ended, Event, Failed, Request, Sampled
+from agentlightning.engine.kv_cache import probe
+from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
+from agentlightning.engine.slot_model import SlotModel
+from agentlightning.engine.slots import Placement, Slots
+from agentlightning.engine.stop_strings import StopStrings
+from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.types.call import Float32Array, Int32Array
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_CONTEXT = 4096
+"""Longest context in tokens where neither the caller nor the model asks for less."""
+MAX_TOP_LOGPROBS = 100
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens since the engine was made. `cached` are prompt tokens that were not computed again."""
+
+    sampled: int = 0
+    prefilled: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request in a slot."""
+
+    request: Request
+    slot: int
+    cached: int
+    random: np.random.Generator | None
+    emitted: int = 0
+    """Response tokens given out so far."""
+    top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
+    """Alternatives of the response tokens not given out yet, [K] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What a step needs of the requests in all slots at once, arrays of shape [slots]."""
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    limit: np.ndarray
+    """Prompt plus response end here."""
+    watched: np.ndarray
+    """Whether the request needs a look at every token: it streams, has stops of its own, or wants alternatives."""
+
+    @classmethod
+    def of(cls, slots: int) -> _Columns:
+        whole = np.zeros(slots, dtype=np.int64)
+        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), np.zeros(slots, dtype=np.bool_))
+
+    def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.limit[slot] = limit
+        self.watched[slot] = watched
+
+    def swap(self, a: int, b: int) -> None:
+        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched):
+            column[[a, b]] = column[[b, a]]
+
+
+class TorchEngine:
+    """Samples from `model`, whose weights others may change between steps (and then call `weights_changed`)."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_ids: tuple[int, ...],
+        *,
+        version: int = 0,
+        max_context: int | None = None,
+        max_concurrency: int = 64,
+        kv_budget_bytes: int = 2 << 30,
+        prefill_tokens: int = 2048,
+        seed: int | None = None,
+    ) -> None:
+        """`kv_budget_bytes` bounds the KV cache; its memory is taken as it is used. `prefill_tokens` bounds the prompt
+        tokens computed per step, so that long prompts do not hold up requests that are decoding. `seed` is for requests
+        that bring none.
+
+        Raises `ModelError` for a model it cannot sample from, `ConfigError` for a budget too small.
+        """
+        model.eval()
+        shape = probe(model)
+        self.max_context = min(max_context or DEFAULT_CONTEXT, model.config.get_text_config().max_position_embeddings)
+        slots = _slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
+        self.max_concurrency = min(max_concurrency, slots)
+        self.version = version
+        self.eos_ids = eos_ids
+        self.counters = Counters()
+        self._model = SlotModel(model, shape, slots, self.max_context)
+        self.vocab_size = self._model.self_check()
+        self._prefill_tokens = prefill_tokens
+        self._waiting: OrderedDict[int, Request] = OrderedDict()
+        self._running: dict[int, _Running] = {}
+        self._by_slot: list[_Running | None] = [None] * slots
+        self._slots = Slots(slots, self._model.capacity)
+        self._columns = _Columns.of(slots)
+        self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
+        self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
+        self._random = np.random.default_rng(seed)
+        self._stop_strings = StopStrings(tokenizer)
+        self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
+        self._is_eos[list(eos_ids)] = True
+        self._events: list[Event] = []
+
+    def info(self, model: str) -> EngineInfo:
+        """What a client needs to know; `model` is where its tokenizer is."""
+        return EngineInfo(
+            model=model,
+            max_context=self.max_context,
+            max_concurrency=self.max_concurrency,
+            vocab_size=self.vocab_size,
+            eos_ids=self.eos_ids,
+            version=self.version,
+        )
+
+    @property
+    def running(self) -> int:
+        """Requests being computed."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Requests submitted and not yet admitted."""
+        return len(self._waiting)
+
+    @property
+    def active(self) -> bool:
+        """Whether a step has anything to do."""
+        return bool(self._running or self._waiting)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request. Raises `ModelError` or `ConfigError` if it can never be sampled."""
+        _check_params(request.params)
+        self._check_prompt(request.prompt_ids)
+        if request.request_id in self._running or request.request_id in self._waiting:
+            raise EngineError(f"Request {request.request_id} is being sampled already; use another id.")
+        self._waiting[request.request_id] = request
+
+    def abort(self, request_id: int) -> None:
+        """Drop a request; nothing more comes out for it. An id that is not there (any more) is fine."""
+        self._waiting.pop(request_id, None)
+        running = self._running.get(request_id)
+        if running is not None:
+            self._leave(running)
+
+    def abort_all(self) -> list[int]:
+        """Drop every request and everything cached; returns the requests' ids. For the state after a failed step."""
+        ids = [*self._running, *self._waiting]
+        for request_id in ids:
+            self.abort(request_id)
+        self._forget_contexts()
+        return ids
+
+    def weights_changed(self, version: int) -> None:
+        """The model has other weights now: nothing computed with the old ones is used again.
+
+        No request may be running; let them finish with `step(admit=False)` before changing the weights.
+        """
+        if self._running:
+            raise EngineError(f"The weights changed under {self.running} running requests; drain the engine first.")
+        self.version = version
+        self._forget_contexts()
+
+    def step(self, *, admit: bool = True) -> list[Event]:
+        """Compute the next token of every running request. With `admit=False` no waiting request is started."""
+        self._events = []
+        with torch.inference_mode():
+            if admit:
+                self._admit()
+            self._prefill()
+            self._decode()
+        return self._events
+
+    def _check_prompt(self, prompt_ids: Int32Array) -> None:
+        if not len(prompt_ids):
+            raise ModelError("The prompt is empty; give at least one token.")
+        if len(prompt_ids) >= self.max_context:
+            raise ModelError(
+                f"The prompt has {len(prompt_ids)} tokens, but the context ends at {self.max_context} (prompt and "
+                "response). Shorten the prompt, or raise max_context if the model allows it."
+            )
+        low, high = int(prompt_ids.min()), int(prompt_ids.max())
+        if low < 0 or high >= self.vocab_size:
+            raise ModelError(
+                f"The prompt holds token id {low if low < 0 else high}, outside the model's vocabulary of "
+                f"{self.vocab_size}. Was it made with another model's tokenizer?"
+            )
+
+    def _admit(self) -> None:
+        """Start waiting requests, oldest first, as long as there is room.
+
+        One whose prefix is being computed by another right now is passed over until that is done.
+        """
+        passed_over: list[Request] = []
+        while self._waiting and len(self._running) < self.max_concurrency > len(passed_over):
+            _, request = self._waiting.popitem(last=False)
+            placement = self._slots.place(request.prompt_ids)
+            if placement is None:
+                passed_over.append(request)
+            else:
+                self._start(request, placement)
+        for request in reversed(passed_over):
+            self._waiting[request.request_id] = request
+            self._waiting.move_to_end(request.request_id, last=False)
+
+    def _start(self, request: Request, placement: Placement) -> None:
+        params, slot, prompt = request.params, placement.slot, request.prompt_ids
+        if placement.source != slot:
+            self._model.cache.copy(placement.source, slot, placement.reused)
+        self._slots.occupy(placement, prompt)
+        random = None if params.seed is None else np.random.Generator(np.random.PCG64(params.seed & (2**64 - 1)))
+        running = _Running(request, slot, placement.reused, random)
+        self._running[request.request_id] = self._by_slot[slot] = running
+        limit = self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
+        watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs)
+        self._columns.set(slot, params, min(limit, self.max_context), watched)
+        self.counters.cached += placement.reused
+
+    def _prefill(self) -> None:
+        """Compute the oldest prompts' missing tokens, as many as a step may; sample where a prompt is complete."""
+        budget = self._prefill_tokens
+        work: list[tuple[int, int]] = []
+        if not self._slots.unready().any():
+            return
+        for running in self._running.values():
+            count = min(self._slots.missing(running.slot), budget)
+            if count > 1:
+                work.append((count, running.slot))
+                budget -= count
+        work.sort(reverse=True)
+        while work:
+            longest = work[0][0]
+            # Rows of very different lengths do not go into one pass: it would compute mostly padding.
+            batch = [slot for count, slot in work if 2 * count + 32 >= longest]
+            counts = [count for count, _ in work[: len(batch)]]
+            del work[: len(batch)]
+            self._prefill_batch(np.array(batch), np.array(counts))
+
+    def _prefill_batch(self, rows: np.ndarray, counts: np.ndarray) -> None:
+        starts = self._slots.computed[rows]
+        ends = starts + counts
+        tokens = [self._slots.tokens[r, s:e] for r, s, e in zip(rows, starts, ends, strict=True)]
+        logits = self._model.prefill(tokens, rows, starts)
+        self._slots.computed[rows] = ends
+        self.counters.prefilled += int(counts.sum())
+        complete = ends == self._slots.length[rows]
+        if complete.all():
+            self._sample(rows, logits)
+        elif complete.any():
+            self._sample(rows[complete], logits[torch.from_numpy(complete).to(logits.device)])
+
+    def _decode(self) -> None:
+        """One token for every request that only misses its last one."""
+        rows = self._slots.ready()
+        if not len(rows):
+            return
+        rows = self._compact(rows)
+        span = int(rows[-1]) + 1
+        positions = self._slots.computed[:span].copy()
+        ids = self._slots.tokens[np.arange(span), positions]
+        logits = self._model.decode(ids, positions, int(positions[rows].max()) + 1)
+        self._slots.computed[rows] += 1
+        if len(rows) < span:
+            logits = logits[torch.from_numpy(rows).to(logits.device)]
+        self._sample(rows, logits)
+
+    def _compact(self, rows: np.ndarray) -> np.ndarray:
+        """Move the highest of these slots down until at most an eighth of those below them are idle."""
+        allowed = len(rows) + len(rows) // 8
+        while rows[-1] >= allowed:
+            gap = int(np.flatnonzero(rows != np.arange(len(rows)))[0])
+            self._swap(gap, int(rows[-1]))
+            rows = np.insert(rows[:-1], gap, gap)
+        return rows
+
+    def _swap(self, a: int, b: int) -> None:
+        known = int(self._slots.length[[a, b]].max())
+        self._model.cache.swap(a, b, self._slots.swap(a, b))
+        self._columns.swap(a, b)
+        for array in (self._logprobs, self._plain_logprobs):
+            array[[a, b], :known] = array[[b, a], :known]
+        self._by_slot[a], self._by_slot[b] = self._by_slot[b], self._by_slot[a]
+        for slot in (a, b):
+            running = self._by_slot[slot]
+            if running is not None:
+                running.slot = slot
+
+    def _sample(self, rows: np.ndarray, logits_BV: torch.Tensor) -> None:
+        """Draw the next token of these slots, write it down, and look at those requests where something happens."""
+        columns = self._columns
+        settings = RowSettings(columns.temperature[rows], columns.top_k[rows], columns.top_p[rows])
+        drawn = draw(logits_BV, settings, self._uniform(rows))
+        at = (rows, self._slots.length[rows])
+        self._slots.tokens[at] = drawn.ids
+        self._logprobs[at] = drawn.logprobs
+        self._plain_logprobs[at] = drawn.plain_logprobs
+        self._slots.length[rows] += 1
+        self.counters.sampled += len(rows)
+        is_over = self._is_eos[drawn.ids] | (self._slots.length[rows] >= columns.limit[rows])
+        is_wrong = ~np.isfinite(drawn.plain_logprobs)
+        streamed: list[int] = []
+        for index in np.flatnonzero(is_over | is_wrong | columns.watched[rows]).tolist():
+            running = self._by_slot[rows[index]]
+            assert running is not None, rows[index]
+            if is_wrong[index]:
+                self._fail(running)
+            elif not self._look_at(running, drawn, index):
+                streamed.append(index)
+        self._give_out(rows, streamed, drawn)
+
+    def _uniform(self, rows: np.ndarray) -> np.ndarray:
+        """One number per row, from the request's own generator if it brought a seed."""
+        numbers = self._random.random(len(rows))
+        for index, slot in enumerate(rows.tolist()):
+            running = self._by_slot[slot]
+            if running is not None and running.random is not None:
+                numbers[index] = running.random.random()
+        return numbers
+
+    def _look_at(self, running: _Running, drawn: Draw, index: int) -> bool:
+        """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""
+        params, slot = running.request.params, running.slot
+        if params.top_logprobs:
+            running.top.append(alternatives(drawn.distribution_BV[index], min(params.top_logprobs, self.vocab_size)))
+        token, length = int(drawn.ids[index]), int(self._slots.length[slot])
+        reason = stop_string = None
+        if self._is_eos[token] or token in params.stop_token_ids:
+            reason = "stop"
+        elif params.stop:
+            response = self._slots.tokens[slot, len(running.request.prompt_ids) : length]
+            stop_string = self._stop_strings.find(response, params.stop)
+            reason = None if stop_string is None else "stop"
+        if reason is None and length >= self._columns.limit[slot]:
+            reason = "length"
+        if reason is None:
+            return not running.request.stream
+        chunk = self._take(running, reason, stop_string)
+        self._events.append(Ended(request_id=running.request.request_id, chunk=chunk))
+        self._leave(running)
+        return True
+
+    def _take(self, running: _Running, reason: str | None, stop_string: str | None) -> Chunk:
+        """The tokens of a request that were not given out yet."""
+        slot = running.slot
+        start = len(running.request.prompt_ids) + running.emitted
+        end = int(self._slots.length[slot])
+        running.emitted += end - start
+        top, running.top = running.top, []
+        return Chunk(
+            ids=self._slots.tokens[slot, start:end].copy(),
+            logprobs=self._logprobs[slot, start:end].copy(),
+            plain_logprobs=self._plain_logprobs[slot, start:end].copy(),
+            version=self.version,
+            top_ids=np.stack([ids for ids, _ in top]) if top else None,
+            top_logprobs=np.stack([logprobs for _, logprobs in top]) if top else None,
+            finish_reason=reason,
+            stop_string=stop_string,
+            cached_tokens=running.cached,
+        )
+
+    def _give_out(self, rows: np.ndarray, streamed: list[int], drawn: Draw) -> None:
+        """The newest token of streaming requests: together in one event, those with alternatives in one each."""
+        together: list[int] = []
+        ids: list[int] = []
+        for index in streamed:
+            running = self._by_slot[rows[index]]
+            assert running is not None, rows[index]
+            running.emitted += 1
+            if running.top:
+                top_ids, top_logprobs = running.top.pop()
+                self._events.append(
+                    _sampled(
+                        [running.request.request_id], drawn, [index], self.version, top_ids[None], top_logprobs[None]
+                    )
+                )
+            else:
+                together.append(index)
+                ids.append(running.request.request_id)
+        if together:
+            self._events.append(_sampled(ids, drawn, together, self.version))
+
+    def _fail(self, running: _Running) -> None:
+        slot = running.slot
+        self._leave(running)
+        self._slots.forget(slot)
+        self._model.cache.clear(slot)
+        message = (
+            "The model's log-probs are not finite (NaN or infinite): its weights have diverged. "
+            "Lower the learning rate and start again from an earlier checkpoint."
+        )
+        self._events.append(Failed(request_id=running.request.request_id, message=message))
+
+    def _leave(self, running: _Running) -> None:
+        """Take a request out of its slot, which keeps the computed tokens for reuse."""
+        del self._running[running.request.request_id]
+        self._by_slot[running.slot] = None
+        self._slots.release(running.slot)
+
+    def _forget_contexts(self) -> None:
+        for slot in range(self._slots.count):
+            self._slots.forget(slot)
+
+
+def _sampled(
+    request_ids: list[int],
+    drawn: Draw,
+    indices: list[int],
+    version: int,
+    top_ids: Int32Array | None = None,
+    top_logprobs: Float32Array | None = None,
+) -> Sampled:
+    return Sampled(
+        request_ids=request_ids,
+        ids=drawn.ids[indices],
+        logprobs=drawn.logprobs[indices],
+        plain_logprobs=drawn.plain_logprobs[indices],
+        version=version,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )
+
+
+def _slot_count(slot_bytes: int, budget: int, concurrency: int) -> int:
+    """As many slots as the budget holds, up to two per request: one to sample in, one to keep a context for later."""
+    slots = min(budget // slot_bytes, 2 * concurrency)
+    if slots < 1:
+        raise ConfigError(
+            f"One context takes {slot_bytes / 2**20:,.0f} MiB of KV cache, more than the budget of "
+            f"{budget / 2**20:,.0f} MiB. Raise kv_budget_bytes or lower max_context."
+        )
+    if slots < concurrency:
+        logger.warning(
+            "The KV cache holds %d contexts of %.0f MiB, so only %d of %d requests are sampled at the same time. "
+            "Raise kv_budget_bytes or lower max_context for more.",
+            slots, slot_bytes / 2**20, slots, concurrency,
+        )  # fmt: skip
+    return slots
+
+
+def _check_params(params: SamplingParams) -> None:
+    """Refuse settings that mean nothing."""
+    checks = {
+        f"temperature must be 0 or more and finite, not {params.temperature}": 0 <= params.temperature < float("inf"),
+        f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
+        f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
+        f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None or params.max_tokens >= 1,
+        f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {params.top_logprobs}": (
+            0 <= params.top_logprobs <= MAX_TOP_LOGPROBS
+        ),
+        "stop must not hold an empty string": all(params.stop),
+    }
+    wrong = [message for message, right in checks.items() if not right]
+    if wrong:
+        raise ConfigError("; ".join(wrong) + ".")

@@ -1,0 +1,60 @@
+"""Fixtures that several test folders share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CORPUS = [
+    "What is 12 + 34 * 5? Use the calc tool.",
+    'Call the tool like this: {"name": "calc", "arguments": {"a": 12, "op": "+", "b": 34}}',
+    "The answer is 182. system user assistant tool",
+]
+SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+ADDED_TOKENS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a random Qwen3 of two layers and a byte-level tokenizer of about 300 tokens.
+
+    Its weights are large, so that a wrong position or mask changes the log-probs visibly.
+    """
+    import torch
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+    path = tmp_path_factory.mktemp("tiny-model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=291, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ADDED_TOKENS])
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped.save_pretrained(path)
+    end, pad = tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")
+    config = Qwen3Config(
+        vocab_size=len(wrapped),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        eos_token_id=end,
+        pad_token_id=pad,
+        bos_token_id=None,
+    )
+    torch.manual_seed(0)
+    model = Qwen3ForCausalLM(config)
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [end, pad]
+    model.save_pretrained(path)
+    return path

@@ -1,0 +1,83 @@
+"""The maths of sampling: frequencies, filters, and both kinds of log-probs against their definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agentlightning.engine.sampler import RowSettings, draw
+
+VOCABULARY = 12
+
+
+def settings(rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> RowSettings:
+    return RowSettings(np.full(rows, temperature), np.full(rows, top_k), np.full(rows, top_p))
+
+
+def expected(logits: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """The sampling distribution by its definition, one token after the other."""
+    scaled = np.exp(logits.astype(np.float64) / temperature)
+    probs = scaled / scaled.sum()
+    order = np.argsort(-probs, kind="stable")[: top_k or len(probs)]
+    left = probs[order] / probs[order].sum()
+    kept: list[int] = []
+    for place, token in enumerate(order):
+        if place and left[:place].sum() >= top_p:
+            break
+        kept.append(int(token))
+    out = np.zeros_like(probs)
+    out[kept] = probs[kept] / probs[kept].sum()
+    return out
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.0, 3, 1.0), (1.0, 0, 0.6), (1.3, 6, 0.7), (1.0, 1, 1.0), (1.0, 0, 1e-6)],
+)
+def test_draws_follow_the_definition(temperature: float, top_k: int, top_p: float) -> None:
+    logits = np.random.default_rng(3).normal(size=VOCABULARY).astype(np.float32) * 2
+    rows = 4000
+    # Evenly spaced numbers: frequencies are exact up to one row per token.
+    uniform = (np.arange(rows) + 0.5) / rows
+    drawn = draw(torch.from_numpy(logits).expand(rows, -1), settings(rows, temperature, top_k, top_p), uniform)
+    probs = expected(logits, temperature, top_k, top_p)
+    frequencies = np.bincount(drawn.ids, minlength=VOCABULARY) / rows
+    np.testing.assert_allclose(frequencies, probs, atol=1.5 / rows)
+    np.testing.assert_allclose(drawn.logprobs, np.log(probs[drawn.ids]), atol=1e-5)
+    plain = torch.from_numpy(logits / temperature).log_softmax(-1).numpy()
+    np.testing.assert_allclose(drawn.plain_logprobs, plain[drawn.ids], atol=1e-5)
+
+
+def test_rows_do_not_influence_each_other() -> None:
+    rng = np.random.default_rng(0)
+    rows = 64
+    logits = torch.from_numpy(rng.normal(size=(rows, VOCABULARY)).astype(np.float32))
+    mixed = RowSettings(
+        rng.choice([0.0, 0.5, 1.0, 2.0], rows), rng.choice([0, 2, 50], rows), rng.choice([1.0, 0.5, 0.9], rows)
+    )
+    uniform = rng.random(rows)
+    together = draw(logits, mixed, uniform)
+    for row in range(rows):
+        one = slice(row, row + 1)
+        alone = draw(logits[one], RowSettings(mixed.temperature[one], mixed.top_k[one], mixed.top_p[one]), uniform[one])
+        assert alone.ids[0] == together.ids[row]
+        np.testing.assert_allclose(alone.logprobs[0], together.logprobs[row], atol=1e-6)
+        np.testing.assert_allclose(alone.plain_logprobs[0], together.plain_logprobs[row], atol=1e-6)
+
+
+def test_the_ends_of_the_interval_never_draw_an_impossible_token() -> None:
+    logits = torch.full((2, VOCABULARY), -float("inf"))
+    logits[:, 3:5] = 0
+    drawn = draw(logits, settings(2), np.array([0.0, np.nextafter(1.0, 0.0)]))
+    assert drawn.ids.tolist() == [3, 4]
+    filtered = draw(logits, settings(2, top_p=0.99), np.array([0.0, np.nextafter(1.0, 0.0)]))
+    assert set(filtered.ids.tolist()) == {3, 4}
+
+
+def test_greedy_rows() -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0]])
+    drawn = draw(logits, settings(1, temperature=0.0, top_p=0.5), np.array([0.999]))
+    assert drawn.ids.tolist() == [1]
+    assert drawn.logprobs.tolist() == [0]
+    np.testing.assert_allclose(drawn.plain_logprobs, logits.log_softmax(-1)[:, 1].numpy(), atol=1e-6)
