@@ -30,7 +30,8 @@ class Tracer:
     `trace_context`s, `teardown_worker`, `teardown`. All four may be left out, and repeated without harm.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self._flush_seconds = flush_seconds
         self._last: Trace | None = None
 
     def init(self) -> None:
@@ -68,7 +69,7 @@ class Tracer:
         self._open(trace)
         outside = capture()
         ended = asyncio.Event()
-        writer = None if store is None else asyncio.create_task(_write(trace, store, ended))
+        writer = None if store is None else asyncio.create_task(_write(trace, store, ended, self._flush_seconds))
         attach(trace)
         try:
             yield trace
@@ -92,11 +93,11 @@ class Tracer:
         """A trace ends: add what is still open, and stop to route spans to it."""
 
 
-async def _write(trace: Trace, store: LightningStore, ended: asyncio.Event) -> None:
+async def _write(trace: Trace, store: LightningStore, ended: asyncio.Event, flush_seconds: float) -> None:
     """Write the trace's spans to the store while the attempt runs, and the rest when it ended."""
     while not ended.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), FLUSH_SECONDS)
+            await asyncio.wait_for(ended.wait(), flush_seconds)
             break
         try:
             await _flush(trace, store)

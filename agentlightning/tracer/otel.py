@@ -16,7 +16,7 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 
-from agentlightning.tracer.base import Tracer
+from agentlightning.tracer.base import FLUSH_SECONDS, Tracer
 from agentlightning.tracer.trace import Trace, current_trace
 from agentlightning.types import Span
 
@@ -90,8 +90,8 @@ class OtelTracer(Tracer):
     global one are collected after `route_spans_of(provider)`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        super().__init__(flush_seconds=flush_seconds)
         self._warned = False
 
     def init(self) -> None:
