@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -16,10 +16,18 @@ T = TypeVar("T")
 class Job:
     """One operation and the future its caller waits for."""
 
-    __slots__ = ("error", "future", "loop", "operation", "result")
+    __slots__ = ("error", "future", "loop", "operation", "result", "undo")
 
-    def __init__(self, operation: Operation[Any], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop):
+    def __init__(
+        self,
+        operation: Operation[Any],
+        undo: Callable[[Any], None] | None,
+        future: asyncio.Future[Any],
+        loop: asyncio.AbstractEventLoop,
+    ):
         self.operation = operation
+        self.undo = undo
+        """Called on the event loop with the result if the caller was cancelled before it could be delivered."""
         self.future = future
         self.loop = loop
         self.result: Any = None
@@ -30,11 +38,11 @@ JobQueue = SimpleQueue["Job | None"]
 """None asks a thread to end."""
 
 
-def submit(queue: JobQueue, operation: Operation[T]) -> asyncio.Future[T]:
+def submit(queue: JobQueue, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:
     """Hand an operation to a database thread, from any event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    queue.put(Job(operation, future, loop))
+    queue.put(Job(operation, undo, future, loop))
     return future
 
 
@@ -52,9 +60,10 @@ def deliver(jobs: Iterable[Job]) -> None:
 
 def _resolve(jobs: list[Job]) -> None:
     for job in jobs:
-        if job.future.done():
-            continue  # cancelled
-        if job.error is not None:
+        if job.future.done():  # its caller was cancelled
+            if job.undo is not None and job.error is None:
+                job.undo(job.result)
+        elif job.error is not None:
             job.future.set_exception(job.error)
         else:
             job.future.set_result(job.result)

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store import attempts, calls, counters, query, resources, rollouts, spans, workers
+from agentlightning.store import attempts, calls, counters, query, rollouts, workers
+from agentlightning.store import resources as named_resources
+from agentlightning.store import spans as span_rows
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
 from agentlightning.store.codec import new_id
 from agentlightning.store.notify import Notifier
@@ -53,7 +55,7 @@ _call = functools.partial
 class Database(Protocol):
     """Where operations run; see `sqlite` for what a database promises."""
 
-    def write(self, operation: Operation[T]) -> asyncio.Future[T]: ...
+    def write(self, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]: ...
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]: ...
 
@@ -135,29 +137,20 @@ class SqlLightningStore:
         if attempt_ids is not None and len(set(attempt_ids)) < limit:
             raise StoreError(f"attempt_ids must name as many different attempts as the limit, {limit}.")
         operation = _call(rollouts.claim, limit=limit, worker_id=worker_id, attempt_ids=attempt_ids)
-        if timeout <= 0:
-            return await self._claim(operation)
         end = time.monotonic() + timeout
+        claims = await self._db.write(operation, self._give_back)
+        if claims or timeout <= 0:
+            return claims
         with self._notifier.claimer() as waiter:
             while True:
-                claims = await self._claim(operation)
+                claims = await self._db.write(operation, self._give_back)
                 if claims or not await waiter.wait(end - time.monotonic()):
                     return claims
                 self._notifier.again(waiter)
 
-    async def _claim(self, operation: Operation[list[AttemptedRollout]]) -> list[AttemptedRollout]:
-        """A claim whose caller is cancelled while it is on its way is undone."""
-        claim = self._db.write(operation)
-        try:
-            return await asyncio.shield(claim)
-        except asyncio.CancelledError:
-            claim.add_done_callback(self._give_back)
-            raise
-
-    def _give_back(self, claim: asyncio.Future[list[AttemptedRollout]]) -> None:
-        if claim.cancelled() or claim.exception() is not None:
-            return
-        for rollout in claim.result():
+    def _give_back(self, claims: list[AttemptedRollout]) -> None:
+        """Undo claims whose caller was cancelled while they were on their way."""
+        for rollout in claims:
             self._db.write(
                 _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
             )
@@ -269,12 +262,12 @@ class SqlLightningStore:
         stored = await self.add_many_spans([span])
         return stored[0] if stored else None
 
-    async def add_many_spans(self, spans_: Sequence[Span]) -> Sequence[Span]:
-        values = [spans.to_values(span) for span in spans_]
-        numbers = await self._db.write(lambda tx: spans.add(tx, values))
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        values = [span_rows.to_values(span) for span in spans]
+        numbers = await self._db.write(lambda tx: span_rows.add(tx, values))
         return [
             span if span.sequence_id == number else span.model_copy(update={"sequence_id": number})
-            for span, number in zip(spans_, numbers, strict=True)
+            for span, number in zip(spans, numbers, strict=True)
             if number
         ]
 
@@ -284,7 +277,7 @@ class SqlLightningStore:
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        return await self._db.write(lambda tx: spans.next_sequence_id(tx, rollout_id, attempt_id))
+        return await self._db.write(lambda tx: span_rows.next_sequence_id(tx, rollout_id, attempt_id))
 
     async def query_spans(
         self,
@@ -329,19 +322,19 @@ class SqlLightningStore:
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 
-    async def add_resources(self, resources_: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
-        text = resources.encode_resources(resources_)
-        return await self._db.write(lambda tx: resources.add(tx, resources_id or new_id("rs"), text))
+    async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
+        text = named_resources.encode_resources(resources)
+        return await self._db.write(lambda tx: named_resources.add(tx, resources_id or new_id("rs"), text))
 
-    async def update_resources(self, resources_id: str, resources_: NamedResources) -> ResourcesUpdate:
-        text = resources.encode_resources(resources_)
-        return await self._db.write(lambda tx: resources.replace(tx, resources_id, text))
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        text = named_resources.encode_resources(resources)
+        return await self._db.write(lambda tx: named_resources.replace(tx, resources_id, text))
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        return await self._db.read(lambda tx: resources.read(tx, resources_id))
+        return await self._db.read(lambda tx: named_resources.read(tx, resources_id))
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        return await self._db.read(resources.read_latest)
+        return await self._db.read(named_resources.read_latest)
 
     async def query_resources(
         self,
