@@ -46,6 +46,7 @@ class Trace:
         self._spans: list[Span] = []
         self._stored = 0
         self._closed = False
+        self._refused = 0
         self._lock = threading.Lock()
 
     @property
@@ -59,18 +60,20 @@ class Trace:
         return self._closed
 
     def add(self, span: Span) -> bool:
-        """Record a finished span. After the end of the attempt it is refused: a warning, and False is returned."""
+        """Record a finished span. After the end of the attempt it is refused: False, and one warning per trace."""
         with self._lock:
             if not self._closed:
                 self._spans.append(span)
                 return True
-        logger.warning(
-            "Span '%s' ended after attempt %s of rollout %s was over and is not recorded: wait for background work "
-            "before the agent returns.",
-            span.name,
-            self.attempt_id,
-            self.rollout_id,
-        )
+            self._refused += 1
+        if self._refused == 1:  # a thread that was left behind may go on for ever
+            logger.warning(
+                "Span '%s' ended after attempt %s of rollout %s was over. It is not recorded, nor are further ones: wait "
+                "for background work before the agent returns.",
+                span.name,
+                self.attempt_id,
+                self.rollout_id,
+            )
         return False
 
     def close(self) -> None:
