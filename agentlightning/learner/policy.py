@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,7 +121,8 @@ def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
 
     base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]
     base = _load_base(resolve_model(base_name), dtype)
-    peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
+    with _peft_calls_deprecated_names():
+        peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
 
 
@@ -132,8 +136,17 @@ def _add_lora(model: PreTrainedModel, spec: LoraSpec) -> tuple[PreTrainedModel, 
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    peft_model = get_peft_model(model, config)
+    with _peft_calls_deprecated_names():
+        peft_model = get_peft_model(model, config)
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
+
+
+@contextmanager
+def _peft_calls_deprecated_names() -> Iterator[None]:
+    """peft 0.21 still uses a name that transformers 5.23 warns about; users can do nothing about it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        yield
 
 
 def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

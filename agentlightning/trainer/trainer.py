@@ -36,7 +36,7 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
-from agentlightning.types import Dataset, Hook, NamedResources, RolloutStatus
+from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutStatus
 
 logger = logging.getLogger(__name__)
 
@@ -234,9 +234,8 @@ class Trainer:
     def _write_run_file(self, agent: LitAgent[Any]) -> None:
         """What the run was: its algorithm with all settings, and where its agent is."""
         algorithm = self.algorithm
-        settings = (
-            {f.name: repr(getattr(algorithm, f.name)) for f in fields(algorithm)} if is_dataclass(algorithm) else {}
-        )
+        names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
+        settings = {name: repr(getattr(algorithm, name)) for name in names}
         source = agent.function.__code__.co_filename if isinstance(agent, FunctionAgent) else None
         name = agent.function.__name__ if isinstance(agent, FunctionAgent) else type(agent).__name__
         run = {"algorithm": type(algorithm).__name__, "settings": settings, "agent": name, "source": source}
@@ -260,9 +259,7 @@ def _as_agent(agent: LitAgent[Any] | Callable[..., Any]) -> LitAgent[Any]:
 
 async def _cancel_leftovers(store: LightningStore) -> None:
     """Rollouts of a run that died are not picked up: the step they belonged to is sampled again."""
-    open_statuses = [
-        s for s in RolloutStatus if s not in (RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED)
-    ]
+    open_statuses = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
     for rollout in await store.query_rollouts(status_in=open_statuses, limit=-1):
         try:
             await store.update_rollout(rollout.rollout_id, status=RolloutStatus.CANCELLED)

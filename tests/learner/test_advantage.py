@@ -1,0 +1,67 @@
+"""Advantages and weights: hand-derived numbers and the properties that must hold for all inputs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.learner.advantage import entry_weights, group_advantages
+
+rewards = st.floats(-10, 10, allow_nan=False, width=32)
+
+
+def group(returns: list[float], counts: list[bool] | None = None, **options: bool) -> np.ndarray:
+    n = len(returns)
+    counted = np.ones(n, bool) if counts is None else np.array(counts)
+    return group_advantages(np.array(returns, np.float32), np.zeros(n, np.int32), counted, **options)
+
+
+def test_hand_derived() -> None:
+    assert group([1, 0, 0, 0]) == pytest.approx([3**0.5, -(3**-0.5), -(3**-0.5), -(3**-0.5)], rel=1e-6)
+    assert group([1, 0, 0, 0], normalize_std=False) == pytest.approx([0.75, -0.25, -0.25, -0.25])
+
+
+def test_groups_do_not_see_each_other() -> None:
+    returns = np.array([1, 0, 5, 7], np.float32)
+    both = group_advantages(returns, np.array([0, 0, 1, 1], np.int32), np.ones(4, bool))
+    assert both == pytest.approx([1, -1, -1, 1])
+
+
+@given(st.lists(st.tuples(rewards, st.booleans()), min_size=2, max_size=8), rewards)
+def test_a_masked_rollout_never_moves_its_siblings(members: list[tuple[float, bool]], other: float) -> None:
+    counts = [counted for _, counted in members]
+    as_given = group([r for r, _ in members], counts)
+    replaced = group([r if counted else other for r, counted in members], counts)
+    assert np.array_equal(as_given, replaced)
+    assert all(a == 0 for a, counted in zip(as_given, counts, strict=True) if not counted)
+
+
+@given(st.lists(rewards, min_size=2, max_size=8))
+def test_advantages_of_a_group_add_up_to_nothing(returns: list[float]) -> None:
+    assert abs(float(group(returns).sum())) < 1e-3
+
+
+@given(rewards, st.integers(2, 6))
+def test_equal_returns_teach_nothing(value: float, n: int) -> None:
+    assert not group([value] * n).any()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 50), st.booleans()), min_size=1, max_size=8),
+    st.sampled_from(["token", "rollout"]),
+)
+def test_weights_of_all_tokens_add_up_to_one(members: list[tuple[int, bool]], normalization: str) -> None:
+    tokens = np.array([n for n, _ in members], np.int32)
+    counts = np.array([c for _, c in members])
+    total = float((entry_weights(tokens, counts, normalization) * tokens).sum())
+    assert total == pytest.approx(1.0 if (counts & (tokens > 0)).any() else 0.0, abs=1e-5)
+
+
+def test_normalizations_differ_as_named() -> None:
+    tokens, counts = np.array([1, 3], np.int32), np.ones(2, bool)
+    assert entry_weights(tokens, counts, "token") == pytest.approx([0.25, 0.25])
+    assert entry_weights(tokens, counts, "rollout") == pytest.approx([0.5, 1 / 6])
+    with pytest.raises(ValueError, match="'token' or 'rollout'"):
+        entry_weights(tokens, counts, "sentence")
