@@ -1,0 +1,98 @@
+"""The command tree. Each command's work is in a module of its own, imported when it runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="agl",
+    help="Agent Lightning: train any LLM agent with (almost) no change to its code.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from agentlightning import __version__
+
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Agent Lightning: train any LLM agent with (almost) no change to its code."""
+
+
+@app.command()
+def demo(
+    name: Annotated[str, typer.Argument(help="Which example: calc.")] = "calc",
+    model: Annotated[
+        str, typer.Option(help="A shipped model's name, a model directory, or a Hugging Face id.")
+    ] = "calc",
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; the example's own number if not given.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Decides the order of tasks and what is sampled.")] = 0,
+    learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Step size of AdamW.")] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train a LoRA adapter of this rank.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="Where the run leaves its files [default: runs/calc-…].")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway [default: a free one].")] = None,
+) -> None:
+    """Train an example agent by reinforcement learning, on this machine, and watch it get better."""
+    from agentlightning.cli.demo import run_demo
+
+    run_demo(
+        name,
+        model=model,
+        steps=steps,
+        seed=seed,
+        learning_rate=learning_rate,
+        lora_rank=lora_rank,
+        run_dir=run_dir,
+        resume=resume,
+        port=port,
+    )
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, or a model.")],
+    agent: Annotated[str | None, typer.Option(help="The agent as file.py:name [default: the one of the run].")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Held-out tasks, one JSON value per line [default: the example's].")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Model to compare with [default: the run's first one].")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Use at most so many tasks.")] = 400,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
+) -> None:
+    """Compare a trained model with the one it came from on held-out tasks, with confidence intervals."""
+    from agentlightning.cli.evaluate import run_evaluation
+
+    run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, repeats=repeats)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    from agentlightning.cli.serve import run_server
+
+    run_server(model, host=host, port=port, api_key=api_key)

@@ -1,0 +1,96 @@
+"""`agl demo`: train an example and show what it was good for."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentlightning.algorithm import GRPO
+from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
+from agentlightning.cli.example import load_example
+from agentlightning.cli.transcript import before_and_after
+from agentlightning.errors import AgentLightningError
+from agentlightning.metrics import read_metrics
+from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer import RunResult, Trainer
+from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.trainer import CURVE_FILE, METRICS_FILE, STORE_FILE
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run_demo(
+    name: str,
+    *,
+    model: str,
+    steps: int | None,
+    seed: int,
+    learning_rate: float | None,
+    lora_rank: int | None,
+    run_dir: Path | None,
+    resume: Path | None,
+    port: int | None,
+) -> None:
+    """Train, then print the before and after, the curve, and what to do next."""
+    recipe = load_example(name, "recipe")
+    agent = load_example(name, f"{name}_agent").__dict__[f"{name}_agent"]
+    if resume is not None:
+        info = read_checkpoint(latest_checkpoint(resume))
+        model, seed = info.base_model, info.seed
+    given = {"steps": steps, "learning_rate": learning_rate, "lora_rank": lora_rank}
+    settings = {**recipe.SETTINGS, **{k: v for k, v in given.items() if v is not None}}
+    algorithm = GRPO(model=model, seed=seed, **settings)
+    if run_dir is None and resume is None:
+        run_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    trainer = Trainer(algorithm=algorithm, run_dir=run_dir, resume=resume, port=port, concurrency=recipe.CONCURRENCY)
+    train, val = recipe.train_tasks(seed), recipe.val_tasks()
+    _introduce(algorithm, trainer, train, val)
+    try:
+        result = trainer.fit(agent, train, val_dataset=val)
+    except AgentLightningError:
+        _tell_how_to_resume(name, trainer.run_dir)
+        raise
+    _conclude(name, result)
+
+
+def _introduce(algorithm: GRPO, trainer: Trainer, train: list[Any], val: list[Any]) -> None:
+    console.print(
+        f"Training the agent's model [bold]{algorithm.model}[/bold] by GRPO: {algorithm.tasks_per_step} tasks × "
+        f"{algorithm.group_size} rollouts a step, {len(train)} training and {len(val)} validation tasks.\n"
+        f"Everything is recorded in [bold]{trainer.run_dir}[/bold]. Ctrl-C stops cleanly.\n"
+    )
+
+
+def _conclude(name: str, result: RunResult) -> None:
+    if result.stopped:
+        console.print("\nStopped.")
+        _tell_how_to_resume(name, result.run_dir)
+        return
+    rows = [m for m in read_metrics(result.run_dir / METRICS_FILE) if m.get("val_reward") is not None]
+    store = SqliteLightningStore(result.run_dir / STORE_FILE)
+    try:
+        comparison = run_sync(before_and_after(store, last_step=rows[-1]["step"]))
+    finally:
+        run_sync(store.close())
+    if comparison is not None:
+        console.print(comparison)
+    console.print(
+        f"Validation reward: [bold]{rows[0]['val_reward']:.3f}[/bold] before training, "
+        f"[bold green]{rows[-1]['val_reward']:.3f}[/bold green] after {rows[-1]['step']} steps.\n"
+        f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
+        f"\n  checkpoint   {result.checkpoint}\n"
+        f"\nNext:\n  agl eval {result.checkpoint}     compare it with the base model on held-out tasks"
+        f"\n  agl serve {result.checkpoint}    serve it over the OpenAI API"
+    )
+
+
+def _tell_how_to_resume(name: str, run_dir: Path) -> None:
+    try:
+        checkpoint = latest_checkpoint(run_dir)
+    except AgentLightningError:
+        console.print("There is no checkpoint yet; start again from the beginning.")
+        return
+    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  agl demo {name} --resume {run_dir}")

@@ -1,0 +1,66 @@
+"""Finding the examples: inside the installed package, or beside it in a checkout."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.litagent import FunctionAgent, LitAgent
+
+_PACKAGE = Path(__file__).parent.parent
+_PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
+
+
+def example_dir(name: str) -> Path:
+    """The folder of an example. Raises ConfigError with the names there are."""
+    for place in _PLACES:
+        if (place / name / "__init__.py").is_file():
+            return place / name
+    known = sorted({f.parent.name for place in _PLACES for f in place.glob("*/__init__.py")})
+    raise ConfigError(f"There is no example '{name}'. There is: {', '.join(known)}.")
+
+
+def load_example(name: str, module: str) -> ModuleType:
+    """A module of an example, as part of the package `agl_example_{name}`."""
+    package = f"agl_example_{name}"
+    if package not in sys.modules:
+        _load_package(package, example_dir(name))
+    try:
+        return import_module(f"{package}.{module}")
+    except ModuleNotFoundError as error:
+        raise missing_extra("torch", error.name or "openai") from error
+
+
+def _load_package(package: str, folder: Path) -> None:
+    spec = importlib.util.spec_from_file_location(
+        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[package] = loaded
+    spec.loader.exec_module(loaded)
+
+
+def load_agent(reference: str) -> LitAgent[Any]:
+    """The agent named by `path/to/file.py:name`. Raises ConfigError that says what is missing."""
+    file, _, name = reference.rpartition(":")
+    path = Path(file).expanduser()
+    if not file or not path.is_file():
+        raise ConfigError(f"'{reference}' names no agent: give path/to/file.py:name of a function or a LitAgent.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent.resolve()))
+    spec.loader.exec_module(module)
+    found = vars(module).get(name)
+    if found is None:
+        raise ConfigError(f"{path} has no '{name}'.")
+    return found if isinstance(found, LitAgent) else FunctionAgent(found)

@@ -1,0 +1,82 @@
+"""Transcripts of agents for people, read back from the spans of their model calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Rollout, RolloutMode, Span
+from agentlightning.types.reward import find_final_reward
+
+_STYLES = {"system": "dim", "user": "bold", "assistant": "cyan", "tool": "yellow"}
+
+
+async def before_and_after(store: LightningStore, last_step: int) -> RenderableType | None:
+    """A validation task that failed before training and succeeded after it, side by side; None if there is none."""
+    rollouts = [r for r in await store.query_rollouts(limit=-1) if r.mode is RolloutMode.VAL]
+    before = [r for r in rollouts if r.metadata.get("step") == 0]
+    after = {json.dumps(r.input): r for r in rollouts if r.metadata.get("step") == last_step}
+    for first in before:
+        second = after.get(json.dumps(first.input))
+        if second is None:
+            continue
+        spans = await _spans(store, first), await _spans(store, second)
+        rewards = tuple(find_final_reward(s) or 0.0 for s in spans)
+        if rewards[0] < rewards[1] and any("gen_ai.output.messages" in s.attributes for s in spans[0]):
+            return _side_by_side(first, spans, rewards, last_step)
+    return None
+
+
+async def _spans(store: LightningStore, rollout: Rollout) -> Sequence[Span]:
+    return (await store.query_spans(rollout.rollout_id, "latest")).items
+
+
+def _side_by_side(
+    rollout: Rollout, spans: tuple[Sequence[Span], ...], rewards: tuple[float, ...], last_step: int
+) -> RenderableType:
+    titles = ("before training", f"after {last_step} steps")
+    panels = [
+        Panel(transcript(s), title=f"{title}: reward {reward:g}", width=58, border_style="green" if reward else "red")
+        for title, s, reward in zip(titles, spans, rewards, strict=True)
+    ]
+    return Group(Text(f"\nThe same task before and after: {json.dumps(rollout.input)}"), Columns(panels))
+
+
+def transcript(spans: Sequence[Span]) -> Text:
+    """The messages of an attempt's model calls in order, without the system prompt."""
+    text = Text()
+    for span in spans:
+        for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
+            for message in _messages(span.attributes.get(key)):
+                if message["role"] != "system":
+                    text.append(f"{message['role']:>9}  ", style=_STYLES.get(message["role"], ""))
+                    text.append(f"{_content(message)}\n")
+    text.rstrip()
+    return text
+
+
+def _messages(value: Any) -> list[dict[str, Any]]:
+    if value is None:
+        return []
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _content(message: dict[str, Any]) -> str:
+    """The text of a message in the GenAI conventions' parts."""
+    return " ".join(_part(part) for part in message.get("parts", ())).strip()
+
+
+def _part(part: dict[str, Any]) -> str:
+    if part["type"] == "tool_call":
+        arguments = part.get("arguments")
+        return f"{part['name']}({arguments if isinstance(arguments, str) else json.dumps(arguments)})"
+    if part["type"] == "tool_call_response":
+        return str(part.get("response", part.get("result", "")))
+    return str(part.get("content", ""))
