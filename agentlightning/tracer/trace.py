@@ -68,8 +68,8 @@ class Trace:
             self._refused += 1
         if self._refused == 1:  # a thread that was left behind may go on for ever
             logger.warning(
-                "Span '%s' ended after attempt %s of rollout %s was over. It is not recorded, nor are further ones: wait "
-                "for background work before the agent returns.",
+                "Span '%s' ended after attempt %s of rollout %s was over. It is not recorded, nor are further ones: "
+                "wait for background work before the agent returns.",
                 span.name,
                 self.attempt_id,
                 self.rollout_id,
