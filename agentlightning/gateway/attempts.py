@@ -1,0 +1,192 @@
+"""The attempts the gateway serves right now: whose calls they are, in which mode, with which history.
+
+An attempt is looked up in the store when it is first seen and now and then after; one that is unknown or finished is
+refused. Closing an attempt ends its calls and forgets its session. Not the truth about attempts: that is the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.session import Session
+from agentlightning.store.base import LightningStore
+from agentlightning.types import FINISHED_ATTEMPT, Attempt, AttemptedRollout, AttemptStatus, RolloutMode
+
+_ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
+"""An attempt whose worker was only slow may go on."""
+
+_RECHECK_SECONDS = 30.0
+_REMEMBERED = 4096
+"""How many closed attempts are remembered, to answer late calls and questions about them."""
+
+
+class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What an attempt did at the gateway."""
+
+    calls: int = 0
+    """Responses that were sampled; with n > 1 each choice counts."""
+    failed: int = 0
+    truncated: bool = False
+    """Whether a response ran into a token limit, or a prompt did not fit the model's context."""
+    infra_error: str | None = None
+    """The last failure of a call that was not the agent's."""
+    prompt_tokens: int = 0
+    response_tokens: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class LiveAttempt:
+    """An attempt with open ends."""
+
+    rollout_id: str
+    attempt_id: str
+    mode: RolloutMode | None
+    session: Session
+    checked: float
+    used: float
+    requests: int = 0
+    """Numbers the calls, for seeds."""
+    summary: AttemptSummary = field(default_factory=AttemptSummary)
+    running: set[asyncio.Task[Any]] = field(default_factory=set)
+    closed: bool = False
+
+    def count(self, **more: int) -> None:
+        """Add to the summary's numbers."""
+        totals = {name: value + msgspec.structs.asdict(self.summary)[name] for name, value in more.items()}
+        self.summary = msgspec.structs.replace(self.summary, **totals)
+
+    def mark_truncated(self) -> None:
+        self.summary = msgspec.structs.replace(self.summary, truncated=True)
+
+    def mark_infra_error(self, error: str) -> None:
+        self.summary = msgspec.structs.replace(self.summary, infra_error=error)
+
+
+Key = tuple[str, str]
+Restore = Callable[[str, str, Session], Awaitable[None]]
+
+
+class Attempts:
+    """The table of live attempts."""
+
+    def __init__(
+        self,
+        store: LightningStore,
+        new_session: Callable[[], Session],
+        restore: Restore,
+        *,
+        idle_seconds: float = 3600.0,
+    ) -> None:
+        self._store = store
+        self._new_session = new_session
+        self._restore = restore
+        self._idle_seconds = idle_seconds
+        self._live: dict[Key, LiveAttempt] = {}
+        self._loading: dict[Key, asyncio.Future[LiveAttempt]] = {}
+        self._closed: OrderedDict[Key, AttemptSummary] = OrderedDict()
+
+    async def get(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
+        """The attempt, ready to be served. Raises `Refusal` if it is unknown or over."""
+        key = (rollout_id, attempt_id)
+        if key in self._closed:
+            raise _over(rollout_id, attempt_id, "finished")
+        live = self._live.get(key)
+        now = time.monotonic()
+        if live is None:
+            return await self._load_once(key)
+        if now - live.checked > _RECHECK_SECONDS:
+            live.checked = now
+            await self._look_up(rollout_id, attempt_id)
+        live.used = now
+        return live
+
+    def summary(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
+        key = (rollout_id, attempt_id)
+        live = self._live.get(key)
+        return live.summary if live is not None else self._closed.get(key, AttemptSummary())
+
+    async def close(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
+        """End the attempt's calls (nobody waits for their answers any more) and forget its session."""
+        key = (rollout_id, attempt_id)
+        if key in self._loading:
+            await asyncio.wait([self._loading[key]])
+        live = self._live.get(key)
+        if live is not None:
+            live.closed = True
+            while live.running:
+                tasks = list(live.running)
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+            del self._live[key]
+            self._remember(key, live.summary)
+        elif key not in self._closed:
+            self._remember(key, AttemptSummary())
+        return self._closed[key]
+
+    def forget_idle(self) -> None:
+        """Drop the sessions of attempts nobody has called for long (their runner died); the store has their calls."""
+        horizon = time.monotonic() - self._idle_seconds
+        for key, live in list(self._live.items()):
+            if live.used < horizon and not live.running:
+                del self._live[key]
+
+    async def _load_once(self, key: Key) -> LiveAttempt:
+        """Several first calls at the same time share one look-up."""
+        loading = self._loading.get(key)
+        if loading is None:
+            loading = self._loading[key] = asyncio.ensure_future(self._load(*key))
+            loading.add_done_callback(lambda _: self._loading.pop(key, None))
+        live = await asyncio.shield(loading)
+        if live.closed:
+            raise _over(*key, "finished")
+        return live
+
+    async def _load(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
+        rollout, attempt = await self._look_up(rollout_id, attempt_id)
+        session = self._new_session()
+        if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
+            await self._restore(rollout_id, attempt_id, session)
+        now = time.monotonic()
+        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, session, checked=now, used=now)
+        self._live[(rollout_id, attempt_id)] = live
+        return live
+
+    async def _look_up(self, rollout_id: str, attempt_id: str) -> tuple[AttemptedRollout, Attempt]:
+        rollout = await self._store.get_rollout_by_id(rollout_id)
+        if rollout is None:
+            raise Refusal(
+                f"There is no rollout '{rollout_id}' in the store. Take the base URL and the key from the resource "
+                "that the "
+                "agent is given.",
+                status=404,
+                code="rollout_not_found",
+            )
+        if not isinstance(rollout, AttemptedRollout) or rollout.attempt.attempt_id != attempt_id:
+            raise _over(rollout_id, attempt_id, "not the latest one of its rollout")
+        if rollout.attempt.status in _ENDED:
+            raise _over(rollout_id, attempt_id, f"over ({rollout.attempt.status})")
+        return rollout, rollout.attempt
+
+    def _remember(self, key: Key, summary: AttemptSummary) -> None:
+        self._closed[key] = summary
+        while len(self._closed) > _REMEMBERED:
+            self._closed.popitem(last=False)
+
+
+def _over(rollout_id: str, attempt_id: str, why: str) -> Refusal:
+    return Refusal(
+        f"Attempt '{attempt_id}' of rollout '{rollout_id}' is {why}; it takes no more model calls. A background task "
+        "of the "
+        "agent that outlives its rollout must be awaited before the agent returns.",
+        status=410,
+        code="attempt_closed",
+    )

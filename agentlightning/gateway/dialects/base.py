@@ -1,0 +1,81 @@
+"""The seam of a wire format: bodies to requests, replies to bodies, streams to server-sent events. Pure, no I/O.
+
+A new wire format is one file and one entry in `dialects.DIALECTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
+from agentlightning.gateway.rendering import Rendering
+
+
+class StreamWriter(Protocol):
+    """Writes one streamed reply as server-sent events."""
+
+    def start(self) -> bytes:
+        """Before anything was sampled."""
+        ...
+
+    def delta(self, delta: Delta) -> bytes: ...
+
+    def choice(self, choice: Choice) -> bytes:
+        """A choice is whole; its text was sent, its tool calls and finish reason were not."""
+        ...
+
+    def finish(self, reply: Reply) -> bytes: ...
+
+    def fail(self, refusal: Refusal) -> bytes:
+        """The stream breaks off."""
+        ...
+
+
+class Dialect(Protocol):
+    """One wire format."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Without /v1, for example ("/chat/completions",)."""
+        ...
+
+    @property
+    def id_prefix(self) -> str:
+        """Of response ids."""
+        ...
+
+    def parse(self, body: Mapping[str, Any]) -> CallRequest:
+        """Raises `Refusal` for what cannot be honoured, naming the field."""
+        ...
+
+    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes: ...
+
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter: ...
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        """The body of an error."""
+        ...
+
+
+def sse(data: Any, event: str | None = None) -> bytes:
+    """One server-sent event."""
+    head = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
+
+
+def openai_error(refusal: Refusal) -> dict[str, Any]:
+    """OpenAI's error shape."""
+    return {
+        "error": {
+            "message": refusal.message,
+            "type": refusal.kind,
+            "param": refusal.param,
+            "code": refusal.code,
+        }
+    }

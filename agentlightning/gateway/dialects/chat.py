@@ -1,0 +1,296 @@
+"""OpenAI Chat Completions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.dialects.base import StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.fields import (
+    asked_settings,
+    assistant_message,
+    check_fields,
+    function_tools,
+    neutral_call,
+    required,
+    text_of,
+    tool_choice_of,
+    typed,
+)
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, unsupported
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.sampling import check_asked
+from agentlightning.types.call import Float32Array, Int32Array
+
+READ = (
+    "model",
+    "messages",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "n",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "return_token_ids",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "seed",
+)
+
+HARMLESS = (
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "prediction",
+    "reasoning_effort",
+    "verbosity",
+)
+"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "functions": ([],),
+    "function_call": ("none",),
+}
+"""Fields that are accepted with the value that changes nothing."""
+
+SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop",
+    "seed": "seed",
+}
+
+_MAX_CHOICES = 128
+_MAX_TOP_LOGPROBS = 20
+
+
+class ChatDialect:
+    """`POST /chat/completions`."""
+
+    name = "chat"
+    paths = ("/chat/completions",)
+    id_prefix = "chatcmpl-"
+
+    def parse(self, body: Mapping[str, Any]) -> CallRequest:
+        check_fields(body, READ, HARMLESS, NEUTRAL)
+        messages = required(body, "messages", list)
+        if not messages:
+            raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
+        tools = function_tools(body.get("tools"))
+        asked = asked_settings(body, SETTINGS)
+        check_asked(asked)
+        return CallRequest(
+            dialect=self.name,
+            model=required(body, "model", str),
+            messages=[_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
+            tools=tools,
+            tool_choice=tool_choice_of(body.get("tool_choice"), tools),
+            parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
+            n=_between(body, "n", 1, 1, _MAX_CHOICES),
+            stream=typed(body, "stream", bool, False),
+            include_usage=typed(typed(body, "stream_options", dict, {}), "include_usage", bool, False),
+            logprobs=typed(body, "logprobs", bool, False),
+            top_logprobs=_between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
+            return_token_ids=typed(body, "return_token_ids", bool, False),
+            asked=asked,
+        )
+
+    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+        body: dict[str, Any] = {
+            "id": reply.response_id,
+            "object": "chat.completion",
+            "created": reply.created,
+            "model": reply.model,
+            "choices": [_choice(request, choice, rendering) for choice in reply.choices],
+            "usage": _usage(reply),
+        }
+        if request.return_token_ids:
+            body["prompt_token_ids"] = reply.prompt_ids.tolist()
+        return msgspec.json.encode(body)
+
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
+        return _Writer(request, response_id, created, rendering)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return msgspec.json.encode(openai_error(refusal))
+
+
+class _Writer:
+    """Chat completion chunks: the role first, then text as it comes, then tool calls with the finish reason."""
+
+    def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:
+        self._request = request
+        self._rendering = rendering
+        self._head = {
+            "id": response_id,
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": request.model,
+        }
+
+    def start(self) -> bytes:
+        role = {"role": "assistant", "content": ""}
+        return b"".join(self._chunk(i, role) for i in range(self._request.n))
+
+    def delta(self, delta: Delta) -> bytes:
+        change: dict[str, Any] = {}
+        if delta.content:
+            change["content"] = delta.content
+        if delta.reasoning:
+            change["reasoning_content"] = delta.reasoning
+        extra: dict[str, Any] = {}
+        if delta.ids is not None and delta.logprobs is not None:
+            if self._request.logprobs:
+                extra["logprobs"] = _logprobs(
+                    delta.ids, delta.logprobs, delta.top_ids, delta.top_logprobs, self._request, self._rendering
+                )
+            if self._request.return_token_ids:
+                extra["token_ids"] = delta.ids.tolist()
+        if not change and not extra:
+            return b""
+        return self._chunk(delta.index, change, **extra)
+
+    def choice(self, choice: Choice) -> bytes:
+        calls = b""
+        if choice.tool_calls:
+            listed = [{"index": i, **call} for i, call in enumerate(_tool_calls(choice))]
+            calls = self._chunk(choice.index, {"tool_calls": listed})
+        return calls + self._chunk(choice.index, {}, finish_reason=choice.finish_reason)
+
+    def finish(self, reply: Reply) -> bytes:
+        extra: dict[str, Any] = {}
+        if self._request.return_token_ids:
+            extra["prompt_token_ids"] = reply.prompt_ids.tolist()
+        usage = b""
+        if self._request.include_usage or extra:
+            usage = sse({**self._head, "choices": [], "usage": _usage(reply), **extra})
+        return usage + b"data: [DONE]\n\n"
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return sse(openai_error(refusal))
+
+    def _chunk(self, index: int, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "finish_reason": finish_reason, **extra}
+        return sse({**self._head, "choices": [choice]})
+
+
+def _message(message: Any, where: str) -> Message:
+    """A chat message in neutral form."""
+    if not isinstance(message, dict):
+        raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
+    role = message.get("role")
+    content = text_of(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
+    match role:
+        case "system" | "developer":
+            return {"role": "system", "content": content}
+        case "user":
+            return {"role": "user", "content": content}
+        case "assistant":
+            calls = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.get("tool_calls") or ())]
+            reasoning = message.get("reasoning_content") or message.get("reasoning")
+            return assistant_message(content, calls, reasoning if isinstance(reasoning, str) else None)
+        case "tool":
+            neutral: Message = {"role": "tool", "content": content}
+            return neutral | {k: message[k] for k in ("tool_call_id", "name") if isinstance(message.get(k), str)}
+        case _:
+            known = "system, developer, user, assistant or tool"
+            raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise unsupported(where, "only calls of functions can be continued.")
+    arguments = function.get("arguments", "")
+    if not isinstance(arguments, str):
+        arguments = msgspec.json.encode(arguments).decode()
+    return neutral_call(str(call.get("id", "")), function["name"], arguments)
+
+
+def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.content or None, "refusal": None}
+    if not choice.tool_calls:
+        message["content"] = choice.content
+    else:
+        message["tool_calls"] = _tool_calls(choice)
+    if choice.reasoning:
+        message["reasoning_content"] = choice.reasoning
+    logprobs = None
+    if request.logprobs:
+        logprobs = _logprobs(choice.ids, choice.logprobs, choice.top_ids, choice.top_logprobs, request, rendering)
+    found = {
+        "index": choice.index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": choice.finish_reason,
+    }
+    if request.return_token_ids:
+        found["token_ids"] = choice.ids.tolist()
+    return found
+
+
+def _tool_calls(choice: Choice) -> list[dict[str, Any]]:
+    return [neutral_call(c.id, c.name, c.arguments) for c in choice.tool_calls]
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    prompt, completion = len(reply.prompt_ids), reply.response_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+    }
+
+
+def _logprobs(
+    ids: Int32Array,
+    logprobs: Float32Array,
+    top_ids: Int32Array | None,
+    top_logprobs: Float32Array | None,
+    request: CallRequest,
+    rendering: Rendering,
+) -> dict[str, Any]:
+    content = []
+    for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True)):
+        top: Sequence[dict[str, Any]] = ()
+        if request.top_logprobs and top_ids is not None and top_logprobs is not None:
+            pairs = zip(top_ids[at].tolist(), top_logprobs[at].tolist(), strict=True)
+            top = [_token(rendering, i, p) for i, p in pairs]
+        content.append({**_token(rendering, token, logprob), "top_logprobs": top})
+    return {"content": content, "refusal": None}
+
+
+def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
+    text = rendering.decode([token])
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+
+
+def _between(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    value = typed(body, name, int, default)
+    if not low <= value <= high:
+        raise Refusal(f"'{name}' must be between {low} and {high}, not {value}.", code="invalid_value", param=name)
+    return value

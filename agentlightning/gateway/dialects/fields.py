@@ -1,0 +1,130 @@
+"""Reading request bodies: typed access to fields, and the rule that no field is silently ignored.
+
+Every field of a body is read, or harmless, or has the one value that changes nothing; anything else is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from agentlightning.gateway.exchange import Message, Refusal, Tool, ToolChoice, unsupported
+
+T = TypeVar("T")
+
+
+def check_fields(
+    body: Mapping[str, Any], read: Collection[str], harmless: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
+) -> None:
+    """Refuse a field that nobody reads and whose value would matter."""
+    for name, value in body.items():
+        if name in read or name in harmless or value is None:
+            continue
+        if name not in neutral:
+            raise unsupported(name, "the gateway does not know this field. Remove it from the request.")
+        if value not in neutral[name]:
+            raise unsupported(name, f"only {' or '.join(map(repr, neutral[name]))} can be honoured.")
+
+
+def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
+    """The field as a `kind`; absent or null is `default`."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise Refusal(f"'{name}' must be of type {kind.__name__}, not {value!r}.", code="invalid_type", param=name)
+    return value
+
+
+def required(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = body.get(name)
+    if not isinstance(value, kind):
+        raise Refusal(f"'{name}' is required and must be of type {kind.__name__}.", code="invalid_type", param=name)
+    return value
+
+
+def asked_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """The sampling settings of a body by neutral name; `names` maps wire names to neutral ones, the later ones win."""
+    asked = {neutral: body[wire] for wire, neutral in names.items() if body.get(wire) is not None}
+    if "stop" in asked:
+        stop = asked["stop"]
+        strings = [stop] if isinstance(stop, str) else stop
+        if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
+            raise Refusal(
+                "'stop' must be a string or a list of strings, none empty.", code="invalid_type", param="stop"
+            )
+        asked["stop"] = tuple(strings)
+        if not strings:
+            del asked["stop"]
+    return asked
+
+
+def text_of(content: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
+    """Content as text: a string, a list of text parts, null or absent."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refusal(f"'{where}' must be a string or a list of parts.", code="invalid_type", param=where)
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise unsupported(f"{where}[{index}]", f"this model reads text only, not parts of type {kind!r}.")
+    return "".join(texts)
+
+
+def function_tools(tools: Any) -> list[Tool] | None:
+    """OpenAI function tools, without the flags that address the API and not the model."""
+    if not tools:
+        return None
+    if not isinstance(tools, list):
+        raise Refusal("'tools' must be a list.", code="invalid_type", param="tools")
+    found: list[Tool] = []
+    for index, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+            raise unsupported(f"tools[{index}]", f"only function tools can be called, not {kind!r}.")
+        found.append({"type": "function", "function": {k: v for k, v in function.items() if k != "strict"}})
+    return found
+
+
+def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
+    """OpenAI's tool_choice: auto, none, required, or a named function (in both shapes that are in use)."""
+    if choice is None or choice == "auto" or (choice == "none" and not tools):
+        return ToolChoice()
+    if choice in ("none", "required"):
+        found = ToolChoice(choice)
+    elif isinstance(choice, dict) and choice.get("type") == "function":
+        found = ToolChoice("required", choice.get("name") or choice.get("function", {}).get("name"))
+    else:
+        raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.")
+    names = [tool["function"]["name"] for tool in tools or ()]
+    if found.mode == "required" and (not names or (found.name is not None and found.name not in names)):
+        raise Refusal(
+            f"'tool_choice' asks for a tool that 'tools' does not have ({found.name or 'any'}).",
+            code="invalid_value",
+            param="tool_choice",
+        )
+    return found
+
+
+def assistant_message(content: str, calls: list[dict[str, Any]], reasoning: str | None) -> Message:
+    """A neutral assistant message; keys that say nothing are left out."""
+    message: Message = {"role": "assistant", "content": content}
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def neutral_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A tool call inside a neutral message."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

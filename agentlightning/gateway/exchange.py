@@ -1,0 +1,137 @@
+"""What a dialect hands to the gateway and gets back: one request, its choices, and the pieces of a stream.
+
+The neutral form of messages and tools is that of OpenAI's chat completions, reduced to what a chat template can say:
+`role`, `content` (always a string), `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import GatewayError
+from agentlightning.types.call import Float32Array, Int32Array
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A tool call with the id that the client will repeat; `arguments` is a JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """`mode` is auto, none or required; `name` is the tool that is required, if it must be a certain one."""
+
+    mode: str = "auto"
+    name: str | None = None
+
+
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request, whatever its dialect."""
+
+    dialect: str
+    model: str
+    messages: list[Message]
+    prompt: str | list[int] | None = None
+    """A raw prompt, as text or tokens, in place of messages."""
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    n: int = 1
+    stream: bool = False
+    include_usage: bool = False
+    logprobs: bool = False
+    top_logprobs: int = 0
+    return_token_ids: bool = False
+    asked: Mapping[str, Any] = {}
+    """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
+    private: Any = None
+    """What the dialect needs again when it answers."""
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """One response to a request."""
+
+    index: int
+    content: str
+    reasoning: str | None
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    """stop, length or tool_calls."""
+    stop_string: str | None
+    ids: Int32Array
+    logprobs: Float32Array
+    """Under the plain softmax."""
+    top_ids: Int32Array | None = None
+    top_logprobs: Float32Array | None = None
+
+    def message(self) -> Message:
+        """The choice as a neutral message, the way clients send it back."""
+        message: Message = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [
+                {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
+                for c in self.tool_calls
+            ]
+        return message
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to a request."""
+
+    response_id: str
+    created: int
+    model: str
+    prompt_ids: Int32Array
+    cached_tokens: int
+    choices: tuple[Choice, ...]
+
+    @property
+    def response_tokens(self) -> int:
+        return sum(len(choice.ids) for choice in self.choices)
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a streamed choice gained: text, and the tokens that were sampled since the last delta."""
+
+    index: int
+    content: str = ""
+    reasoning: str = ""
+    ids: Int32Array | None = None
+    logprobs: Float32Array | None = None
+    top_ids: Int32Array | None = None
+    top_logprobs: Float32Array | None = None
+
+
+class Refusal(GatewayError):
+    """A request the gateway does not serve. Each dialect says it in its provider's own error shape."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        kind: str = "invalid_request_error",
+        code: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+
+
+def unsupported(param: str, why: str) -> Refusal:
+    """The refusal of a field that the gateway cannot honour."""
+    return Refusal(f"'{param}' is not supported here: {why}", code="unsupported_parameter", param=param)

@@ -1,0 +1,119 @@
+"""Reading a response while it is sampled: tokens in, text that is safe to send out.
+
+What was sent is always a prefix of what `Rendering.parse` says of the whole response: white space at the ends, text
+that may turn out to be a stop string, half characters and tool calls are held back until they are decided. Not the
+parser: tool calls and the final word come from `parse`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.types.call import Int32Array
+
+logger = logging.getLogger(__name__)
+
+_BROKEN = "�"
+
+
+class Text(NamedTuple):
+    content: str
+    reasoning: str
+
+
+class StreamReader:
+    """Reads one response."""
+
+    def __init__(
+        self, rendering: Rendering, prompt_ids: Int32Array, *, tools: bool, stop: Sequence[str], holding: bool = False
+    ) -> None:
+        """`holding`: everything comes at the end (the response begins inside a tool call, say)."""
+        self._rendering = rendering
+        self._markers = rendering.markers
+        self._stops = frozenset(rendering.stop_token_ids)
+        self._tools = tools
+        self._content = _Channel(rendering, stop)
+        self._reasoning = _Channel(rendering, ())
+        self._held = holding or self._markers is None
+        reasons = not self._held and rendering.starts_in_reasoning(prompt_ids)
+        self._channel: _Channel | None = None if self._held else self._reasoning if reasons else self._content
+        self._open = reasons
+        """Whether reasoning was opened; an opener counts only before any text."""
+
+    def feed(self, ids: Sequence[int]) -> Text:
+        """The text that these tokens make safe to send."""
+        for token in ids:
+            if self._channel is None:
+                break
+            self._step(token)
+        return Text(self._content.take(), self._reasoning.take())
+
+    def finish(self, content: str, reasoning: str | None) -> Text:
+        """The text still to send, now that the response is whole."""
+        return Text(self._content.rest(content, "content"), self._reasoning.rest(reasoning or "", "reasoning"))
+
+    def _step(self, token: int) -> None:
+        markers = self._markers
+        assert markers is not None
+        if token in self._stops or (self._tools and token == markers.tool_open):
+            self._channel = None
+        elif token == markers.think_open and not self._open and self._content.blank:
+            self._channel, self._open = self._reasoning, True
+            self._content.clear()
+        elif token == markers.think_close and self._channel is self._reasoning:
+            self._channel = self._content
+        elif token == markers.think_open and self._channel is self._reasoning:
+            pass  # the parser drops a repeated opener
+        elif self._channel is not None:
+            self._channel.push(token)
+
+
+class _Channel:
+    """One text of a response: decodes tokens as they come and knows what was sent."""
+
+    def __init__(self, rendering: Rendering, stop: Sequence[str]) -> None:
+        self._rendering = rendering
+        self._stop = tuple(stop)
+        self._hold = max((len(s) for s in stop), default=1) - 1
+        self._before: list[int] = []  # tokens already decoded: context for decoders that look back
+        self._fresh: list[int] = []
+        self._text = ""
+        self._sent = 0
+        self._stopped = False
+
+    @property
+    def blank(self) -> bool:
+        return not self._text.strip() and not self._fresh
+
+    def clear(self) -> None:
+        self._before, self._fresh, self._text = [], [], ""
+
+    def push(self, token: int) -> None:
+        self._fresh.append(token)
+        base = self._rendering.decode(self._before) if self._before else ""
+        text = self._rendering.decode(self._before + self._fresh)
+        if text.endswith(_BROKEN) and len(self._fresh) < 8:
+            return
+        self._text = (self._text + text[len(base) :]) if self._text else text[len(base) :].lstrip()
+        self._before, self._fresh = self._fresh, []
+
+    def take(self) -> str:
+        if self._stopped:
+            return ""
+        found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
+        safe = self._text[: min(found)] if found else self._text[: len(self._text) - self._hold]
+        self._stopped = bool(found)
+        safe = safe.rstrip()
+        part = safe[self._sent :]
+        self._sent = max(self._sent, len(safe))
+        return part
+
+    def rest(self, whole: str, what: str) -> str:
+        sent = self._text[: self._sent]
+        if not whole.startswith(sent):
+            logger.warning("A streamed %s differs from the parsed one: sent %r, parsed %r.", what, sent, whole)
+            return ""
+        return whole[len(sent) :]

@@ -1,0 +1,154 @@
+"""The recorder: calls go to the store in batches, off the request path.
+
+The invariant: what was put is written, once, in the order it was put, or the loss is logged with its name. `put` never
+waits; `admit` makes new calls wait while too much is unwritten, so memory is bounded and nothing that was sampled is
+dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from agentlightning.errors import ConflictError, NotFoundError, StoreError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import CallRecord, Span
+
+logger = logging.getLogger(__name__)
+
+Record = CallRecord | Span
+Draft = Callable[[], Record]
+"""Makes the record; called when it is written, so that a request does not wait for it."""
+
+_FIRST_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
+_TRIES_FOR_BUGS = 5
+"""How often a write is tried whose failure is neither the store's refusal nor its absence."""
+
+
+class Recorder:
+    """Writes drafts to the store from a task of its own."""
+
+    def __init__(self, store: LightningStore, *, capacity: int = 2048, batch_size: int = 128) -> None:
+        self._store = store
+        self._capacity = capacity
+        self._batch_size = batch_size
+        self._drafts: deque[Draft] = deque()
+        self._put = 0
+        self._written = 0
+        self._work = asyncio.Event()
+        self._moved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="gateway-recorder")
+
+    async def stop(self, timeout: float) -> None:
+        """Write what is left, for at most `timeout` seconds; what then remains is logged as lost."""
+        try:
+            await self.barrier(timeout)
+        except StoreError:
+            logger.error("The gateway stops with %d calls that could not be stored.", self.backlog)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def backlog(self) -> int:
+        """How many records are put but not written."""
+        return self._put - self._written
+
+    async def admit(self) -> None:
+        """Wait while the backlog is full."""
+        while self.backlog >= self._capacity:
+            await self._next_move()
+
+    def put(self, draft: Draft) -> None:
+        self._drafts.append(draft)
+        self._put += 1
+        self._work.set()
+
+    async def barrier(self, timeout: float) -> None:
+        """Wait until everything put so far is written. Raises `StoreError` after `timeout` seconds."""
+        goal = self._put
+        try:
+            async with asyncio.timeout(timeout):
+                while self._written < goal:
+                    await self._next_move()
+        except TimeoutError:
+            raise StoreError(
+                f"{goal - self._written} model calls could not be stored within {timeout:g} s. Is the store reachable?"
+            ) from None
+
+    async def _next_move(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+    async def _run(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            while self._drafts:
+                batch = [self._drafts.popleft() for _ in range(min(len(self._drafts), self._batch_size))]
+                await self._write(self._made(batch))
+
+    def _made(self, drafts: Sequence[Draft]) -> list[Record]:
+        records = []
+        for draft in drafts:
+            try:
+                records.append(draft())
+            except Exception:  # a record that cannot be made must not stop those behind it
+                logger.exception("A call's record could not be made; the call is lost.")
+                self._advance(1)
+        return records
+
+    async def _write(self, records: Sequence[Record]) -> None:
+        pause, tries = _FIRST_PAUSE, 0
+        while True:
+            tries += 1
+            try:
+                await self._store_records(records)
+                break
+            except (NotFoundError, ConflictError) as error:
+                await self._give_up_on(records, error)
+                return
+            except StoreError as error:
+                logger.warning("The store did not take %d calls (try %d): %s", len(records), tries, error)
+            except Exception as error:  # the recorder must outlive whatever a store raises, or every later call is lost
+                logger.exception("Writing %d calls failed (try %d).", len(records), tries)
+                if tries >= _TRIES_FOR_BUGS:
+                    await self._give_up_on(records, error)
+                    return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        self._advance(len(records))
+
+    async def _give_up_on(self, records: Sequence[Record], error: Exception) -> None:
+        """The store refuses something in these records: write the others, drop and name the one."""
+        if len(records) > 1:
+            for record in records:
+                await self._write([record])
+            return
+        record = records[0]
+        span = record.span if isinstance(record, CallRecord) else record
+        logger.error(
+            "A call of attempt %s (rollout %s) is lost, the store refused it: %s",
+            span.attempt_id,
+            span.rollout_id,
+            error,
+        )
+        self._advance(1)
+
+    async def _store_records(self, records: Sequence[Record]) -> None:
+        calls = [r for r in records if isinstance(r, CallRecord)]
+        spans = [r for r in records if isinstance(r, Span)]
+        if calls:
+            await self._store.add_calls(calls)
+        if spans:
+            await self._store.add_many_spans(spans)
+
+    def _advance(self, count: int) -> None:
+        self._written += count
+        self._moved.set()

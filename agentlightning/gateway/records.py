@@ -1,0 +1,179 @@
+"""A call as a span for people and adapters, by OpenTelemetry's GenAI conventions. Pure.
+
+Messages have the conventions' shape: `[{"role": …, "parts": [{"type": "text", "content": …}, …]}]`, as JSON text. Input
+messages are only those since the call that is continued; the tool definitions are on the first call of a history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where in a trace a call belongs, and who made it; from the request's headers."""
+
+    trace_id: str
+    parent_span_id: str | None = None
+    agent: str | None = None
+
+
+def span_id_of(call_id: str) -> str:
+    """A call's span id: the same whenever the record is made again."""
+    return hashlib.blake2b(call_id.encode(), digest_size=8).hexdigest()
+
+
+def trace_id_of(rollout_id: str, attempt_id: str) -> str:
+    """The trace of an attempt's calls when the client sends none."""
+    return hashlib.blake2b(f"{rollout_id}/{attempt_id}".encode(), digest_size=16).hexdigest()
+
+
+def call_span(
+    info: CallInfo,
+    place: Place,
+    *,
+    input_messages: Sequence[Message],
+    output: Message | None,
+    tools: Sequence[Tool] | None,
+    prompt_tokens: int,
+    response_tokens: int,
+) -> Span:
+    """The span of a call, failed ones included (`info.error`)."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": "agentlightning",
+        "gen_ai.request.model": info.model,
+        "gen_ai.response.id": info.response_id,
+        "gen_ai.response.model": info.policy,
+        "gen_ai.response.finish_reasons": [info.finish_reason],
+        "gen_ai.usage.input_tokens": prompt_tokens,
+        "gen_ai.usage.output_tokens": response_tokens,
+        "agentlightning.call_id": info.call_id,
+        **{_REQUEST[k]: list(v) if isinstance(v, tuple) else v for k, v in info.used.items() if k in _REQUEST},
+    }
+    if info.parent_call_id is not None:
+        attributes["agentlightning.parent_call_id"] = info.parent_call_id
+    if input_messages:
+        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in input_messages])
+    if output is not None:
+        attributes["gen_ai.output.messages"] = _json([{**_parts(output), "finish_reason": info.finish_reason}])
+    if tools:
+        attributes["gen_ai.tool.definitions"] = _json(tools)
+    if info.agent is not None:
+        attributes["gen_ai.agent.name"] = info.agent
+    return _span(info.rollout_id, info.attempt_id, place, info.call_id, f"chat {info.model}", attributes, info)
+
+
+def refusal_span(
+    rollout_id: str, attempt_id: str, place: Place, call_id: str, model: str, error: str, start: float, end: float
+) -> Span:
+    """The span of a request that was refused before anything was sampled."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": model,
+        "agentlightning.call_id": call_id,
+        "error.type": "refused",
+    }
+    return Span(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        trace_id=place.trace_id,
+        span_id=span_id_of(call_id),
+        parent_id=place.parent_span_id,
+        name=f"chat {model}",
+        status=SpanStatus(status_code="ERROR", description=error),
+        attributes=attributes,
+        start_time=start,
+        end_time=end,
+        resource=_resource(rollout_id, attempt_id),
+    )
+
+
+_REQUEST = {
+    "temperature": "gen_ai.request.temperature",
+    "top_p": "gen_ai.request.top_p",
+    "top_k": "gen_ai.request.top_k",
+    "max_tokens": "gen_ai.request.max_tokens",
+    "stop": "gen_ai.request.stop_sequences",
+    "seed": "gen_ai.request.seed",
+}
+
+
+def _span(
+    rollout_id: str, attempt_id: str, place: Place, call_id: str, name: str, attributes: Attributes, info: CallInfo
+) -> Span:
+    status = SpanStatus(status_code="OK")
+    if info.error is not None:
+        status = SpanStatus(status_code="ERROR", description=info.error)
+    return Span(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        trace_id=place.trace_id,
+        span_id=span_id_of(call_id),
+        parent_id=place.parent_span_id,
+        name=name,
+        status=status,
+        attributes=attributes,
+        start_time=info.start_time,
+        end_time=info.end_time,
+        resource=_resource(rollout_id, attempt_id),
+    )
+
+
+def _resource(rollout_id: str, attempt_id: str) -> OtelResource:
+    return OtelResource(
+        attributes={
+            "service.name": "agentlightning-gateway",
+            "agentlightning.rollout_id": rollout_id,
+            "agentlightning.attempt_id": attempt_id,
+        }
+    )
+
+
+def _parts(message: Message) -> dict[str, Any]:
+    """A neutral message in the shape of the GenAI conventions."""
+    parts: list[dict[str, Any]] = []
+    if message.get("reasoning_content"):
+        parts.append({"type": "reasoning", "content": message["reasoning_content"]})
+    if message["role"] == "tool":
+        parts.append({"type": "tool_call_response", "id": message.get("tool_call_id"), "response": message["content"]})
+    elif message["content"]:
+        parts.append({"type": "text", "content": message["content"]})
+    for call in message.get("tool_calls", ()):
+        function = call["function"]
+        parts.append(
+            {"type": "tool_call", "id": call["id"], "name": function["name"], "arguments": function["arguments"]}
+        )
+    return {"role": message["role"], "parts": parts}
+
+
+def message_of(shaped: dict[str, Any]) -> Message:
+    """The neutral message that `_parts` gave this shape to."""
+    message: Message = {"role": shaped["role"], "content": ""}
+    calls = []
+    for part in shaped["parts"]:
+        match part["type"]:
+            case "reasoning":
+                message["reasoning_content"] = part["content"]
+            case "text":
+                message["content"] = part["content"]
+            case "tool_call_response":
+                message["content"] = part["response"]
+                if part["id"] is not None:
+                    message["tool_call_id"] = part["id"]
+            case _:
+                function = {"name": part["name"], "arguments": part["arguments"]}
+                calls.append({"id": part["id"], "type": "function", "function": function})
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

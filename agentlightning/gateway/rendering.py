@@ -1,0 +1,419 @@
+"""Rendering: messages to prompt tokens, response tokens to messages, and the bridge between turns.
+
+The invariant: `bridge` only ever appends. What was sampled stays as it was sampled, and only messages that are new get
+tokenised. The work is done by the `renderers` library; this seam hides it, picks the renderer of a model and proves the
+pick on probe conversations. It is no place for per-model code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import msgspec
+import numpy as np
+
+from agentlightning.errors import ModelError
+from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.tokenizer import load_tokenizer, model_directory, read_json
+from agentlightning.types.call import Int32Array
+
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE = "agentlightning.json"
+"""In a model directory: {"renderer": name, "renderer_options": {…}}, written with every checkpoint."""
+
+_TAIL = 512
+"""Renderers of the families in `_TAIL_ONLY` look at no more of an earlier prompt than its last assistant header."""
+_TAIL_ONLY = frozenset({"qwen3", "prime-qwen3"})
+
+
+class ParsedCall(msgspec.Struct, frozen=True):
+    """A tool call as the model wrote it: `arguments` is a JSON text."""
+
+    name: str
+    arguments: str
+
+
+class Parsed(msgspec.Struct, frozen=True):
+    """A response taken apart. Text is stripped of white space at both ends."""
+
+    content: str
+    reasoning: str | None = None
+    tool_calls: tuple[ParsedCall, ...] = ()
+
+
+class Markers(msgspec.Struct, frozen=True):
+    """Single tokens that open and close reasoning and tool calls, as far as the vocabulary has them."""
+
+    think_open: int | None
+    think_close: int | None
+    tool_open: int | None
+    tool_close: int | None
+
+
+class Rendering(Protocol):
+    """Messages ↔ tokens for one model. Pure: the same input gives the same output."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end an assistant turn."""
+        ...
+
+    @property
+    def parses_tools(self) -> bool: ...
+
+    @property
+    def markers(self) -> Markers | None:
+        """What a response may be streamed by; None where only the whole response can be read."""
+        ...
+
+    def encode(self, text: str) -> Int32Array: ...
+
+    def decode(self, ids: Int32Array | Sequence[int]) -> str: ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
+        """The whole prompt, ending where the assistant's next turn begins."""
+        ...
+
+    def bridge(
+        self,
+        prompt_ids: Int32Array,
+        response_ids: Int32Array,
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        keep_reasoning: bool,
+    ) -> Int32Array | None:
+        """The tokens that follow `prompt_ids + response_ids` to make the next turn's prompt; None if it must be
+        rendered anew.
+
+        `keep_reasoning=False` obeys the model's template where it drops the reasoning of earlier turns.
+        """
+        ...
+
+    def parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
+        """A response as message parts. Without `tools`, tool-call syntax stays in the content."""
+        ...
+
+    def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool: ...
+
+    def forced_call(self, name: str | None) -> Int32Array | None:
+        """The beginning of a response that is a call (of `name`); None if this format cannot be forced."""
+        ...
+
+
+class RenderersRendering:
+    """`Rendering` by the `renderers` library."""
+
+    def __init__(self, name: str, tokenizer: Any, renderer: Any, keeping: Any | None, *, parses_tools: bool) -> None:
+        """`keeping` is the same renderer told to keep all reasoning, if the format knows the difference."""
+        self.name = name
+        self.parses_tools = parses_tools
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._keeping = keeping or renderer
+        self._tail = _TAIL if name in _TAIL_ONLY else None
+        self.stop_token_ids = tuple(renderer.get_stop_token_ids())
+        self.markers = _markers(tokenizer, name)
+
+    def encode(self, text: str) -> Int32Array:
+        return _array(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Int32Array | Sequence[int]) -> str:
+        return self._tokenizer.decode(_ints(ids), skip_special_tokens=False)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
+        from jinja2 import TemplateError
+
+        try:
+            return _array(self._renderer.render_ids(list(messages), tools=_tools(tools), add_generation_prompt=True))
+        except (TemplateError, ValueError, KeyError, TypeError) as error:
+            raise ModelError(f"The chat format '{self.name}' cannot express these messages: {error}") from error
+
+    def bridge(
+        self,
+        prompt_ids: Int32Array,
+        response_ids: Int32Array,
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        keep_reasoning: bool,
+    ) -> Int32Array | None:
+        renderer = self._keeping if keep_reasoning else self._renderer
+        prompt, response = self._prompt_tail(prompt_ids), _ints(response_ids)
+        bridged = renderer.bridge_to_next_turn(prompt, response, list(new_messages), tools=_tools(tools))
+        if bridged is None:
+            return None
+        before = prompt + response
+        if bridged.token_ids[: len(before)] != before:  # it trimmed something that was sampled
+            return None
+        return _array(bridged.token_ids[len(before) :])
+
+    def parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
+        parsed = self._renderer.parse_response(
+            _ints(response_ids), tools=_tools(tools), prompt_ids=self._prompt_tail(prompt_ids)
+        )
+        content = parsed.content.strip()
+        reasoning = (parsed.reasoning_content or "").strip() or None
+        if not parsed.tool_calls:
+            return Parsed(content, reasoning)
+        if not tools:
+            return Parsed(self._unparsed(response_ids, reasoning), reasoning)
+        calls = tuple(ParsedCall(c.name, _json_text(c.arguments)) for c in parsed.tool_calls if c.status == "ok")
+        # What the model got wrong stays visible to the agent (and to whoever reads the run).
+        broken = [self.decode(response_ids[slice(*c.token_span)]) for c in parsed.tool_calls if _shown(c)]
+        return Parsed("\n".join([content, *broken]).strip(), reasoning, calls)
+
+    def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool:
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        return prompt_ends_in_reasoning(
+            self._tokenizer, self._prompt_tail(prompt_ids), stop_ids=set(self.stop_token_ids)
+        )
+
+    def forced_call(self, name: str | None) -> Int32Array | None:
+        opening = _FORCED.get(self.name)
+        if opening is None:
+            return None
+        return self.encode(opening.any if name is None else opening.named.replace("NAME", json.dumps(name)[1:-1]))
+
+    def _prompt_tail(self, prompt_ids: Int32Array) -> list[int]:
+        return _ints(prompt_ids if self._tail is None else prompt_ids[-self._tail :])
+
+    def _unparsed(self, response_ids: Int32Array, reasoning: str | None) -> str:
+        """The text of a response whose tool-call syntax nobody asked to be parsed."""
+        stops = set(self.stop_token_ids)
+        ids = _ints(response_ids)
+        end = next((i for i, token in enumerate(ids) if token in stops), len(ids))
+        text = self.decode(ids[:end])
+        return (text.partition("</think>")[2] if reasoning is not None and "</think>" in text else text).strip()
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    any: str
+    named: str
+
+
+_HERMES = _Opening('<tool_call>\n{"name": "', '<tool_call>\n{"name": "NAME", "arguments":')
+_FORCED = {"qwen3": _HERMES}
+"""How a response that must be a tool call begins, by renderer."""
+
+_MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1"})
+"""Renderers whose reasoning and tool calls are delimited by the tokens below."""
+
+
+def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering:
+    """The rendering of a model directory or hub id.
+
+    Which renderer: the one named by `renderer`, else by the model's `agentlightning.json`, else by the library's list
+    of hub ids, else the one that agrees with the model's own chat template on probe conversations, else the template
+    itself (then turns are rendered anew instead of continued). Raises `ModelError`, with the setting to give, when
+    tools would not be understood.
+    """
+    _require_renderers()
+    from renderers.base import MODEL_RENDERER_MAP
+
+    tokenizer = load_tokenizer(path)
+    settings = read_json(model_directory(path) / SETTINGS_FILE)
+    options = settings.get("renderer_options", {})
+    name = renderer or settings.get("renderer") or MODEL_RENDERER_MAP.get(path)
+    if name is not None:
+        return _named(name, options, tokenizer, path)
+    for candidate in _candidates():
+        found = _try(candidate, options, tokenizer)
+        if found is not None and _agrees(found, tokenizer):
+            logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
+            return _finished(candidate, options, tokenizer, found, path)
+    return _by_template(tokenizer, path)
+
+
+def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> RenderersRendering:
+    if name == "default":
+        return _by_template(tokenizer, path, tools_required=False)
+    try:
+        created = _create(name, options, tokenizer)
+    except (AssertionError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelError(
+            f"The renderer '{name}' does not fit {path}: {error}. Give another one with --renderer; known are "
+            f"{', '.join(_candidates())}, and 'default' for the model's own chat template."
+        ) from error
+    return _finished(name, options, tokenizer, created, path)
+
+
+def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: Any, path: str) -> RenderersRendering:
+    keeping = _try(name, {"thinking_retention": "all", **options}, tokenizer)
+    if not _tools_survive(renderer):
+        raise ModelError(
+            f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the renderer that fits with "
+            "--renderer, or --renderer default if the agents use no tools."
+        )
+    return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True)
+
+
+def _by_template(tokenizer: Any, path: str, *, tools_required: bool = True) -> RenderersRendering:
+    """The model's own chat template, with the tool parser that reads back what the template writes."""
+    from renderers.parsers import TOOL_PARSERS
+
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            f"{path} has no chat template. Add a chat_template.jinja to the model directory, or name the renderer that "
+            f"fits it with --renderer: {', '.join(_candidates())}."
+        )
+    thinking = {"reasoning_parser": "think"} if "<think>" in tokenizer.chat_template else {}
+    for parser in TOOL_PARSERS:
+        renderer = _create("default", {"tool_parser": parser, **thinking}, tokenizer)
+        if _tools_survive(renderer):
+            logger.info("%s is rendered by its chat template; tool calls are read by '%s'.", path, parser)
+            return RenderersRendering("default", tokenizer, renderer, None, parses_tools=True)
+    if tools_required:
+        raise ModelError(
+            f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give the "
+            "renderer "
+            f"that fits with --renderer ({', '.join(_candidates())}), or --renderer default if the agents use no tools."
+        )
+    return RenderersRendering("default", tokenizer, _create("default", thinking, tokenizer), None, parses_tools=False)
+
+
+def _require_renderers() -> None:
+    try:
+        import renderers  # noqa: F401
+    except ImportError as error:
+        from agentlightning.errors import missing_extra
+
+        raise missing_extra("torch", error.name or "renderers") from error
+
+
+def _candidates() -> list[str]:
+    """Renderers of text models, the common ones first."""
+    from renderers.base import RENDERER_REGISTRY, _populate_registry
+
+    _populate_registry()
+    first = ["qwen3", "llama-3", "qwen3.5", "gpt-oss"]
+    return first + sorted(set(RENDERER_REGISTRY) - {"default", *first})
+
+
+def _create(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any:
+    from renderers import CustomRendererConfig, RendererConfig, config_from_name, create_renderer
+
+    if ":" in name:
+        return create_renderer(tokenizer, CustomRendererConfig.model_validate({"import_path": name, **options}))
+    config = config_from_name(name)
+    if config is None:
+        raise ValueError("'auto' is what happens when no renderer is named")
+    return create_renderer(tokenizer, cast(RendererConfig, type(config).model_validate(dict(options))))
+
+
+def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
+    """A renderer, or None where the vocabulary or the options do not fit it (constructors say so in many ways)."""
+    try:
+        return _create(name, options, tokenizer)
+    except (AssertionError, ValueError, KeyError, TypeError, AttributeError, ImportError, OSError, ModelError):
+        return None
+
+
+# ---- probes --------------------------------------------------------------------------------------------------------
+
+_TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    },
+}
+_SYSTEM: Message = {"role": "system", "content": "Be brief."}
+_USER: Message = {"role": "user", "content": "Add one to 2."}
+_ASKS: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
+}
+_RESULT: Message = {"role": "tool", "content": "3", "tool_call_id": "call00001", "name": "add"}
+_ANSWER: Message = {"role": "assistant", "content": "It is 3."}
+
+_PROBES: tuple[tuple[list[Message], list[Tool] | None], ...] = (
+    ([_USER], None),
+    ([_SYSTEM, _USER], None),
+    ([_SYSTEM, _USER, _ANSWER, _USER], None),
+    ([_USER], [_TOOL]),
+    ([_SYSTEM, _USER], [_TOOL]),
+    ([_SYSTEM, _USER, _ASKS, _RESULT], [_TOOL]),
+)
+
+
+def _agrees(renderer: Any, tokenizer: Any) -> bool:
+    """Whether a renderer gives the chat template's tokens on every probe that the template accepts, and on most of
+    them.
+    """
+    from jinja2 import TemplateError
+
+    if tokenizer.chat_template is None:
+        return False
+    agreed = 0
+    for messages, tools in _PROBES:
+        try:
+            wanted = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
+        except (TemplateError, TypeError, ValueError):
+            continue
+        try:
+            got = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
+        except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        if list(got) != list(wanted):
+            return False
+        agreed += 1
+    return agreed > len(_PROBES) // 2
+
+
+def _tools_survive(renderer: Any) -> bool:
+    """Whether a tool call that was rendered is read back as the same call."""
+    from jinja2 import TemplateError
+
+    try:
+        prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True))
+        whole = list(renderer.render_ids([_USER, _ASKS], tools=[_TOOL], add_generation_prompt=False))
+        common = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
+        parsed = renderer.parse_response(whole[common:], tools=[_TOOL])
+    except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == [("add", {"a": 2}, "ok")]
+
+
+# ---- small conversions ---------------------------------------------------------------------------------------------
+
+
+def _markers(tokenizer: Any, name: str) -> Markers | None:
+    if name not in _MARKED:
+        return None
+
+    def single(token: str) -> int | None:
+        found = tokenizer.convert_tokens_to_ids(token)
+        return None if found == tokenizer.unk_token_id else found
+
+    return Markers(single("<think>"), single("</think>"), single("<tool_call>"), single("</tool_call>"))
+
+
+def _tools(tools: Sequence[Tool] | None) -> list[Tool] | None:
+    return list(tools) if tools else None
+
+
+def _ints(ids: Int32Array | Sequence[int]) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def _array(ids: Sequence[int]) -> Int32Array:
+    return np.array(ids, dtype=np.int32)
+
+
+def _json_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _shown(call: Any) -> bool:
+    return call.status != "ok" and call.token_span is not None

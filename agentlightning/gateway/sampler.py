@@ -1,0 +1,413 @@
+"""The sampler: one request becomes a prompt, the engine's tokens, a message, and a record. Knows no wire format.
+
+Order matters here: a response is committed to the session and handed to the recorder before anyone sees it, so a client
+that goes away never loses a call, and the next request can always continue it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
+from agentlightning.errors import EngineError, ModelError
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall
+from agentlightning.gateway.reader import StreamReader, Text
+from agentlightning.gateway.recorder import Recorder
+from agentlightning.gateway.records import Place, call_span, refusal_span
+from agentlightning.gateway.rendering import Parsed, Rendering
+from agentlightning.gateway.sampling import params_for, settle
+from agentlightning.gateway.session import Piece, Prompt, Turn, path_ids, unrecorded
+from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
+from agentlightning.types.call import Int32Array
+
+logger = logging.getLogger(__name__)
+
+Emit = Callable[[Delta | Choice], None]
+"""Takes what a stream shows: deltas, and each choice when it is whole."""
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with everything known about where it came from."""
+
+    request: CallRequest
+    live: LiveAttempt
+    place: Place
+    response_id: str
+    number: int
+    """Counts the attempt's requests, from 0."""
+    start: float
+
+
+class _Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was planned: its prompt and how to sample from it."""
+
+    arrival: Arrival
+    prompt: Prompt
+    piece: Piece
+    """Where the prompt ends, forced tokens included."""
+    prompt_ids: Int32Array
+    forced: Int32Array | None
+    used: Mapping[str, Any]
+
+
+class Sampler:
+    """Answers requests from one engine."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        info: EngineInfo,
+        rendering: Rendering,
+        recorder: Recorder,
+        *,
+        policy: str,
+        trained: bool = True,
+        train_sampling: Mapping[str, Any],
+    ) -> None:
+        self._engine = engine
+        self._info = info
+        self.rendering = rendering
+        self._recorder = recorder
+        self._policy = policy
+        self._trained = trained
+        self._train_sampling = train_sampling
+
+    async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply:
+        """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
+        request = arrival.request
+        try:
+            asked = self._plan(arrival)
+        except Refusal as refusal:
+            self._record_refusal(arrival, refusal)
+            raise
+        choices = await _all([self._choose(asked, index, emit) for index in range(request.n)])
+        return Reply(
+            response_id=arrival.response_id,
+            created=int(arrival.start),
+            model=request.model,
+            prompt_ids=asked.prompt_ids,
+            cached_tokens=choices[0][1],
+            choices=tuple(choice for choice, _ in choices),
+        )
+
+    # ---- before sampling -------------------------------------------------------------------------------------------
+
+    def _plan(self, arrival: Arrival) -> _Asked:
+        request, live = arrival.request, arrival.live
+        segment_id = f"{arrival.response_id}/p"
+        if request.tools and not self.rendering.parses_tools:
+            raise Refusal(
+                "This model is served without a parser for its tool calls. Start the gateway with the renderer that "
+                "fits "
+                "the model (--renderer).",
+                code="tools_unsupported",
+                param="tools",
+            )
+        try:
+            if request.prompt is None:
+                prompt = live.session.plan(request.messages, request.tools, segment_id)
+            else:
+                raw = request.prompt
+                ids = self.rendering.encode(raw) if isinstance(raw, str) else np.array(raw, dtype=np.int32)
+                prompt = live.session.plan_tokens(ids, segment_id)
+        except ModelError as error:
+            raise Refusal(str(error), code="invalid_messages", param="messages") from error
+        forced = self._forced(request)
+        piece = prompt.piece if forced is None else live.session.force(prompt, forced, f"{arrival.response_id}/f")
+        prompt_ids = path_ids(piece)
+        self._check_room(live, len(prompt_ids))
+        return _Asked(
+            arrival=arrival,
+            prompt=prompt,
+            piece=piece,
+            prompt_ids=prompt_ids,
+            forced=forced,
+            used=self._settle(arrival),
+        )
+
+    def _forced(self, request: CallRequest) -> Int32Array | None:
+        choice = request.tool_choice
+        if choice.mode != "required":
+            return None
+        names = [tool["function"]["name"] for tool in request.tools or ()]
+        name = names[0] if choice.name is None and len(names) == 1 else choice.name
+        forced = self.rendering.forced_call(name)
+        if forced is None:
+            raise Refusal(
+                f"tool_choice 'required' and named tools are not supported with the renderer '{self.rendering.name}'. "
+                "Use tool_choice 'auto'.",
+                code="unsupported_value",
+                param="tool_choice",
+            )
+        return forced
+
+    def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
+        if prompt_tokens < self._info.max_context:
+            return
+        live.mark_truncated()
+        raise Refusal(
+            f"This model's maximum context length is {self._info.max_context} tokens. However, your messages resulted "
+            "in "
+            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+    def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
+        request, live = arrival.request, arrival.live
+        used = settle(request.asked, self._train_sampling, live.mode, live.rollout_id, arrival.number)
+        if request.tools and not request.parallel_tool_calls:
+            markers = self.rendering.markers
+            if markers is None or markers.tool_close is None:
+                raise Refusal(
+                    f"parallel_tool_calls=false is not supported with the renderer '{self.rendering.name}'.",
+                    code="unsupported_value",
+                    param="parallel_tool_calls",
+                )
+            used["stop_token_ids"] = (markers.tool_close,)
+        return used
+
+    # ---- sampling --------------------------------------------------------------------------------------------------
+
+    async def _choose(self, asked: _Asked, index: int, emit: Emit | None) -> tuple[Choice, int]:
+        """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
+        chunks: list[Chunk] = []
+        try:
+            reader = await self._sample(asked, index, chunks, emit)
+            if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
+                raise EngineError("the engine ended the response before it was finished")
+        except asyncio.CancelledError:
+            why = "the attempt was closed" if asked.arrival.live.closed else "the client went away"
+            self._record_failure(asked, index, chunks, why)
+            raise
+        except (EngineError, ModelError) as error:
+            self._record_failure(asked, index, chunks, str(error))
+            if isinstance(error, EngineError):
+                asked.arrival.live.mark_infra_error(str(error))
+            raise _engine_refusal(error) from error
+        whole = concat(chunks)
+        choice = self._read(asked, index, whole)
+        turn = self._commit(asked, choice, chunks, whole)
+        self._record(asked, choice, turn)
+        if choice.finish_reason == "length":
+            asked.arrival.live.mark_truncated()
+        asked.arrival.live.count(calls=1, prompt_tokens=len(asked.prompt_ids), response_tokens=len(whole.ids))
+        if emit is not None and reader is not None:
+            rest = reader.finish(choice.content, choice.reasoning)
+            emit(Delta(index=index, content=rest.content, reasoning=rest.reasoning))
+            emit(choice)
+        return choice, max(chunk.cached_tokens for chunk in chunks)
+
+    async def _sample(self, asked: _Asked, index: int, chunks: list[Chunk], emit: Emit | None) -> StreamReader | None:
+        request = asked.arrival.request
+        params = self._params(asked, index)
+        request_id = f"{asked.arrival.response_id}:{index}"
+        stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
+        async with aclosing(stream):
+            if emit is None:
+                async for chunk in stream:
+                    chunks.append(chunk)
+                return None
+            reader = StreamReader(
+                self.rendering,
+                asked.prompt_ids,
+                tools=_reads_tools(request),
+                stop=params.stop,
+                holding=asked.forced is not None,
+            )
+            async for chunk in stream:
+                chunks.append(chunk)
+                emit(_delta(index, chunk, reader.feed(chunk.ids.tolist())))
+        return reader
+
+    def _params(self, asked: _Asked, index: int) -> SamplingParams:
+        room = self._info.max_context - len(asked.prompt_ids)
+        return params_for(asked.used, choice=index, room=room, top_logprobs=asked.arrival.request.top_logprobs)
+
+    # ---- after sampling --------------------------------------------------------------------------------------------
+
+    def _parse(self, asked: _Asked, whole: Chunk) -> Parsed:
+        request = asked.arrival.request
+        if request.prompt is not None:
+            text = self.rendering.decode(_without_stop(whole.ids, self.rendering.stop_token_ids))
+            return Parsed(_cut(text, whole.stop_string))
+        ids, prompt_ids = whole.ids, asked.prompt_ids
+        if asked.forced is not None:
+            ids = np.concatenate([asked.forced, ids])
+            prompt_ids = prompt_ids[: len(prompt_ids) - len(asked.forced)]
+        parsed = self.rendering.parse(ids, prompt_ids, request.tools if _reads_tools(request) else None)
+        return msgspec.structs.replace(parsed, content=_cut(parsed.content, whole.stop_string))
+
+    def _read(self, asked: _Asked, index: int, whole: Chunk) -> Choice:
+        parsed = self._parse(asked, whole)
+        calls = tuple(ToolCall(f"call_{uuid.uuid4().hex[:24]}", c.name, c.arguments) for c in parsed.tool_calls)
+        reason = whole.finish_reason or "stop"
+        return Choice(
+            index=index,
+            content=parsed.content,
+            reasoning=parsed.reasoning,
+            tool_calls=calls,
+            finish_reason="tool_calls" if calls and reason == "stop" else reason,
+            stop_string=whole.stop_string,
+            ids=whole.ids,
+            logprobs=whole.plain_logprobs,
+            top_ids=whole.top_ids,
+            top_logprobs=whole.top_logprobs,
+        )
+
+    def _commit(self, asked: _Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
+        return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=True)
+
+    def _grow(
+        self, asked: _Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
+    ) -> Turn:
+        call_id = f"{asked.arrival.response_id}:{index}"
+        return asked.arrival.live.session.commit(
+            asked.prompt,
+            asked.piece,
+            message,
+            call_id,
+            segment_id=f"{call_id}/r",
+            ids=whole.ids,
+            logprobs=whole.logprobs,
+            plain_logprobs=whole.plain_logprobs,
+            versions=_version_runs(chunks),
+            complete=complete,
+        )
+
+    def _record(self, asked: _Asked, choice: Choice, turn: Turn) -> None:
+        info = self._info_of(asked, choice.index, choice.finish_reason, None)
+        self._put(asked, info, turn.prompt, turn.response, choice.message(), len(choice.ids))
+
+    def _record_failure(self, asked: _Asked, index: int, chunks: list[Chunk], error: str) -> None:
+        """A call that did not end well is data too: with the tokens it had, or with none."""
+        asked.arrival.live.count(failed=1)
+        info = self._info_of(asked, index, "abort", error)
+        empty = np.empty(0, np.int32), np.empty(0, np.float32)
+        none = Chunk(ids=empty[0], logprobs=empty[1], plain_logprobs=empty[1], version=self._info.version)
+        whole = concat(chunks) if chunks else none
+        message: Message = {"role": "assistant", "content": self.rendering.decode(whole.ids)}
+        turn = self._grow(asked, index, message, chunks, whole, complete=False)
+        self._put(asked, info, turn.prompt, turn.response, message, len(whole.ids))
+
+    def _put(
+        self, asked: _Asked, info: CallInfo, prompt: Piece, response: Piece, output: Message, response_tokens: int
+    ) -> None:
+        arrival = asked.arrival
+        segments: tuple[Segment, ...] = unrecorded(response)
+        messages = arrival.request.messages[asked.prompt.new_from :]
+        tools = arrival.request.tools if asked.prompt.parent is None else None
+
+        def draft() -> CallRecord:
+            span = call_span(
+                info,
+                arrival.place,
+                input_messages=messages,
+                output=output,
+                tools=tools,
+                prompt_tokens=len(asked.prompt_ids),
+                response_tokens=response_tokens,
+            )
+            return CallRecord(info, prompt.segment.segment_id, response.segment.segment_id, segments, span)
+
+        self._recorder.put(draft)
+
+    def _info_of(self, asked: _Asked, index: int, finish_reason: str, error: str | None) -> CallInfo:
+        arrival, parent = asked.arrival, asked.prompt.parent
+        return CallInfo(
+            call_id=f"{arrival.response_id}:{index}",
+            response_id=arrival.response_id,
+            rollout_id=arrival.live.rollout_id,
+            attempt_id=arrival.live.attempt_id,
+            choice=index,
+            policy=self._policy,
+            trained=self._trained,
+            agent=arrival.place.agent,
+            parent_call_id=None if parent is None else parent.call_id,
+            model=arrival.request.model,
+            dialect=arrival.request.dialect,
+            finish_reason=finish_reason,
+            start_time=arrival.start,
+            end_time=time.time(),
+            temperature=float(asked.used.get("temperature", 1.0)),
+            asked=arrival.request.asked,
+            used=asked.used,
+            divergence=asked.prompt.divergence,
+            error=error,
+        )
+
+    def _record_refusal(self, arrival: Arrival, refusal: Refusal) -> None:
+        arrival.live.count(failed=1)
+        live, model, end = arrival.live, arrival.request.model, time.time()
+
+        def draft() -> Any:
+            call_id = f"{arrival.response_id}:0"
+            return refusal_span(
+                live.rollout_id, live.attempt_id, arrival.place, call_id, model, refusal.message, arrival.start, end
+            )
+
+        self._recorder.put(draft)
+
+
+async def _all(choices: list[Any]) -> list[tuple[Choice, int]]:
+    """Await all choices; when one fails the others are cancelled (and recorded as such) before its error goes up."""
+    if len(choices) == 1:
+        return [await choices[0]]
+    tasks = [asyncio.ensure_future(choice) for choice in choices]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _reads_tools(request: CallRequest) -> bool:
+    return bool(request.tools) and request.tool_choice.mode != "none"
+
+
+def _delta(index: int, chunk: Chunk, text: Text) -> Delta:
+    return Delta(
+        index=index,
+        content=text.content,
+        reasoning=text.reasoning,
+        ids=chunk.ids,
+        logprobs=chunk.plain_logprobs,
+        top_ids=chunk.top_ids,
+        top_logprobs=chunk.top_logprobs,
+    )
+
+
+def _version_runs(chunks: list[Chunk]) -> tuple[VersionRun, ...]:
+    runs: list[VersionRun] = []
+    at = 0
+    for chunk in chunks:
+        if not runs or runs[-1].version != chunk.version:
+            runs.append(VersionRun(at, chunk.version))
+        at += len(chunk.ids)
+    return tuple(runs)
+
+
+def _without_stop(ids: Int32Array, stops: tuple[int, ...]) -> Int32Array:
+    return ids[:-1] if len(ids) and int(ids[-1]) in stops else ids
+
+
+def _cut(text: str, stop: str | None) -> str:
+    """The text before the stop string that ended it."""
+    return text if stop is None else text.partition(stop)[0].rstrip()
+
+
+def _engine_refusal(error: Exception) -> Refusal:
+    if isinstance(error, ModelError):
+        return Refusal(str(error), code="invalid_request")
+    return Refusal(f"Sampling failed: {error}", status=503, kind="server_error", code="engine_error")

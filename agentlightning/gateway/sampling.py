@@ -1,0 +1,83 @@
+"""Sampling settings: what the agent asked, what the run overrides, what is used. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from agentlightning.engine.base import SamplingParams
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.types import RolloutMode
+
+SETTINGS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")
+"""Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
+
+
+def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides of train mode, if they are ones; an unknown name is a `ConfigError`."""
+    found = dict(overrides or {})
+    unknown = sorted(set(found) - set(SETTINGS))
+    if unknown:
+        raise ConfigError(f"Unknown sampling settings in train_sampling: {unknown}. Known are {list(SETTINGS)}.")
+    return found
+
+
+def settle(
+    asked: Mapping[str, Any], overrides: Mapping[str, Any], mode: RolloutMode | None, rollout_id: str, number: int
+) -> dict[str, Any]:
+    """The settings to use for call `number` of a rollout, of which the first choice takes the seed as it is.
+
+    In train mode the run's overrides win (siblings must differ), and an agent's seed is mixed with the rollout and the
+    call, for the same reason. Otherwise the agent's own settings hold.
+    """
+    used = dict(asked)
+    if mode is RolloutMode.TRAIN:
+        used.update(overrides)
+        if used.get("seed") is not None:
+            used["seed"] = mix(used["seed"], rollout_id, number)
+    return used
+
+
+def params_for(used: Mapping[str, Any], *, choice: int, room: int, top_logprobs: int) -> SamplingParams:
+    """The engine's parameters for one choice; `room` is what the context leaves for the response."""
+    asked_tokens = used.get("max_tokens")
+    seed = used.get("seed")
+    return SamplingParams(
+        temperature=float(used.get("temperature", 1.0)),
+        top_p=float(used.get("top_p", 1.0)),
+        top_k=int(used.get("top_k", 0)),
+        max_tokens=room if asked_tokens is None else min(int(asked_tokens), room),
+        stop=tuple(used.get("stop", ())),
+        stop_token_ids=tuple(used.get("stop_token_ids", ())),
+        seed=None if seed is None else (int(seed) + choice) % 2**63,
+        top_logprobs=top_logprobs,
+    )
+
+
+def mix(seed: int, rollout_id: str, number: int) -> int:
+    """A seed that differs between rollouts and calls, and is the same when the same run is repeated."""
+    digest = hashlib.blake2b(f"{seed}/{rollout_id}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def check_asked(asked: Mapping[str, Any]) -> None:
+    """Refuse values that no engine takes, naming the field."""
+    _within(asked, "temperature", 0.0, 10.0)
+    _within(asked, "top_p", 0.0, 1.0, open_below=True)
+    _within(asked, "top_k", -1, 2**31)
+    _within(asked, "max_tokens", 1, 2**31)
+    _within(asked, "seed", -(2**63), 2**63)
+
+
+def _within(asked: Mapping[str, Any], name: str, low: float, high: float, *, open_below: bool = False) -> None:
+    value = asked.get(name)
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise Refusal(f"'{name}' must be a number, not {value!r}.", code="invalid_type", param=name)
+    if value > high or value < low or (open_below and value == low):
+        raise Refusal(
+            f"'{name}' must be between {low:g} and {high:g}, not {value!r}.", code="invalid_value", param=name
+        )

@@ -1,0 +1,353 @@
+"""A session: the tree of message histories that one attempt was served, with their exact tokens.
+
+The invariant: a request that extends a known history gets the tokens of that history unchanged, followed by the tokens
+of its new messages. Any other request is rendered anew, shares the longest prefix of known tokens, and says why it
+diverged.
+
+Two trees, both grown only: *entries* arrange messages (which request extends which history), *pieces* arrange tokens
+(which tokens precede which). A *turn* ties a served call to both. Pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.types.call import Divergence, Float32Array, Int32Array, Segment, VersionRun
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A segment in its place: its tokens follow the first `segment.parent_keep` tokens of its parent's own."""
+
+    segment: Segment
+    parent: Piece | None
+    start: int
+    """How many tokens precede this piece."""
+    turn: Turn | None = None
+    """The first turn that was served on it."""
+    children: list[Piece] = field(default_factory=list)
+    recorded: bool = False
+    """Whether a call that was handed to the recorder carries the segment."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.segment.ids)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A served call: where its prompt and its response end."""
+
+    call_id: str
+    number: int
+    prompt: Piece
+    response: Piece
+    reasoned: bool
+    """Whether this response or one before it in the same history holds reasoning."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message in its place. An assistant's entry has the turns that were answered by it."""
+
+    parent: Entry | None
+    depth: int
+    reasoning: str | None = None
+    children: dict[bytes, Entry] = field(default_factory=dict)
+    """By exact message, ids of tool calls included."""
+    similar: dict[bytes, list[Entry]] = field(default_factory=dict)
+    """By message without ids, for clients that make up ids of their own."""
+    turns: list[Turn] = field(default_factory=list)
+    prompt: Prompt | None = None
+    """The prompt that ends with this message, if it was asked."""
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Prompt:
+    """Where the tokens of a request's prompt end (`path_ids(piece)`), and what it continues."""
+
+    piece: Piece
+    entry: Entry
+    parent: Turn | None
+    new_from: int
+    """Index of the first message after the response that this prompt continues."""
+    divergence: Divergence | None
+
+
+@dataclass(slots=True, frozen=True)
+class _Walk:
+    """How far a request's messages are known."""
+
+    entry: Entry
+    turn: Turn | None
+    turn_depth: int
+
+
+class Session:
+    """See the module's docstring. `rerender=True` renders every prompt anew, as a plain server would."""
+
+    def __init__(self, rendering: Rendering, *, rerender: bool = False) -> None:
+        self._rendering = rendering
+        self._rerender = rerender
+        self._roots: dict[bytes, Entry] = {}
+        self._pieces: list[Piece] = []
+        self._turns = 0
+        self._seen: set[bytes] = set()
+
+    def plan(self, messages: Sequence[Message], tools: Sequence[Tool] | None, segment_id: str) -> Prompt:
+        """The prompt for a request. `segment_id` names the segment of tokens it adds, if it adds any."""
+        root = self._root(tools)
+        walk = _walk(root, messages)
+        if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
+            return walk.entry.prompt  # asked before: a retry, or siblings
+        cause = self._cause(messages, root, walk) if self._turns else None
+        prompt = self._continue(messages, tools, walk, segment_id) or self._anew(
+            messages, tools, walk, segment_id, cause
+        )
+        prompt.entry.prompt = prompt
+        return prompt
+
+    def _continue(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, walk: _Walk, segment_id: str
+    ) -> Prompt | None:
+        turn, new = walk.turn, messages[walk.turn_depth :]
+        if self._rerender or turn is None or not new or any(m["role"] == "assistant" for m in new):
+            return None
+        response = turn.response
+        added = self._rendering.bridge(
+            path_ids(turn.prompt), response.segment.ids, new, tools, keep_reasoning=not turn.reasoned
+        )
+        if added is None:
+            return None
+        piece = self._grow(response, response.end, added, segment_id)
+        return Prompt(piece, self._insert(walk.entry, messages), turn, walk.turn_depth, None)
+
+    def _anew(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, walk: _Walk, segment_id: str, cause: str | None
+    ) -> Prompt:
+        piece, common = self._share(self._rendering.render(messages, tools), segment_id)
+        entry = self._insert(walk.entry, messages)
+        if walk.turn is not None and common >= walk.turn.response.end:
+            return Prompt(piece, entry, walk.turn, walk.turn_depth, None)
+        return Prompt(piece, entry, None, 0, self._divergence(common, piece, walk.turn, cause))
+
+    def plan_tokens(self, ids: Int32Array, segment_id: str) -> Prompt:
+        """The prompt for a request that comes as tokens; it continues the last turn it begins with."""
+        piece, common = self._share(ids, segment_id)
+        turn = _turn_at(piece, common)
+        return Prompt(piece, Entry(parent=None, depth=0), turn, 0, None)
+
+    def force(self, prompt: Prompt, ids: Int32Array, segment_id: str) -> Piece:
+        """The prompt with tokens put into the assistant's mouth, which are not sampled and not trained."""
+        return self._grow(prompt.piece, prompt.piece.end, ids, segment_id)
+
+    def commit(
+        self,
+        prompt: Prompt,
+        piece: Piece,
+        message: Message,
+        call_id: str,
+        *,
+        segment_id: str,
+        ids: Int32Array,
+        logprobs: Float32Array,
+        plain_logprobs: Float32Array,
+        versions: tuple[VersionRun, ...],
+        complete: bool = True,
+    ) -> Turn:
+        """Add a response to the prompt that ends in `piece`. A later request may extend it if it is `complete`."""
+        segment = Segment(
+            segment_id, piece.segment.segment_id, len(piece.segment.ids), ids, logprobs, plain_logprobs, versions
+        )
+        response = self._attach(segment, piece, piece.end)
+        reasoning = message.get("reasoning_content")
+        reasoned = reasoning is not None or (prompt.parent is not None and prompt.parent.reasoned)
+        self._turns += 1
+        turn = Turn(call_id, self._turns, piece, response, reasoned)
+        response.turn = turn
+        if piece.turn is None:
+            piece.turn = turn
+        if complete:
+            entry = self._insert(prompt.entry, [message], depth=0)
+            entry.reasoning = reasoning
+            entry.turns.append(turn)
+        return turn
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def _root(self, tools: Sequence[Tool] | None) -> Entry:
+        key = _digest(list(tools) if tools else None)
+        root = self._roots.get(key)
+        if root is None:
+            root = self._roots[key] = Entry(parent=None, depth=0)
+        return root
+
+    def _insert(self, entry: Entry, messages: Sequence[Message], depth: int | None = None) -> Entry:
+        """The entry of the last of `messages`, of which those before `depth` are `entry` and its parents."""
+        for message in messages[entry.depth if depth is None else depth :]:
+            loose = similar_key(message)
+            self._seen.add(loose)
+            strict = exact_key(message)
+            child = entry.children.get(strict)
+            if child is None:
+                child = Entry(parent=entry, depth=entry.depth + 1)
+                entry.children[strict] = child
+                entry.similar.setdefault(loose, []).append(child)
+            entry = child
+        return entry
+
+    def _cause(self, messages: Sequence[Message], root: Entry, walk: _Walk) -> str:
+        """Why a request does not continue a known history (if it turns out not to)."""
+        if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
+            return "history_edited"
+        if walk.turn is not None:
+            return "reasoning_stripped" if walk.turn.reasoned else "tokenizer_seam"
+        if any(_walk(other, messages).turn for other in self._roots.values() if other is not root):
+            return "tools_changed"
+        known = [similar_key(m) in self._seen for m in messages]
+        answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
+        if messages[0]["role"] == "system" and not known[0] and any(known[1:]):
+            return "system_prompt_changed"
+        if any(answers):
+            return "history_edited" if _edited(known) else "compaction"
+        if answers and walk.entry.depth and messages[walk.entry.depth - 1]["role"] != "system":
+            return "history_edited"
+        return "new_conversation"
+
+    # ---- tokens ----------------------------------------------------------------------------------------------------
+
+    def _share(self, ids: Int32Array, segment_id: str) -> tuple[Piece, int]:
+        """Place `ids` on the longest known prefix; returns the last piece and how many tokens were known."""
+        best: Piece | None = None
+        common = 0
+        stack = [(piece, 0) for piece in self._pieces]
+        while stack:
+            piece, start = stack.pop()
+            matched = start + _common(piece.segment.ids, ids[start:])
+            if matched > common or best is None:
+                best, common = piece, matched
+            stack.extend((child, child.start) for child in piece.children if child.start <= matched)
+        if best is None or common == 0:
+            return self._attach(Segment(segment_id, None, 0, ids), None, 0), 0
+        if common == len(ids) == best.end:
+            return best, common
+        return self._grow(best, common, ids[common:], segment_id), common
+
+    def _grow(self, parent: Piece, at: int, ids: Int32Array, segment_id: str) -> Piece:
+        return self._attach(Segment(segment_id, parent.segment.segment_id, at - parent.start, ids), parent, at)
+
+    def _attach(self, segment: Segment, parent: Piece | None, start: int) -> Piece:
+        piece = Piece(segment, parent, start)
+        (self._pieces if parent is None else parent.children).append(piece)
+        return piece
+
+    def _divergence(self, common: int, piece: Piece, turn: Turn | None, cause: str | None) -> Divergence | None:
+        if cause is None:
+            return None
+        left = turn or (piece.parent.turn if piece.parent else None)
+        if cause == "new_conversation" or left is None:
+            return Divergence(common, 0, cause)
+        return Divergence(common, max(0, left.response.end - common), cause)
+
+
+def path_ids(piece: Piece) -> Int32Array:
+    """All tokens from the root to the end of `piece`."""
+    parts: list[Int32Array] = [piece.segment.ids]
+    while piece.parent is not None:
+        parts.append(piece.parent.segment.ids[: piece.segment.parent_keep])
+        piece = piece.parent
+    return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+
+
+def unrecorded(piece: Piece) -> tuple[Segment, ...]:
+    """The segments of a path that no recorded call carries yet, parents first; they count as recorded from now on."""
+    segments: list[Segment] = []
+    at: Piece | None = piece
+    while at is not None and not at.recorded:
+        at.recorded = True
+        segments.append(at.segment)
+        at = at.parent
+    return tuple(reversed(segments))
+
+
+def exact_key(message: Message) -> bytes:
+    """Equal for messages that say the same in the same words; the white space of tool-call JSON does not count."""
+    calls = [(c["id"], *_call(c)) for c in message.get("tool_calls", ())]
+    return _digest((message["role"], message["content"], calls, message.get("tool_call_id"), message.get("name")))
+
+
+def similar_key(message: Message) -> bytes:
+    """As `exact_key`, without the ids and the white space around the text."""
+    return _digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
+
+
+def _walk(root: Entry, messages: Sequence[Message]) -> _Walk:
+    """Follow `messages` down all branches at once, and remember the last answer on the way."""
+    frontier, turn, turn_depth = [root], None, 0
+    for depth, message in enumerate(messages, start=1):
+        key = exact_key(message)
+        found = [e.children[key] for e in frontier if key in e.children]
+        if not found:
+            loose = similar_key(message)
+            found = [child for e in frontier for child in e.similar.get(loose, ())]
+        found = [e for e in found if _same_reasoning(e, message)]
+        if not found:
+            break
+        frontier = found
+        turns = [t for e in frontier for t in e.turns]
+        if turns:
+            turn, turn_depth = max(turns, key=lambda t: t.number), depth
+    return _Walk(frontier[-1], turn, turn_depth)
+
+
+def _same_reasoning(entry: Entry, message: Message) -> bool:
+    """A client may leave out reasoning it was given; if it sends some, it must be the same."""
+    sent = message.get("reasoning_content")
+    return not sent or entry.reasoning is None or sent.strip() == entry.reasoning.strip()
+
+
+def _edited(known: Sequence[bool]) -> bool:
+    """Whether what is unknown comes after what is known (an edit) rather than in its place (a compaction)."""
+    first_unknown = known.index(False) if False in known else len(known)
+    return not any(known[first_unknown:])
+
+
+def _turn_at(piece: Piece, common: int) -> Turn | None:
+    """The last turn whose whole response lies within the first `common` tokens of the path to `piece`."""
+    at: Piece | None = piece
+    while at is not None:
+        if at.turn is not None and at.turn.response is at and at.end <= common:
+            return at.turn
+        at = at.parent
+    return None
+
+
+def _call(call: dict[str, Any]) -> tuple[str, Any]:
+    function = call["function"]
+    arguments = function["arguments"]
+    try:
+        return function["name"], json.dumps(json.loads(arguments), sort_keys=True)
+    except ValueError:
+        return function["name"], arguments
+
+
+def _digest(value: Any) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+
+
+def _common(a: Int32Array, b: Int32Array) -> int:
+    """Length of the common prefix."""
+    n = min(len(a), len(b))
+    if n == 0 or a[0] != b[0]:
+        return 0
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n

@@ -1,0 +1,152 @@
+"""A tokenizer read from a model directory, with the few methods the renderers need. Not a wrapper of transformers'
+classes: importing those imports torch, which a gateway has no use for.
+
+The ids are those of `tokenizer.json`. Directories without one (old SentencePiece or tiktoken models) go through
+transformers' AutoTokenizer after all.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import ModelError
+
+
+class FileTokenizer:
+    """`tokenizer.json`, the special tokens and the chat template of a model directory.
+
+    It offers no character offsets on purpose: the renderers then skip the per-token bookkeeping nobody here reads.
+    """
+
+    def __init__(self, directory: Path, name_or_path: str) -> None:
+        from tokenizers import Tokenizer
+
+        self.name_or_path = name_or_path
+        self._directory = directory
+        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._config: dict[str, Any] = read_json(directory / "tokenizer_config.json")
+        self.eos_token_id = self._special_id("eos_token")
+        self.unk_token_id = self._special_id("unk_token")
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def convert_tokens_to_ids(self, tokens: Any) -> Any:
+        if isinstance(tokens, str):
+            found = self._tokenizer.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.get_vocab_size()
+
+    @cached_property
+    def all_special_tokens(self) -> list[str]:
+        return [str(t) for t in self._tokenizer.get_added_tokens_decoder().values() if t.special]
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The model's own template: `chat_template.jinja`, or the entry of `tokenizer_config.json`."""
+        file = self._directory / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        template = self._config.get("chat_template")
+        if isinstance(template, list):  # several named templates
+            by_name = {entry["name"]: entry["template"] for entry in template}
+            return by_name.get("default")
+        return template
+
+    def apply_chat_template(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        **template_kwargs: Any,
+    ) -> Any:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        if self.chat_template is None:
+            raise ModelError(
+                f"{self.name_or_path} has no chat template. Add a chat_template.jinja to the model directory, or name "
+                "the "
+                "renderer that fits it (--renderer)."
+            )
+        special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v is not None}
+        rendered = render_jinja_template(
+            conversations=[messages],
+            tools=tools,
+            chat_template=self.chat_template,
+            add_generation_prompt=add_generation_prompt,
+            **special,
+            **template_kwargs,
+        )
+        text = rendered[0][0]
+        return self.encode(text) if tokenize else text
+
+    def _special_id(self, key: str) -> int | None:
+        token = self._config.get(key)
+        return None if token is None else self._tokenizer.token_to_id(_text(token))
+
+
+def load_tokenizer(path: str) -> Any:
+    """The tokenizer of a model directory or hub id. Raises `ModelError` if there is none."""
+    directory = model_directory(path)
+    if (directory / "tokenizer.json").is_file():
+        return FileTokenizer(directory, path)
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(directory)
+    except (ImportError, OSError, ValueError, KeyError) as error:
+        raise ModelError(
+            f"No tokenizer could be loaded from {directory}: {error}. The directory needs a tokenizer.json (saved by "
+            "`tokenizer.save_pretrained`)."
+        ) from error
+
+
+def model_directory(path: str) -> Path:
+    """The local directory of a model: itself, or the snapshot of a hub id (only the tokenizer's files are fetched)."""
+    directory = Path(path).expanduser()
+    if directory.is_dir():
+        return directory
+    if directory.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1:
+        raise ModelError(f"There is no model directory {path}. Check the path, or give a Hugging Face model id.")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken"]
+    try:
+        return Path(snapshot_download(path, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelError(
+            f"{path} is no local directory, and its tokenizer could not be fetched from the Hugging Face hub "
+            f"({error}). "
+            "Check the name and the network, or give the path of a model directory."
+        ) from error
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{file} is not valid JSON: {error}. Save the model again.") from error
+
+
+def _text(token: Any) -> str:
+    """Special tokens are written as a string, or as an object with the string under `content`."""
+    return token["content"] if isinstance(token, dict) else token

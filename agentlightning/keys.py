@@ -1,0 +1,69 @@
+"""Attempt-scoped API keys: what an agent holds opens its own attempt and nothing else.
+
+A key carries the rollout, the attempt and what it may do in clear text, and an HMAC over them; whoever knows the secret
+can check a key without looking anything up. Keys do not expire: an attempt that is finished refuses them by its status.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+PREFIX = "agl-"
+_SIGNATURE_BYTES = 24
+
+
+class AttemptKey(msgspec.Struct, frozen=True, array_like=True):
+    """What a valid key says: whose it is and what it may do."""
+
+    rollout_id: str
+    attempt_id: str
+    scopes: tuple[str, ...]
+
+
+CALLS = "calls"
+"""May call models through the gateway."""
+SPANS = "spans"
+"""May report spans (and so rewards) of the attempt."""
+
+
+def new_secret() -> bytes:
+    """A secret for `sign_attempt_key`; as long as it lives, the keys signed with it stay valid."""
+    return secrets.token_bytes(32)
+
+
+def sign_attempt_key(secret: bytes, rollout_id: str, attempt_id: str, scopes: Sequence[str] = (CALLS, SPANS)) -> str:
+    """The API key of an attempt."""
+    payload = msgspec.json.encode(AttemptKey(rollout_id, attempt_id, tuple(scopes)))
+    return PREFIX + _encode(_signature(secret, payload) + payload)
+
+
+def verify_attempt_key(secret: bytes, key: str) -> AttemptKey | None:
+    """What `key` says, or None if it was not signed with `secret` (or is no such key at all)."""
+    if not key.startswith(PREFIX):
+        return None
+    try:
+        raw = _decode(key[len(PREFIX) :])
+    except (binascii.Error, ValueError):
+        return None
+    signature, payload = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+    if not hmac.compare_digest(signature, _signature(secret, payload)):
+        return None
+    return msgspec.json.decode(payload, type=AttemptKey)
+
+
+def _signature(secret: bytes, payload: bytes) -> bytes:
+    return hmac.digest(secret, payload, "sha256")[:_SIGNATURE_BYTES]
+
+
+def _encode(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+
+
+def _decode(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text.encode() + b"=" * (-len(text) % 4))
