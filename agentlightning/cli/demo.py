@@ -46,7 +46,7 @@ def run_demo(
     if run_dir is None and resume is None:
         run_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = Trainer(algorithm=algorithm, run_dir=run_dir, resume=resume, port=port, concurrency=recipe.CONCURRENCY)
-    train, val = recipe.train_tasks(seed), recipe.val_tasks()
+    train, val = recipe.train_tasks(), recipe.val_tasks()
     _introduce(algorithm, trainer, train, val)
     try:
         result = trainer.fit(agent, train, val_dataset=val)

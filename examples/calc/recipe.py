@@ -1,0 +1,37 @@
+"""The settings `agl demo calc` trains with, and its tasks. `train.py` is the same as a script of your own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .tasks import make_tasks
+
+SETTINGS: dict[str, Any] = {
+    "steps": 40,
+    "tasks_per_step": 12,
+    "group_size": 8,
+    "minibatches": 2,
+    "learning_rate": 2e-4,
+    "max_context": 512,
+    "max_concurrency": 64,
+    "val_every": 10,
+    "save_every": 10,
+}
+CONCURRENCY = 96
+"""Rollouts that run at the same time: a whole step."""
+
+TRAIN, VAL, TEST = 2000, 100, 400
+_train, _held_out = make_tasks(TRAIN, VAL + TEST)
+
+
+def train_tasks() -> list[dict[str, Any]]:
+    return _train
+
+
+def val_tasks() -> list[dict[str, Any]]:
+    return _held_out[:VAL]
+
+
+def test_tasks() -> list[dict[str, Any]]:
+    """Tasks that neither training nor validation has seen."""
+    return _held_out[VAL:]

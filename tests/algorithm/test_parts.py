@@ -1,0 +1,219 @@
+"""The parts of GRPO that need no model: the data's order, checkpoints, credit, preflight."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.algorithm import GRPO
+from agentlightning.algorithm.checkpoint import (
+    CheckpointInfo,
+    latest_checkpoint,
+    list_checkpoints,
+    prune_checkpoints,
+    read_checkpoint,
+    save_checkpoint,
+)
+from agentlightning.algorithm.credit import OUTCOME_USE, credit
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
+from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
+from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 30), st.integers(1, 10), st.integers(0, 5))
+def test_every_task_once_per_epoch_and_the_step_is_the_position(size: int, per_step: int, seed: int) -> None:
+    schedule = TaskSchedule(list(range(size)), per_step, seed)
+    n = schedule.steps_per_epoch
+    for epoch in range(2):
+        steps = [TaskSchedule(list(range(size)), per_step, seed).tasks(s) for s in range(epoch * n, (epoch + 1) * n)]
+        assert Counter(t for tasks in steps for t in tasks) == Counter(range(size))
+
+
+def test_epochs_and_seeds_have_orders_of_their_own() -> None:
+    first = TaskSchedule(list(range(50)), 50, seed=0)
+    assert first.tasks(0) != first.tasks(1)
+    assert first.tasks(0) != TaskSchedule(list(range(50)), 50, seed=1).tasks(0)
+
+
+def test_no_tasks_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="data set is empty"):
+        TaskSchedule([], 4, 0)
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------------------------
+
+
+class FolderLearner:
+    """Writes the folders a learner would write."""
+
+    async def export(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    save_state = export
+
+
+async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
+    learner: Any = FolderLearner()
+    for step, reward in [(1, 0.2), (2, 0.9), (3, 0.5), (4, None), (5, 0.6)]:
+        info = CheckpointInfo(step=step, base_model="m", seed=0, val_reward=reward)
+        await save_checkpoint(tmp_path, learner, info)
+        prune_checkpoints(tmp_path, keep_last=2)
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [2, 4, 5]
+    assert latest_checkpoint(tmp_path).name == "step-000005"
+
+
+async def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
+    learner: Any = FolderLearner()
+    await save_checkpoint(tmp_path, learner, CheckpointInfo(step=1, base_model="m", seed=0))
+    (tmp_path / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
+    assert latest_checkpoint(tmp_path).name == "step-000001"
+    with pytest.raises(ConfigError, match="not a whole checkpoint"):
+        read_checkpoint(tmp_path / "checkpoints" / "step-000002")
+    with pytest.raises(ConfigError, match="no checkpoint to resume"):
+        latest_checkpoint(tmp_path / "elsewhere")
+
+
+def test_a_resumed_run_goes_on_in_the_same_metrics_file(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    sink = JsonlSink(file)
+    for step in range(5):
+        sink.log({"step": step})
+    sink.close()
+    file.write_text(file.read_text() + '{"step": 5, "rew')  # the process died here
+    sink = JsonlSink(file, first_step=3)
+    sink.log({"step": 3, "again": True})
+    sink.close()
+    assert [m["step"] for m in read_metrics(file)] == [0, 1, 2, 3]
+    assert read_metrics(file)[-1]["again"]
+
+
+# ---- credit --------------------------------------------------------------------------------------------------------
+
+
+def episode(
+    group: str, reward: float | None, outcome: Outcome = Outcome.OK, tokens: tuple[int, ...] = (2, 3)
+) -> Episode:
+    """A rollout with one call of so many sampled tokens for each of `tokens`."""
+    info = CallInfo("c", "c", "r", "a", 0, "p", True, None, None, "p", "chat", "stop", 0.0, 0.0, 1.0)
+    calls = []
+    for n in tokens:
+        zeros = np.zeros(n, np.float32)
+        calls.append(Call(info, np.zeros(4, np.int32), np.ones(n, np.int32), zeros, zeros, ()))
+    attempt = Attempt(rollout_id="r", attempt_id="a", sequence_id=1, start_time=0.0, outcome=outcome, error="why")
+    rollout = Rollout(rollout_id="r", input=1, start_time=0.0, metadata={"group": group})
+    return Episode(rollout, attempt, reward, calls)
+
+
+def credited(episodes: list[Episode], minibatches: int = 1, **options: Any) -> list[list[Any]]:
+    settings: dict[str, Any] = {"normalize_std": True, "normalization": "token", **options}
+    return credit(episodes, OUTCOME_USE, minibatches=minibatches, **settings)
+
+
+def test_the_advantage_of_a_rollout_goes_to_all_its_tokens() -> None:
+    (batch,) = credited([episode("g", 1.0), episode("g", 0.0)])
+    assert [(c.sequence, c.advantages.tolist()) for c in batch] == [
+        (0, [1.0, 1.0]),
+        (0, [1.0, 1.0, 1.0]),
+        (1, [-1.0, -1.0]),
+        (1, [-1.0, -1.0, -1.0]),
+    ]
+    assert sum(c.weights.sum() for c in batch) == pytest.approx(1.0)
+
+
+failures = st.sampled_from([o for o in Outcome if OUTCOME_USE[o] == "mask"])
+members = st.tuples(st.sampled_from(["g", "h"]), st.sampled_from([0.0, 0.5, 1.0]), st.booleans())
+
+
+@given(st.lists(members, min_size=1, max_size=8), failures, st.floats(-5, 5))
+def test_a_failed_sibling_changes_nothing_about_the_others(
+    given_members: list[tuple[str, float, bool]], outcome: Outcome, its_reward: float
+) -> None:
+    """The update is the same as if the failed rollouts had never been there, whatever reward they left behind."""
+    ok = [episode(g, r) for g, r, failed in given_members if not failed]
+    everything = [episode(g, its_reward, outcome) if failed else episode(g, r) for g, r, failed in given_members]
+
+    def values(batches: list[list[Any]]) -> list[tuple[list[float], list[float]]]:
+        return [(c.advantages.tolist(), c.weights.tolist()) for batch in batches for c in batch]
+
+    assert values(credited(everything)) == values(credited(ok) if ok else [])
+
+
+def test_an_outcome_can_be_counted_as_zero() -> None:
+    episodes = [episode("g", 1.0), episode("g", None, Outcome.TIMEOUT)]
+    assert credited(episodes) == []
+    uses = {**OUTCOME_USE, Outcome.TIMEOUT: "zero"}
+    (batch,) = credit(episodes, uses, minibatches=1, normalize_std=True, normalization="token")  # pyright: ignore[reportArgumentType]
+    assert {c.sequence: float(c.advantages[0]) for c in batch} == {0: 1.0, 1: -1.0}
+
+
+def test_minibatches_keep_groups_whole() -> None:
+    episodes = [episode(str(g), float(i % 2)) for g in range(5) for i in range(4)]
+    batches = credited(episodes, minibatches=2)
+    groups = [{c.group for c in batch} for batch in batches]
+    assert [len(g) for g in groups] == [3, 2]
+    assert not groups[0] & groups[1]
+
+
+def test_calls_that_are_not_trained_are_left_out() -> None:
+    a, b = episode("g", 1.0, tokens=(2,)), episode("g", 0.0, tokens=(2,))
+    frozen = replace(a.calls[0], info=replace(a.calls[0].info, trained=False))
+    (batch,) = credited([replace(a, calls=[frozen, *a.calls]), b])
+    assert [c.sequence for c in batch] == [0, 1]
+
+
+# ---- preflight -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reporter(tmp_path: Path) -> Iterator[Reporter]:
+    reporter = Reporter(JsonlSink(tmp_path / "m.jsonl"), SilentConsole())
+    yield reporter
+    reporter.close()
+
+
+def test_preflight_names_the_most_common_failure(reporter: Reporter) -> None:
+    failed = [episode("g", None, Outcome.AGENT_ERROR) for _ in range(4)]
+    with pytest.raises(AgentError, match=r"All 4 rollouts .* agent_error: why"):
+        Preflight(reporter).check(failed, OUTCOME_USE)
+
+
+def test_preflight_tells_when_the_model_is_never_called(reporter: Reporter) -> None:
+    silent = [episode("g", 1.0, tokens=()), episode("g", 0.0, tokens=())]
+    with pytest.raises(AgentError, match=r"never called the model.*base_url=llm.endpoint"):
+        Preflight(reporter).check(silent, OUTCOME_USE)
+
+
+def test_preflight_stops_when_siblings_never_differ(reporter: Reporter) -> None:
+    preflight = Preflight(reporter)
+    same = [episode("g", 0.0), episode("g", 0.0)]
+    preflight.check([episode("g", 0.0), episode("g", 1.0)], OUTCOME_USE)
+    for _ in range(FLAT_STEPS - 1):
+        preflight.check(same, OUTCOME_USE)
+    with pytest.raises(AgentError, match="same reward"):
+        preflight.check(same, OUTCOME_USE)
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_cannot_work_are_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 2"):
+        GRPO(model="calc", group_size=1)
+    with pytest.raises(ConfigError, match="minibatches"):
+        GRPO(model="calc", tasks_per_step=2, minibatches=3)
+    with pytest.raises(TypeError, match="learning_rat"):
+        GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
