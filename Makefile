@@ -51,10 +51,10 @@ docs: $(STAMPS)/dev ## build the documentation into site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "documentation built: site/index.html"
 
 wheel: $(STAMPS)/python ## build the wheel into dist/
-	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --root-user-action=ignore --no-deps -w dist . && ls -lh dist
+	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist . && ls -lh dist
 
 bench: $(STAMPS)/dev ## every benchmark in its quick form
-	@for script in benchmarks/*.py; do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done
+	@for script in $(wildcard benchmarks/[a-z]*.py); do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done
 
 clean: ## remove .venv, caches and built files (runs/ with your checkpoints stays)
 	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis
