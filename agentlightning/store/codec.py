@@ -28,7 +28,10 @@ def new_id(prefix: str) -> str:
 def encode_task(value: Any, what: str) -> str:
     """A JSON value given by the user; strict, because what comes back must be what was given."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        if not text.isascii():
+            text.encode()  # refuses half a surrogate pair, which no database can store
+        return text
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
             f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. "

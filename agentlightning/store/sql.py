@@ -24,7 +24,7 @@ from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, Filter
 from agentlightning.store.codec import new_id
 from agentlightning.store.notify import Notifier
 from agentlightning.store.query import Page
-from agentlightning.store.sqlite import SqliteDatabase
+from agentlightning.store.sqlite import BUSY_SECONDS, SqliteDatabase
 from agentlightning.store.transaction import Changes, Operation
 from agentlightning.store.watchdog import TICK_SECONDS, Watchdog
 from agentlightning.types import (
@@ -385,7 +385,9 @@ def _request(
     )
 
 
-def _sqlite(path: Path, synchronous: str, tick_seconds: float, notifier: Notifier) -> SqliteDatabase:
+def _sqlite(
+    path: Path, synchronous: str, tick_seconds: float, busy_seconds: float, notifier: Notifier
+) -> SqliteDatabase:
     def on_commit(changes: Changes) -> None:
         if changes.queued:
             notifier.queued(changes.queued)
@@ -393,22 +395,37 @@ def _sqlite(path: Path, synchronous: str, tick_seconds: float, notifier: Notifie
             notifier.finished(changes.finished)
 
     watchdog = Watchdog()
-    return SqliteDatabase(path, synchronous=synchronous, on_commit=on_commit, tick=watchdog, tick_seconds=tick_seconds)
+    return SqliteDatabase(
+        path,
+        synchronous=synchronous,
+        on_commit=on_commit,
+        tick=watchdog,
+        tick_seconds=tick_seconds,
+        busy_seconds=busy_seconds,
+    )
 
 
 class SqliteLightningStore(SqlLightningStore):
     """The store in a SQLite file, owned by this process.
 
     An acknowledged write survives kill -9 of the process; with `power_safe=True` also the loss of power (slower: one
-    fsync per group of commits). Other processes use it through `LightningStoreServer`.
+    fsync per group of commits). Other processes use it through `LightningStoreServer`. `busy_seconds` is how long a
+    write waits for another program that has locked the file.
     """
 
-    def __init__(self, path: str | Path, *, power_safe: bool = False, watchdog_seconds: float = TICK_SECONDS):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        power_safe: bool = False,
+        watchdog_seconds: float = TICK_SECONDS,
+        busy_seconds: float = BUSY_SECONDS,
+    ):
         self.path = Path(path).expanduser()
         capabilities = Capabilities(
             thread_safe=True, async_safe=True, multi_process=False, durable=True, otlp_traces=False
         )
-        open_ = _call(_sqlite, self.path, "FULL" if power_safe else "NORMAL", watchdog_seconds)
+        open_ = _call(_sqlite, self.path, "FULL" if power_safe else "NORMAL", watchdog_seconds, busy_seconds)
         super().__init__(open_, capabilities)
 
 
@@ -416,12 +433,12 @@ class InMemoryLightningStore(SqlLightningStore):
     """The same store on a temporary file that is gone with it: for tests and trials."""
 
     def __init__(self, *, watchdog_seconds: float = TICK_SECONDS):
-        folder = tempfile.mkdtemp(prefix="agl-store-")
-        self._remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="agl-store-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
         capabilities = Capabilities(
             thread_safe=True, async_safe=True, multi_process=False, durable=False, otlp_traces=False
         )
-        super().__init__(_call(_sqlite, Path(folder) / "store.db", "OFF", watchdog_seconds), capabilities)
+        super().__init__(_call(_sqlite, self.folder / "store.db", "OFF", watchdog_seconds, BUSY_SECONDS), capabilities)
 
     async def close(self) -> None:
         await super().close()

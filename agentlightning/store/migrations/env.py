@@ -1,0 +1,23 @@
+"""Alembic's entry point; see `agentlightning.store.migrate`."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import create_engine, pool
+
+from agentlightning.store.schema import metadata
+
+
+def run() -> None:
+    url = context.config.get_main_option("sqlalchemy.url")
+    assert url is not None
+    engine = create_engine(url, poolclass=pool.NullPool)
+    with engine.connect() as connection:
+        # SQLite changes columns by copying the table.
+        batch = connection.dialect.name == "sqlite"
+        context.configure(connection=connection, target_metadata=metadata, render_as_batch=batch)
+        with context.begin_transaction():
+            context.run_migrations()
+
+
+run()

@@ -1,0 +1,202 @@
+"""The SQLite file: opening, owning, migrating, and what happens when the disk or the file fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from alembic.script import ScriptDirectory
+
+from agentlightning.errors import StoreError
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.store.migrate import alembic_config, create_statements, upgrade
+from agentlightning.store.schema import HEAD
+from agentlightning.types import AttemptStatus, RolloutStatus
+
+
+async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "store.db"
+    store = SqliteLightningStore(path)
+    rollout = await store.enqueue_rollout({"q": 1})
+    await store.close()
+    await store.close()
+    with pytest.raises(StoreError, match="closed"):
+        await store.enqueue_rollout(1)
+    again = SqliteLightningStore(path, power_safe=True)
+    assert await again.get_rollout_by_id(rollout.rollout_id) == rollout
+    await again.close()
+
+
+async def test_opening_is_fast(tmp_path: Path) -> None:
+    seconds = []
+    for number in range(3):
+        start = time.perf_counter()
+        store = SqliteLightningStore(tmp_path / f"{number}.db")
+        seconds.append(time.perf_counter() - start)
+        await store.close()
+    assert min(seconds) < 0.15
+
+
+async def test_one_process_owns_the_file(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    with pytest.raises(StoreError, match=r"already open \(process \d+\).*agl store.*LightningStoreClient"):
+        SqliteLightningStore(tmp_path / "store.db")
+    code = f"from agentlightning.store import *; SqliteLightningStore({str(tmp_path / 'store.db')!r})"
+    result = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True)
+    assert "already open" in result.stderr
+    await store.close()
+    await SqliteLightningStore(tmp_path / "store.db").close()
+
+
+async def test_the_in_memory_store_leaves_nothing_behind() -> None:
+    store = InMemoryLightningStore()
+    assert os.path.exists(store.folder)
+    await store.enqueue_rollout(1)
+    await store.close()
+    assert not os.path.exists(store.folder)
+
+
+async def test_several_event_loops_share_a_store(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    seen: list[object] = []
+
+    def runner() -> None:
+        async def work() -> None:
+            for _ in range(10):
+                claim = await store.dequeue_rollout("w", timeout=5)
+                assert claim is not None
+                seen.append(claim.input)
+                await store.update_attempt(claim.rollout_id, "latest", status=AttemptStatus.SUCCEEDED)
+
+        asyncio.run(work())
+
+    threads = [threading.Thread(target=runner) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    rollouts = [await store.enqueue_rollout(n) for n in range(30)]
+    done = await store.wait_for_rollouts(rollout_ids=[r.rollout_id for r in rollouts], timeout=10)
+    assert len(done) == 30
+    assert sorted(map(str, seen)) == sorted(map(str, range(30)))
+    await asyncio.gather(*[asyncio.to_thread(thread.join) for thread in threads])
+    await store.close()
+
+
+async def test_a_file_that_is_no_store(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("This is no database at all. " * 50)
+    with pytest.raises(StoreError, match="not a SQLite database"):
+        SqliteLightningStore(tmp_path / "text.db")
+    other = sqlite3.connect(tmp_path / "other.db")
+    other.execute("CREATE TABLE notes (x)")
+    other.close()
+    with pytest.raises(StoreError, match="not one of a store"):
+        SqliteLightningStore(tmp_path / "other.db")
+
+
+async def test_a_damaged_file(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteLightningStore(path)
+    await asyncio.gather(*[store.enqueue_rollout({"text": "x" * 500}) for _ in range(100)])
+    await store.close()
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (path.stat().st_size - 4096))
+    with pytest.raises(StoreError, match="damaged"):
+        await _use(path)
+
+
+async def _use(path: Path) -> None:
+    store = SqliteLightningStore(path)
+    try:
+        await store.enqueue_rollout(1)
+    finally:
+        await store.close()
+
+
+async def test_a_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """SQLite's own limit on a file's size gives the very error that a full disk gives."""
+    store = SqliteLightningStore(tmp_path / "store.db")
+    kept = await store.enqueue_rollout("before")
+    await store._db.write(lambda tx: _set_max_pages(store, 1))  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    jobs = [store.enqueue_rollout("x" * 100_000) for _ in range(20)]
+    results = await asyncio.gather(*jobs, return_exceptions=True)
+    failed = [result for result in results if isinstance(result, BaseException)]
+    assert failed
+    assert all(isinstance(error, StoreError) and "disk is full" in str(error) for error in failed)
+    await store._db.write(lambda tx: _set_max_pages(store, 2**30))  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    after = await store.enqueue_rollout("after")
+    stored = await store.query_rollouts(limit=-1)
+    assert {kept.rollout_id, after.rollout_id} <= {r.rollout_id for r in stored}
+    assert len(stored) == 2 + len(results) - len(failed) == (await store.statistics())["total_rollouts"]
+    await store.close()
+
+
+def _set_max_pages(store: SqliteLightningStore, pages: int) -> None:
+    store._db._writer.execute(f"PRAGMA max_page_count={pages}")  # pyright: ignore
+
+
+async def test_a_locked_file(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db", busy_seconds=0.1)
+    await store.enqueue_rollout(1)
+    intruder = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    intruder.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="keeps the file locked"):
+        await store.enqueue_rollout(2)
+    intruder.execute("ROLLBACK")
+    intruder.close()
+    await store.enqueue_rollout(3)
+    assert [r.input for r in await store.query_rollouts()] == [1, 3]
+    await store.close()
+
+
+async def test_living_runners_survive_a_restart_of_the_store(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    claim = await store.start_rollout(1, worker_id="w")
+    await store._db.write(lambda tx: _age(store))  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    await store.close()
+    again = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=0.02)
+    await asyncio.sleep(0.2)
+    rollout = await again.get_rollout_by_id(claim.rollout_id)
+    assert rollout is not None
+    assert rollout.status is RolloutStatus.PREPARING
+    await again.close()
+
+
+def _age(store: SqliteLightningStore) -> None:
+    store._db._writer.execute("UPDATE attempts SET deadline = deadline - 1000")  # pyright: ignore
+
+
+def _schema(path: Path) -> set[str]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'")
+    normalized = {"".join(sql.split()).replace('"', "") for (sql,) in rows}
+    connection.close()
+    return normalized
+
+
+def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
+    script = ScriptDirectory.from_config(alembic_config("sqlite://"))
+    assert script.get_heads() == [HEAD]
+    upgrade(f"sqlite:///{tmp_path / 'migrated.db'}", None)
+    created = sqlite3.connect(tmp_path / "created.db")
+    for statement in create_statements("sqlite"):
+        created.execute(statement)
+    created.commit()
+    created.close()
+    assert _schema(tmp_path / "migrated.db") == _schema(tmp_path / "created.db")
+
+
+async def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:
+    await SqliteLightningStore(tmp_path / "store.db").close()
+    connection = sqlite3.connect(tmp_path / "store.db")
+    connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreError, match="newer version of agentlightning"):
+        SqliteLightningStore(tmp_path / "store.db")
