@@ -155,6 +155,7 @@ class GRPO(Algorithm):
                         "sampling_seconds": sampled - began,
                         "learning_seconds": learned - sampled,
                         "time": time.time(),
+                        **await self._time_split(),
                     }
                 )
                 if last or done % self.save_every == 0:
@@ -230,6 +231,19 @@ class GRPO(Algorithm):
         info = CheckpointInfo(step=done, base_model=self.model, seed=self.seed, val_reward=val_reward)
         await save_checkpoint(run_dir, self._learner(), info)
         prune_checkpoints(run_dir, self.keep_checkpoints)
+
+    async def _time_split(self) -> dict[str, float]:
+        """Seconds since the start that the model process sampled, learned, and had nothing to do."""
+        if self.context.stats is None:
+            return {}
+        stats = await self.context.stats()
+        return {
+            "model_sampling_seconds": stats.sampling_s,
+            "model_learning_seconds": stats.learning_s,
+            "model_idle_seconds": stats.idle_s,
+            "cached_tokens": stats.cached_tokens,
+            "prefill_tokens": stats.prefill_tokens,
+        }
 
     def _learner(self) -> Any:
         if self.context.learner is None:

@@ -1,0 +1,49 @@
+"""Starting what a policy needs: its model process and the gateway in front of it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from agentlightning.algorithm.base import PolicySpec
+from agentlightning.errors import missing_extra
+from agentlightning.gateway import Gateway
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Lora, Settings
+from agentlightning.models import resolve_model
+from agentlightning.store.base import LightningStore
+
+
+def require_training_extra() -> None:
+    """Raises ConfigError with the command to run when the extra `torch` is not installed."""
+    from importlib.util import find_spec
+
+    for package in ("torch", "transformers", "renderers"):
+        if find_spec(package) is None:
+            raise missing_extra("torch", package)
+
+
+async def start_policy(
+    stack: AsyncExitStack, store: LightningStore, spec: PolicySpec, port: int | None
+) -> tuple[ModelProcess, Gateway]:
+    """Start both; `stack` stops them in reverse order. Raises ModelError, ConfigError or GatewayError."""
+    require_training_extra()
+    from agentlightning.gateway.rendering import load_rendering
+
+    path = resolve_model(spec.model)
+    process = ModelProcess(
+        Settings(
+            model=path,
+            device=spec.device,
+            dtype=spec.dtype,
+            lora=Lora(rank=spec.lora_rank) if spec.lora_rank else None,
+            max_context=spec.max_context,
+            max_concurrency=spec.max_concurrency,
+        )
+    )
+    await process.start()
+    stack.push_async_callback(process.close)
+    sampling = {"temperature": spec.temperature, "top_p": 1.0, "top_k": 0}
+    gateway = Gateway(store, process, load_rendering(path, spec.renderer), port=port or 0, train_sampling=sampling)
+    await gateway.start()
+    stack.push_async_callback(gateway.stop)
+    return process, gateway
