@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -15,7 +16,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RolloutMode, Span
 from tests.gateway.scripted import Script, ScriptedEngine
 
-CALC: dict = {
+CALC: Any = {
     "type": "function",
     "function": {
         "name": "calc",
@@ -66,9 +67,8 @@ class Site:
     def base_url(self) -> str:
         return self.gateway.as_resource().get_base_url(self.rollout_id, self.attempt_id)
 
-    def client(self, **settings: object) -> AsyncOpenAI:
-        return AsyncOpenAI(base_url=self.base_url, api_key=self.key, max_retries=0, **settings)  # pyright:
-        ignore[reportArgumentType]
+    def client(self, **settings: Any) -> AsyncOpenAI:
+        return AsyncOpenAI(base_url=self.base_url, api_key=self.key, max_retries=0, **settings)
 
     async def close(self) -> list[Call]:
         """Close the attempt; its calls as the store has them."""

@@ -50,7 +50,8 @@ class ScriptedEngine:
         if self.fail is not None:
             raise self.fail
         ids, reason, stop = self._respond(prompt_ids, params)
-        logprobs = -np.arange(1, len(ids) + 1, dtype=np.float32) / 64 - len(self.params)
+        logprobs = (-np.arange(1, len(ids) + 1) / 64 - len(self.params)).astype(np.float32)
+        half: Float32Array = (logprobs / 2).astype(np.float32)
         self.running += 1
         try:
             step = 1 if stream else max(1, len(ids))
@@ -60,11 +61,11 @@ class ScriptedEngine:
                 part = slice(at, at + step)
                 yield Chunk(
                     ids=ids[part],
-                    logprobs=logprobs[part] / 2,
+                    logprobs=half[part],
                     plain_logprobs=logprobs[part],
                     version=self.version,
                     top_ids=np.repeat(ids[part, None], params.top_logprobs, axis=1) if params.top_logprobs else None,
-                    top_logprobs=np.repeat(logprobs[part, None], params.top_logprobs, axis=1)
+                    top_logprobs=np.repeat(logprobs[part, None], params.top_logprobs, axis=1).astype(np.float32)
                     if params.top_logprobs
                     else None,
                     finish_reason=reason if last else None,

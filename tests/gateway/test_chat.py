@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import openai
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, call_text
 
-ASK: list = [{"role": "system", "content": "Use the tool."}, {"role": "user", "content": "What is 2 + 3?"}]
+ASK: Any = [{"role": "system", "content": "Use the tool."}, {"role": "user", "content": "What is 2 + 3?"}]
 
 
 async def test_a_two_turn_agent_with_tools_is_recorded_exactly(site: Site) -> None:
@@ -147,7 +148,8 @@ async def test_train_seeds_differ_between_rollouts_and_calls(site: Site) -> None
 async def test_forced_tools_are_called(site: Site) -> None:
     site.engine.script = lambda prompt, params: ' {"a": 1, "b": 2}}\n</tool_call>'
     async with site.client() as client:
-        for choice in ("required", {"type": "function", "function": {"name": "calc"}}):
+        choices: Any = ("required", {"type": "function", "function": {"name": "calc"}})
+        for choice in choices:
             for stream in (False, True):
                 async with (
                     client.chat.completions.stream(model="policy", messages=ASK, tools=[CALC], tool_choice=choice)
@@ -164,7 +166,7 @@ async def test_forced_tools_are_called(site: Site) -> None:
 class _plain:
     """A plain completion, behind the face of a stream."""
 
-    def __init__(self, client: openai.AsyncOpenAI, choice: object) -> None:
+    def __init__(self, client: openai.AsyncOpenAI, choice: Any) -> None:
         self._client, self._choice = client, choice
 
     async def __aenter__(self) -> _plain:
@@ -172,12 +174,12 @@ class _plain:
 
     async def __aexit__(self, *_: object) -> None: ...
 
-    async def get_final_completion(self) -> openai.types.chat.ChatCompletion:
+    async def get_final_completion(self) -> Any:
         return await self._client.chat.completions.create(
             model="policy",
             messages=ASK,
             tools=[CALC],
-            tool_choice=self._choice,  # pyright: ignore[reportArgumentType]
+            tool_choice=self._choice,
         )
 
 
@@ -221,7 +223,7 @@ async def test_a_broken_tool_call_stays_visible(site: Site) -> None:
         ({"model": "gpt-99"}, "model"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(site: Site, body: dict, param: str) -> None:
+async def test_what_cannot_be_honoured_is_refused_by_name(site: Site, body: dict[str, Any], param: str) -> None:
     async with site.client() as client:
         with pytest.raises(openai.APIStatusError) as error:
             await client.chat.completions.create(**{"model": "policy", "messages": ASK, "extra_body": body})
@@ -231,7 +233,7 @@ async def test_what_cannot_be_honoured_is_refused_by_name(site: Site, body: dict
 
 
 async def test_content_may_be_text_parts_null_or_absent(site: Site) -> None:
-    messages: list = [
+    messages: Any = [
         {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 3?"}]},
         {"role": "assistant", "tool_calls": [_old_call()]},
         {"role": "tool", "tool_call_id": "x", "content": "5"},
@@ -249,12 +251,12 @@ def _old_call() -> dict:
 
 
 async def test_a_prompt_that_does_not_fit_is_the_providers_own_error(site: Site) -> None:
-    long = [{"role": "user", "content": "word " * 5000}]
+    long: Any = [{"role": "user", "content": "word " * 5000}]
     async with site.client() as client:
-        for stream in (False, True):
+        streams: Any = (False, True)
+        for stream in streams:
             with pytest.raises(openai.BadRequestError) as error:
-                await client.chat.completions.create(model="policy", messages=long, stream=stream)  # pyright:
-                ignore[reportArgumentType, reportCallIssue]
+                await client.chat.completions.create(model="policy", messages=long, stream=stream)
             assert error.value.code == "context_length_exceeded"
     assert (await site.gateway.close_attempt(site.rollout_id, site.attempt_id)).truncated
     (span, _) = await site.spans()
