@@ -9,8 +9,10 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
+import typer.main
 
 import agentlightning as agl
+from agentlightning.cli.app import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -49,6 +51,16 @@ def test_trainer_settings() -> None:
 def test_every_outcome_is_explained() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     assert {outcome for outcome in agl.Outcome if f"| `{outcome.value}` |" not in text} == set()
+
+
+def test_every_command_and_option_is_documented() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text()
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    assert set(re.findall(r"^## agl (\S+)$", text, flags=re.MULTILINE)) == set(commands)
+    for name, command in commands.items():
+        section = text.split(f"\n## agl {name}\n")[1].split("\n## ")[0]
+        options = {p.opts[0] for p in command.params if p.opts[0].startswith("--")}
+        assert set(re.findall(r"^\| `(--[\w-]+)` \|", section, flags=re.MULTILINE)) == options
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
