@@ -74,11 +74,22 @@ class Import:
 def imports_of(source: str, path: Path) -> Iterator[Import]:
     """Every import in a file of the package; `path` is relative to the directory that holds the package."""
     package = list(path.with_suffix("").parts)[:-1]
+    tree = ast.parse(source)
+    front_doors = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+        if alias.name == "agentlightning"
+    }
 
     def modules(node: ast.AST) -> list[str]:
         match node:
             case ast.Import():
-                return [alias.name for alias in node.names]
+                # `import agentlightning` alone is no arrow (it may be for `__file__`): what is used of it counts.
+                return [alias.name for alias in node.names if alias.name != "agentlightning"]
+            case ast.Attribute(value=ast.Name(id=name), attr=attribute) if name in front_doors:
+                return [f"agentlightning.{attribute}"]
             case ast.ImportFrom():
                 base = package[: len(package) - node.level + 1] if node.level else []
                 module = ".".join([*base, *([node.module] if node.module else [])])
@@ -96,7 +107,7 @@ def imports_of(source: str, path: Path) -> Iterator[Import]:
             inside = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
             yield from walk(child, lazy or inside)
 
-    yield from walk(ast.parse(source), False)
+    yield from walk(tree, False)
 
 
 def layer_of(package: str) -> int:
@@ -120,7 +131,7 @@ def complaint(found: Import) -> str | None:
         if homes is None or found.lazy or source in homes:
             return None
         return f"{found}: {root} is heavy; import it inside the function that needs it"
-    if rest == "__version__":  # a constant, there before anything else is imported
+    if rest.startswith("__"):  # `__version__`, `__file__`: there before anything else is imported
         return None
     target = rest.split(".")[0] or "__init__"
     if not (ROOT / target).is_dir() and not (ROOT / f"{target}.py").exists():
@@ -168,6 +179,7 @@ def test_a_back_arrow_is_caught_however_it_is_written() -> None:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from agentlightning.runner import loop",
         "import importlib\nimportlib.import_module('agentlightning.runner')",
         "from agentlightning import Trainer",
+        "import agentlightning as agl\nagl.Trainer",
     ):
         assert len(complaints_about(line, "agentlightning/store/x.py")) == 1, line
 
@@ -176,6 +188,7 @@ def test_a_forward_arrow_is_allowed() -> None:
     assert complaints_about("from agentlightning.store.base import UNSET", "agentlightning/runner/x.py") == []
     assert complaints_about("from ..types import Span", "agentlightning/store/x.py") == []
     assert complaints_about("from agentlightning.runner import loop", "agentlightning/trainer.py") == []
+    assert complaints_about("import agentlightning\nagentlightning.__file__", "agentlightning/store/x.py") == []
 
 
 def test_siblings_do_not_know_each_other_unless_listed() -> None:
