@@ -40,8 +40,8 @@ def test_import_does_not_load_what_it_does_not_need() -> None:
     seconds, modules = probe(())
     loaded = {name.split(".")[0] for name in modules}
     assert not loaded & set(HEAVY)
-    # No clock here (machines differ): what costs time is the number of modules. pydantic alone brings about 250.
-    assert len(modules) < 600, f"{len(modules)} modules in {seconds:.2f} s"
+    # No clock here, machines differ: what costs time is the number of modules. Names are loaded when they are used.
+    assert len(modules) < 100, f"{len(modules)} modules in {seconds:.2f} s"
 
 
 EVERYTHING = """
