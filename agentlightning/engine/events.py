@@ -38,10 +38,11 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """A request cannot be finished; `message` says why."""
+    """A request cannot be finished; `message` says why, `error` names a class of `agentlightning.errors`."""
 
     request_id: int
     message: str
+    error: str = "EngineError"
 
 
 Event = Sampled | Ended | Failed

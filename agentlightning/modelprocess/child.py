@@ -1,0 +1,246 @@
+"""The parent's handle on one running model process: its socket, its output, who waits for which answer, its death."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from pathlib import Path
+from typing import Self, cast
+
+import agentlightning
+from agentlightning.engine.base import Chunk
+from agentlightning.engine.events import Ended, Event, Request, Sampled
+from agentlightning.errors import AgentLightningError, EngineError
+from agentlightning.modelprocess.protocol import (
+    Call,
+    Events,
+    Frames,
+    Ready,
+    Refused,
+    Reply,
+    Settings,
+    Stop,
+    ToChild,
+    frame,
+    to_error,
+    to_parent,
+)
+
+logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 20.0
+_KILL_SECONDS = 10.0
+_WORDS = 20
+"""How many lines of its output a dead process is quoted with."""
+
+Answers = asyncio.Queue[Chunk | AgentLightningError]
+
+
+class Child(asyncio.Protocol):
+    """One process from `spawn` to its end. Requests and calls are answered by it, or fail with it."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self._loop = loop
+        self._process = process
+        self._frames = Frames()
+        self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
+        self._answers: dict[int, Answers] = {}
+        self._replies: dict[int, asyncio.Future[Reply]] = {}
+        self._output: deque[str] = deque(maxlen=_WORDS)
+        self._death: str | None = None
+        self._stopping = False
+        self._supervisor = loop.create_task(self._supervise())
+
+    @classmethod
+    async def spawn(cls, settings: Settings) -> Self:
+        """Start the process and hand it its settings; it is usable once `ready` is done."""
+        ours, theirs = socket.socketpair()
+        # The same package as here, whatever the working directory holds.
+        root = str(Path(agentlightning.__file__).parents[1])
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", "agentlightning.modelprocess", str(theirs.fileno())),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path},
+            )
+        child = cls(process)
+        ours.setblocking(False)
+        await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
+        child.send(settings)
+        return child
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
+
+    def last_words(self) -> str:
+        """The end of the process's output, for an error's message."""
+        return "".join(f"\n  | {line}" for line in self._output)
+
+    def send(self, message: ToChild) -> None:
+        """Queue a message; all of one turn of the event loop are written at once."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(frame(message))
+
+    def request(self, request: Request) -> Answers:
+        """Send a request; its chunks, or the error that ends it, come out of the queue."""
+        self._raise_if_dead()
+        answers = self._answers[request.request_id] = Answers()
+        self.send(request)
+        return answers
+
+    def forget(self, request_id: int) -> bool:
+        """Stop listening for a request. Whether it was still going on."""
+        return self._answers.pop(request_id, None) is not None
+
+    async def call(self, call: Call) -> Reply:
+        """Send a call and wait for its reply; raises the error that the process refused it with."""
+        self._raise_if_dead()
+        reply = self._replies[call.call_id] = self._loop.create_future()
+        self.send(call)
+        try:
+            return await reply
+        finally:
+            self._replies.pop(call.call_id, None)
+
+    async def stop(self) -> None:
+        """Ask the process to end; kill it if it does not."""
+        self._stopping = True
+        self.send(Stop())
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await asyncio.shield(self._supervisor)
+        except TimeoutError:
+            logger.warning("The model process did not stop within %.0f s and is killed", _STOP_SECONDS)
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process now."""
+        self._stopping = True
+        self._kill()
+        await asyncio.shield(self._supervisor)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for body in self._frames.feed(data):
+            match to_parent.decode(body):
+                case Events(events):
+                    for event in events:
+                        self._deliver(event)
+                case Reply() as reply:
+                    self._resolve(reply.call_id, reply)
+                case Refused(call_id, name, message):
+                    self._resolve(call_id, to_error(name, message))
+                case Ready() as ready:
+                    self.ready.set_result(ready)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # It is about to end; a process that lost its socket and lives on is of no use.
+        self._loop.call_later(_KILL_SECONDS, self._kill)
+
+    def _deliver(self, event: Event) -> None:
+        """Hand an event to those who wait for it; nobody waits for requests that were given up."""
+        if isinstance(event, Sampled):
+            for row, request_id in enumerate(event.request_ids):
+                answers = self._answers.get(request_id)
+                if answers is not None:
+                    answers.put_nowait(_one_token(event, row))
+            return
+        answers = self._answers.pop(event.request_id, None)
+        if answers is not None:
+            answers.put_nowait(event.chunk if isinstance(event, Ended) else to_error(event.error, event.message))
+
+    def _resolve(self, call_id: int, outcome: Reply | AgentLightningError) -> None:
+        waiting = self._replies.get(call_id) if call_id else self.ready
+        if waiting is None or waiting.done():
+            return
+        if isinstance(outcome, AgentLightningError):
+            waiting.set_exception(outcome)
+        else:
+            cast("asyncio.Future[Reply]", waiting).set_result(outcome)
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(outgoing))
+
+    def _raise_if_dead(self) -> None:
+        if self._death is not None:
+            raise EngineError(self._death)
+
+    def _kill(self) -> None:
+        if self._process.returncode is None:
+            self._process.kill()
+
+    async def _supervise(self) -> None:
+        """Follow the process's output until it ends, then tell everyone who waits for it."""
+        await self._follow_output()
+        code = await self._process.wait()
+        self._death = self._describe_death(code)
+        if not self._stopping:
+            logger.error("%s", self._death)
+        if self._transport is not None:
+            self._transport.close()
+        for answers in self._answers.values():
+            answers.put_nowait(EngineError(self._death))
+        self._answers.clear()
+        for waiting in (self.ready, *self._replies.values()):
+            if not waiting.done():
+                waiting.set_exception(EngineError(self._death))
+        if not self.ready.cancelled():
+            self.ready.exception()  # whoever waited for it has it; nobody may have
+
+    async def _follow_output(self) -> None:
+        assert self._process.stdout is not None
+        rest = ""
+        while data := await self._process.stdout.read(1 << 16):
+            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+            for line in lines:
+                self._output.append(line)
+                logger.info("model process: %s", line)
+        if rest:
+            self._output.append(rest)
+
+    def _describe_death(self, code: int) -> str:
+        if self._stopping:
+            return "The model process was stopped."
+        how = f"with exit code {code}"
+        if code < 0:
+            how = f"by signal {signal.Signals(-code).name}"
+        if code == -signal.SIGKILL:
+            how += " (the system does that when memory runs out)"
+        return (
+            f"The model process ended {how}.{self.last_words()}\n"
+            "Start it again with restart(), from the last checkpoint; requests that it had are lost."
+        )
+
+
+def _one_token(event: Sampled, row: int) -> Chunk:
+    one = slice(row, row + 1)
+    return Chunk(
+        ids=event.ids[one],
+        logprobs=event.logprobs[one],
+        plain_logprobs=event.plain_logprobs[one],
+        version=event.version,
+        top_ids=None if event.top_ids is None else event.top_ids[one],
+        top_logprobs=None if event.top_logprobs is None else event.top_logprobs[one],
+    )

@@ -1,0 +1,216 @@
+"""What the main process and the model process say to each other: msgpack frames with a length in front, never pickles.
+
+The parent's first message is `Settings`; the child answers `Ready` or `Refused` (call_id 0). Afterwards the parent
+sends requests, aborts and calls, in any number and order; the child sends the engine's events, at most one frame of
+them per step, and one `Reply` or `Refused` per call. A closed socket is the end of either process.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning import errors
+from agentlightning.engine.base import EngineInfo
+from agentlightning.engine.events import Event, Request
+from agentlightning.errors import AgentLightningError, EngineError
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.types.call import Float32Array, Int32Array
+
+HEADER = struct.Struct("!I")
+
+
+class Lora(msgspec.Struct, frozen=True, kw_only=True):
+    """Train a low-rank adapter instead of all weights."""
+
+    rank: int = 16
+    alpha: int = 32
+    target_modules: str | list[str] = "all-linear"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
+    """How to load the policy and how much of the machine to use. None: derived from the model or the machine."""
+
+    model: str
+    """A shipped model's name, a directory, or a Hugging Face id."""
+    device: str = "auto"
+    dtype: str = "float32"
+    lora: Lora | None = None
+    max_context: int | None = None
+    max_concurrency: int = 64
+    kv_budget_bytes: int = 2 << 30
+    prefill_tokens: int = 2048
+    seed: int | None = None
+    """For requests that bring no seed of their own."""
+    sampling_threads: int = 1
+    """One leaves the other cores to the agents, which run while the engine samples."""
+    learning_threads: int | None = None
+    """None: all cores."""
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Drop a request; nothing more is said of it."""
+
+    request_id: int
+
+
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
+    batch: PackedBatch
+
+
+class ForwardBackward(msgspec.Struct, frozen=True, tag="forward_backward"):
+    batch: PackedBatch
+    loss: LossConfig
+
+
+class OptimStep(msgspec.Struct, frozen=True, tag="optim_step"):
+    params: OptimParams
+
+
+class SaveState(msgspec.Struct, frozen=True, tag="save_state"):
+    path: str
+
+
+class LoadState(msgspec.Struct, frozen=True, tag="load_state"):
+    path: str
+
+
+class Export(msgspec.Struct, frozen=True, tag="export"):
+    path: str
+
+
+class GetInfo(msgspec.Struct, frozen=True, tag="info"):
+    pass
+
+
+class GetStats(msgspec.Struct, frozen=True, tag="stats"):
+    pass
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the process after what it is doing now."""
+
+
+Verb = Forward | ForwardBackward | OptimStep | SaveState | LoadState | Export | GetInfo | GetStats
+
+
+class Call(msgspec.Struct, frozen=True, tag="call"):
+    """Do something and answer. Calls are done one after the other; ids start at 1."""
+
+    call_id: int
+    verb: Verb
+
+
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The policy is loaded."""
+
+    info: EngineInfo
+
+
+class Events(msgspec.Struct, frozen=True, tag="events"):
+    """What came out of one step of the engine."""
+
+    events: list[Event]
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the process started: wall-clock seconds by what they went into, and tokens."""
+
+    sampling_s: float
+    learning_s: float
+    idle_s: float
+    tokens_sampled: int
+    prefill_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were not computed, because a slot held them already."""
+    running: int
+    waiting: int
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
+    """A call was done; the field that belongs to its verb is set."""
+
+    call_id: int
+    logprobs: Float32Array | None = None
+    metrics: dict[str, float] | None = None
+    info: EngineInfo | None = None
+    stats: Stats | None = None
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """A call failed with this error (the name of a class in `agentlightning.errors`)."""
+
+    call_id: int
+    error: str
+    message: str
+
+
+ToChild = Settings | Request | Abort | Call | Stop
+ToParent = Ready | Events | Reply | Refused
+
+_DTYPES = {Int32Array: np.dtype(np.int32), Float32Array: np.dtype(np.float32)}
+
+
+def _encode_array(value: Any) -> Any:
+    """Arrays travel as their bytes; those of more than one dimension with their shape."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{type(value).__name__} cannot be sent to the model process")
+    if value.dtype not in _DTYPES.values():
+        raise TypeError(f"arrays are sent as int32 or float32, not as {value.dtype}")
+    raw = np.ascontiguousarray(value).data.cast("B")
+    return raw if value.ndim == 1 else [value.shape, raw]
+
+
+def _decode_array(kind: Any, value: Any) -> np.ndarray:
+    if isinstance(value, list):
+        shape, raw = value
+        return np.frombuffer(raw, dtype=_DTYPES[kind]).reshape(shape)
+    return np.frombuffer(value, dtype=_DTYPES[kind])
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+to_child = msgspec.msgpack.Decoder(ToChild, dec_hook=_decode_array)
+to_parent = msgspec.msgpack.Decoder(ToParent, dec_hook=_decode_array)
+
+
+def frame(message: ToChild | ToParent) -> bytes:
+    """A message as it goes over the socket."""
+    body = _encoder.encode(message)
+    return HEADER.pack(len(body)) + body
+
+
+class Frames:
+    """Cuts a stream of bytes into the bodies of frames."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Bodies that are complete with these bytes."""
+        self._buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(self._buffer) - start >= HEADER.size:
+            end = start + HEADER.size + HEADER.unpack_from(self._buffer, start)[0]
+            if len(self._buffer) < end:
+                break
+            bodies.append(bytes(memoryview(self._buffer)[start + HEADER.size : end]))
+            start = end
+        if start:
+            del self._buffer[:start]
+        return bodies
+
+
+def error_name(error: AgentLightningError) -> str:
+    """The name under which an error travels."""
+    return type(error).__name__
+
+
+def to_error(name: str, message: str) -> AgentLightningError:
+    """The error that travelled under this name."""
+    kinds = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
+    kind = kinds.get(name, EngineError)
+    return kind(message) if issubclass(kind, AgentLightningError) else EngineError(message)

@@ -1,0 +1,220 @@
+"""The model process: one loop that samples and learns on one set of weights, with no user code and no event loop.
+
+Between two steps of the engine it takes what arrived: requests join, aborts leave, calls are done one after the other.
+A call that changes the weights first lets the running requests finish; requests that arrive meanwhile wait.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections import deque
+
+import torch
+import transformers
+
+from agentlightning.engine.events import Event, Failed, Request
+from agentlightning.engine.torch_engine import TorchEngine
+from agentlightning.errors import AgentLightningError
+from agentlightning.learner.policy import LoraSpec, Policy, load_policy
+from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.modelprocess.inbox import Inbox
+from agentlightning.modelprocess.protocol import (
+    Abort,
+    Call,
+    Events,
+    Export,
+    Forward,
+    ForwardBackward,
+    GetInfo,
+    GetStats,
+    LoadState,
+    OptimStep,
+    Ready,
+    Refused,
+    Reply,
+    SaveState,
+    Settings,
+    Stats,
+    Stop,
+    ToChild,
+    ToParent,
+    Verb,
+    error_name,
+    frame,
+)
+
+logger = logging.getLogger(__name__)
+
+_CHANGES_WEIGHTS = (OptimStep, LoadState)
+
+
+class Clock:
+    """Adds up the wall-clock seconds spent in each activity; one of them is always going on."""
+
+    def __init__(self) -> None:
+        self.seconds = {"idle": 0.0, "sampling": 0.0, "learning": 0.0}
+        self._activity = "learning"
+        self._since = time.perf_counter()
+
+    def turn_to(self, activity: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._activity] += now - self._since
+        self._activity, self._since = activity, now
+
+
+class Server:
+    """Engine and learner of one policy, driven by the messages of an inbox."""
+
+    def __init__(self, settings: Settings, inbox: Inbox, sock: socket.socket) -> None:
+        """Loads the policy; raises `ModelError` or `ConfigError` if that cannot work."""
+        transformers.logging.disable_progress_bar()
+        self._inbox = inbox
+        self._sock = sock
+        self._threads = {
+            "sampling": settings.sampling_threads,
+            "learning": settings.learning_threads or os.cpu_count() or 1,
+        }
+        torch.set_num_threads(self._threads["learning"])
+        self._policy = _load(settings)
+        self._engine = TorchEngine(
+            self._policy.model,
+            self._policy.tokenizer,
+            self._policy.eos_ids,
+            version=self._policy.version,
+            max_context=settings.max_context,
+            max_concurrency=settings.max_concurrency,
+            kv_budget_bytes=settings.kv_budget_bytes,
+            prefill_tokens=settings.prefill_tokens,
+            seed=settings.seed,
+        )
+        self._learner = TorchLearner(self._policy)
+        self._calls: deque[Call] = deque()
+        self._refused: list[Event] = []
+        self._clock = Clock()
+        self._stopped = False
+
+    def run(self) -> None:
+        """Serve until the parent says stop or is gone."""
+        self._send(Ready(self._engine.info(self._policy.path)))
+        while not self._stopped:
+            self._receive()
+            changes_weights = bool(self._calls) and isinstance(self._calls[0].verb, _CHANGES_WEIGHTS)
+            if self._calls and not (changes_weights and self._engine.running):
+                self._turn_to("learning")
+                self._send(self._answer(self._calls.popleft()))
+            if self._engine.active or self._refused:
+                self._turn_to("sampling")
+                self._step(admit=not changes_weights)
+
+    def _receive(self) -> None:
+        """Take all messages that arrived; wait for one if there is nothing to do."""
+        message = self._inbox.poll()
+        if message is None and not self._engine.active and not self._calls:
+            self._clock.turn_to("idle")
+            message = self._inbox.wait()
+        while message is not None:
+            self._take(message)
+            message = self._inbox.poll()
+
+    def _take(self, message: ToChild) -> None:
+        match message:
+            case Request():
+                try:
+                    self._engine.submit(message)
+                except AgentLightningError as error:
+                    self._refused.append(_failed(message.request_id, error))
+            case Abort(request_id):
+                self._engine.abort(request_id)
+            case Call():
+                self._calls.append(message)
+            case Stop():
+                self._stopped = True
+            case Settings():
+                raise AssertionError("settings come once, before the server is made")
+
+    def _turn_to(self, activity: str) -> None:
+        self._clock.turn_to(activity)
+        threads = self._threads[activity]
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+
+    def _step(self, *, admit: bool) -> None:
+        events, self._refused = self._refused, []
+        try:
+            events = events + self._engine.step(admit=admit)
+        except Exception as error:  # out of memory, a model's own bug: it costs the requests at hand, not the process
+            logger.exception("A step of the engine failed; its requests are given up")
+            message = f"Sampling failed in the model process: {type(error).__name__}: {error}"
+            events = events + [
+                Failed(request_id=request_id, message=message) for request_id in self._engine.abort_all()
+            ]
+        if events:
+            self._send(Events(events))
+
+    def _answer(self, call: Call) -> Reply | Refused:
+        try:
+            return self._do(call.call_id, call.verb)
+        except AgentLightningError as error:
+            return Refused(call.call_id, error_name(error), str(error))
+        except Exception as error:  # disk full, out of memory, …: the caller decides what a failed call means
+            verb = type(call.verb).__name__
+            logger.exception("%s failed", verb)
+            message = f"{verb} failed in the model process: {type(error).__name__}: {error}"
+            return Refused(call.call_id, "EngineError", message)
+
+    def _do(self, call_id: int, verb: Verb) -> Reply:
+        match verb:
+            case Forward(batch):
+                return Reply(call_id=call_id, logprobs=self._learner.forward(batch))
+            case ForwardBackward(batch, loss):
+                return Reply(call_id=call_id, metrics=self._learner.forward_backward(batch, loss))
+            case OptimStep(params):
+                metrics = self._learner.optim_step(params)
+                self._engine.weights_changed(self._policy.version)
+                return Reply(call_id=call_id, metrics=metrics)
+            case SaveState(path):
+                self._learner.save_state(path)
+            case LoadState(path):
+                self._learner.load_state(path)
+                self._engine.weights_changed(self._policy.version)
+            case Export(path):
+                self._learner.export(path)
+            case GetInfo():
+                return Reply(call_id=call_id, info=self._engine.info(self._policy.path))
+            case GetStats():
+                return Reply(call_id=call_id, stats=self._stats())
+        return Reply(call_id=call_id)
+
+    def _stats(self) -> Stats:
+        self._clock.turn_to("learning")
+        seconds, tokens = self._clock.seconds, self._engine.counters
+        return Stats(
+            sampling_s=seconds["sampling"],
+            learning_s=seconds["learning"],
+            idle_s=seconds["idle"],
+            tokens_sampled=tokens.sampled,
+            prefill_tokens=tokens.prefilled,
+            cached_tokens=tokens.cached,
+            running=self._engine.running,
+            waiting=self._engine.waiting,
+        )
+
+    def _send(self, message: ToParent) -> None:
+        try:
+            self._sock.sendall(frame(message))
+        except OSError:
+            logger.info("The main process is gone; the model process ends")
+            self._stopped = True
+
+
+def _failed(request_id: int, error: AgentLightningError) -> Failed:
+    return Failed(request_id=request_id, message=str(error), error=error_name(error))
+
+
+def _load(settings: Settings) -> Policy:
+    lora = settings.lora
+    spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules)
+    return load_policy(settings.model, device=settings.device, dtype=settings.dtype, lora=spec)

@@ -1,0 +1,230 @@
+"""The model process over a real socket: exact, ordered, and loud when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Settings
+from agentlightning.types.call import Int32Array
+
+from .conftest import random_ids
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+EXACT = 2e-5
+CONCURRENCY = 8
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
+    settings = Settings(model=str(tiny_model_dir), max_concurrency=CONCURRENCY, learning_threads=1, device="cpu")
+    async with ModelProcess(settings) as process:
+        yield process
+
+
+async def sample(process: ModelProcess, prompt: Int32Array, *, stream: bool = False, **params: object) -> Chunk:
+    settings = SamplingParams(**{"max_tokens": 12, **params})  # pyright: ignore[reportArgumentType]
+    return concat([chunk async for chunk in process.generate(prompt, settings, stream=stream)])
+
+
+def row(prompt: Int32Array, chunk: Chunk) -> PackedBatch:
+    """A prompt and its response as a tree of one segment, every response token pushed up."""
+    ids = np.concatenate([prompt, chunk.ids]).astype(np.int32)
+    count = len(chunk.ids)
+    return PackedBatch(
+        ids_N=ids,
+        positions_N=np.arange(len(ids), dtype=np.int32),
+        starts_S=np.zeros(1, dtype=np.int32),
+        parents_S=np.full(1, -1, dtype=np.int32),
+        source_E=np.arange(len(prompt) - 1, len(ids) - 1, dtype=np.int32),
+        targets_E=chunk.ids,
+        sequence_E=np.zeros(count, dtype=np.int32),
+        old_logprobs_E=chunk.plain_logprobs,
+        advantages_E=np.ones(count, dtype=np.float32),
+        weights_E=np.full(count, 1 / count, dtype=np.float32),
+        temperature_E=np.ones(count, dtype=np.float32),
+    )
+
+
+async def test_what_was_sampled_is_what_the_learner_computes(process: ModelProcess) -> None:
+    prompts = [random_ids(10 + 3 * i, i) for i in range(20)]
+    chunks = await asyncio.gather(*(sample(process, prompt) for prompt in prompts))
+    for prompt, chunk in zip(prompts, chunks, strict=True):
+        logprobs = await process.forward(row(prompt, chunk))
+        np.testing.assert_allclose(logprobs, chunk.plain_logprobs, atol=EXACT)
+        np.testing.assert_array_equal(chunk.logprobs, chunk.plain_logprobs)
+
+
+async def test_a_step_waits_for_running_requests_and_new_ones_wait_for_it(process: ModelProcess) -> None:
+    prompt = random_ids(20, 1)
+    version = (await process.info()).version
+    batch = row(prompt, await sample(process, prompt))
+    before = [asyncio.create_task(sample(process, random_ids(9, s), max_tokens=60)) for s in range(CONCURRENCY)]
+    await process.info()  # they are running now
+    metrics = await process.forward_backward(batch, LossConfig())
+    step = asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.05)))
+    await asyncio.sleep(0)
+    after = [asyncio.create_task(sample(process, prompt, max_tokens=30)) for _ in range(2 * CONCURRENCY)]
+    assert metrics["entries"] == len(batch.targets_E)
+    assert (await step)["version"] == version + 1
+    assert all(task.done() for task in before)
+    assert {(await task).version for task in before} == {version}
+    changed = [await task for task in after]
+    assert {chunk.version for chunk in changed} == {version + 1}
+    for chunk in changed:
+        np.testing.assert_allclose(await process.forward(row(prompt, chunk)), chunk.plain_logprobs, atol=EXACT)
+    assert np.abs(await process.forward(batch) - batch.old_logprobs_E).max() > 0.01
+
+
+async def test_a_stream_comes_token_by_token(process: ModelProcess) -> None:
+    prompt = random_ids(20, 3)
+    whole = await sample(process, prompt, seed=5, top_logprobs=2)
+    pieces = [c async for c in process.generate(prompt, SamplingParams(max_tokens=12, seed=5), stream=True)]
+    assert [len(piece.ids) for piece in pieces] == [1] * len(whole.ids)
+    assert concat(pieces).ids.tolist() == whole.ids.tolist()
+    assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [whole.finish_reason]
+    again = await sample(process, prompt, seed=5, top_logprobs=2, stream=True)
+    assert again.top_ids is not None
+    assert whole.top_ids is not None
+    assert again.top_ids.tolist() == whole.top_ids.tolist()
+    assert whole.top_ids.shape == (len(whole.ids), 2)
+
+
+async def test_closing_or_cancelling_aborts(process: ModelProcess) -> None:
+    async with aclosing(process.generate(random_ids(9, 1), SamplingParams(max_tokens=400), stream=True)) as stream:
+        await anext(stream)
+    tasks = [asyncio.create_task(sample(process, random_ids(9, s), max_tokens=400)) for s in range(3 * CONCURRENCY)]
+    await process.info()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    stats = await process.stats()
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+async def test_errors_arrive_as_what_they_are(process: ModelProcess, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="prompt has 600 tokens"):
+        await sample(process, random_ids(600, 1))
+    with pytest.raises(ConfigError, match="temperature"):
+        await sample(process, random_ids(6, 1), temperature=-1.0)
+    with pytest.raises(EngineError, match="LoadState failed"):
+        await process.load_state(str(tmp_path / "nothing"))
+    assert len((await sample(process, random_ids(6, 1))).ids) > 0
+
+
+async def test_time_is_accounted_for(process: ModelProcess) -> None:
+    before, start = await process.stats(), time.perf_counter()
+    prompt = random_ids(40, 11)
+    chunk = await sample(process, prompt, max_tokens=30)
+    await sample(process, prompt, max_tokens=1)
+    await process.forward(row(prompt, chunk))
+    await asyncio.sleep(0.2)
+    after, wall = await process.stats(), time.perf_counter() - start
+    assert after.tokens_sampled - before.tokens_sampled == len(chunk.ids) + 1
+    assert after.prefill_tokens - before.prefill_tokens == 40
+    assert after.cached_tokens - before.cached_tokens == 39
+    sampling, learning = after.sampling_s - before.sampling_s, after.learning_s - before.learning_s
+    idle = after.idle_s - before.idle_s
+    assert min(sampling, learning) > 0
+    assert idle >= 0.2
+    assert sampling + learning + idle == pytest.approx(wall, abs=0.1)
+
+
+async def test_death_is_told_to_everyone_and_restart_brings_the_checkpoint(
+    process: ModelProcess, tmp_path: Path
+) -> None:
+    version = (await process.info()).version
+    await process.export(str(tmp_path / "model"))
+    await process.save_state(str(tmp_path / "state"))
+    prompt = random_ids(20, 3)
+    response = await sample(process, prompt, temperature=0.0)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)  # Ctrl-C is the parent's business
+    waiting: list[asyncio.Task[Any]] = [
+        asyncio.create_task(sample(process, random_ids(9, s), max_tokens=400)) for s in range(20)
+    ]
+    waiting.append(asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.1))))
+    await process.info()
+    os.kill(process.pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(outcome, EngineError) and "SIGKILL" in str(outcome) for outcome in outcomes), outcomes
+    with pytest.raises(EngineError, match=r"restart\(\)"):
+        await sample(process, prompt)
+    await process.restart(str(tmp_path / "model"))
+    await process.load_state(str(tmp_path / "state"))
+    assert (await process.info()).version == version
+    again = await sample(process, prompt, temperature=0.0)
+    assert (again.ids.tolist(), again.version) == (response.ids.tolist(), version)
+
+
+async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    process = ModelProcess(Settings(model=str(tmp_path / "missing")))
+    with pytest.raises(ModelError, match="There is no model at"):
+        await process.start()
+    with pytest.raises(EngineError, match="not running"):
+        await process.info()
+    await process.close()
+
+
+async def test_a_crash_while_loading_is_quoted(tiny_model_dir: Path) -> None:
+    with pytest.raises(EngineError, match=r"(?s)exit code 1.*abacus"):
+        await ModelProcess(Settings(model=str(tiny_model_dir), device="abacus")).start()
+
+
+async def test_not_ready_in_time(tiny_model_dir: Path) -> None:
+    process = ModelProcess(Settings(model=str(tiny_model_dir)), start_timeout=0.05)
+    with pytest.raises(EngineError, match="not ready within"):
+        await process.start()
+    assert process.pid is None
+
+
+PARENT = """
+import asyncio, sys
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Settings
+
+async def main():
+    process = ModelProcess(Settings(model=sys.argv[1]))
+    await process.start()
+    assert "torch" not in sys.modules
+    print(process.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_child_dies_with_its_parent(tiny_model_dir: Path) -> None:
+    command = [sys.executable, "-c", PARENT, str(tiny_model_dir)]
+    parent = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    deadline = time.monotonic() + 10
+    while _alive(child):
+        assert time.monotonic() < deadline, "the model process outlived its parent"
+        await asyncio.sleep(0.05)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
