@@ -197,11 +197,11 @@ class Trainer:
         running = [asyncio.create_task(r.iter(done)) for r in runners]
         deciding = asyncio.create_task(algorithm)
         try:
-            await asyncio.wait({deciding, *running}, return_when=asyncio.FIRST_EXCEPTION)
-            for task in running:
-                if task.done() and not deciding.done():
+            pending = {deciding, *running}
+            while not deciding.done():
+                finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in finished:
                     task.result()
-            await deciding
         finally:
             done.set()
             for task in (deciding, *running):
