@@ -63,6 +63,12 @@ def test_every_command_and_option_is_documented() -> None:
         assert set(re.findall(r"^\| `(--[\w-]+)` \|", section, flags=re.MULTILINE)) == options
 
 
+def test_every_benchmark_is_documented() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}
+    assert {name for name in scripts if f"`benchmarks/{name}`" not in text} == set()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_examples_are_python(page: Path) -> None:
     for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
