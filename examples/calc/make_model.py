@@ -48,11 +48,11 @@ class Stage:
 SKILL = Stage("skill", 1000, 24, 0.01, 2e-3, {"careful": 1.0})
 MIXED = Stage(
     "mixed quality",
-    200,
+    150,
     24,
     0.003,
     6e-4,
-    {"careful": 30, "guess": 20, "hasty": 15, "wrong operator": 15, "slip": 10, "whole expression": 10},
+    {"careful": 48, "guess": 18, "hasty": 14, "wrong operator": 10, "slip": 4, "whole expression": 6},
 )
 
 

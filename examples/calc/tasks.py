@@ -90,13 +90,11 @@ def _expression(rng: random.Random, operations: int) -> Problem:
 
 
 def _binary(rng: random.Random, left: Tree, right: Tree) -> Tree:
-    """`left` and `right` under an operator, with a number in it changed so that a division comes out whole."""
-    op = rng.choice("+-*/")
-    if op == "/" and isinstance(right, int):
+    """`left` and `right` under an operator. A division is by a small number and, if it can be, without remainder."""
+    op = rng.choice("+-*/" if isinstance(right, int) else "+-*")
+    if op == "/":
         divisors = [n for n in range(2, 13) if evaluate(left) % n == 0]
         right = rng.choice(divisors) if divisors else right
-    if op == "/" and isinstance(left, int) and not isinstance(right, int):
-        left = int(evaluate(right)) * rng.randint(2, 9)
     return (left, op, right)
 
 

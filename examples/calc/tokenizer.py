@@ -46,6 +46,7 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
         tokenizer_object=tokenizer,
         eos_token=TURN_END,
         pad_token=END_OF_TEXT,
+        extra_special_tokens=[TURN_START],
         model_max_length=1024,
         clean_up_tokenization_spaces=False,
     )

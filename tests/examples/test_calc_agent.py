@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 
 import agentlightning as agl
 from examples.calc.calc_agent import CALC_TOOL, MAX_TURNS, calc_agent, calculate, score
@@ -66,7 +66,8 @@ def scripted_model(turns: list[dict[str, Any]], requests: list[dict[str, Any]]) 
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
-    async def complete(request: Request) -> dict[str, Any]:
+    async def complete(request: Request, response: Response) -> dict[str, Any]:
+        response.headers["connection"] = "close"  # the agent's client outlives the test's event loop
         requests.append({**await request.json(), "key": request.headers["authorization"]})
         message = turns[len(requests) - 1]
         choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": "stop"}
