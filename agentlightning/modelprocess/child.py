@@ -66,6 +66,7 @@ class Child(asyncio.Protocol):
         # The same package as here, whatever the working directory holds.
         root = str(Path(agentlightning.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        # Threads that spin while they wait make learning several times slower when another process wants a core.
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "agentlightning.modelprocess", str(theirs.fileno())),
@@ -73,7 +74,7 @@ class Child(asyncio.Protocol):
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
+                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path},
             )
         child = cls(process)
         ours.setblocking(False)
