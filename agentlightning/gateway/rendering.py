@@ -69,6 +69,11 @@ class Rendering(Protocol):
     def parses_tools(self) -> bool: ...
 
     @property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text has at least its length divided by this many tokens."""
+        ...
+
+    @property
     def markers(self) -> Markers | None:
         """What a response may be streamed by; None where only the whole response can be read."""
         ...
@@ -121,6 +126,7 @@ class RenderersRendering:
         self._tail = _TAIL if name in _TAIL_ONLY else None
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self.markers = _markers(tokenizer, name)
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
 
     def encode(self, text: str) -> Int32Array:
         return _array(self._tokenizer.encode(text, add_special_tokens=False))

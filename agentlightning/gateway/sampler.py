@@ -32,6 +32,9 @@ from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
 
+_LONG = 50_000
+"""Characters of a request from which on it is tokenised in a thread."""
+
 Emit = Callable[[Delta | Choice], None]
 """Takes what a stream shows: deltas, and each choice when it is whole."""
 
@@ -86,7 +89,7 @@ class Sampler:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
         request = arrival.request
         try:
-            asked = self._plan(arrival)
+            asked = await self._plan(arrival)
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
@@ -102,9 +105,8 @@ class Sampler:
 
     # ---- before sampling -------------------------------------------------------------------------------------------
 
-    def _plan(self, arrival: Arrival) -> _Asked:
+    async def _plan(self, arrival: Arrival) -> _Asked:
         request, live = arrival.request, arrival.live
-        segment_id = f"{arrival.response_id}/p"
         if request.tools and not self.rendering.parses_tools:
             raise Refusal(
                 "This model is served without a parser for its tool calls. Start the gateway with the renderer that "
@@ -113,13 +115,10 @@ class Sampler:
                 code="tools_unsupported",
                 param="tools",
             )
+        size = _size(request)
+        self._check_room(live, size // self.rendering.longest_token)
         try:
-            if request.prompt is None:
-                prompt = live.session.plan(request.messages, request.tools, segment_id)
-            else:
-                raw = request.prompt
-                ids = self.rendering.encode(raw) if isinstance(raw, str) else np.array(raw, dtype=np.int32)
-                prompt = live.session.plan_tokens(ids, segment_id)
+            prompt = await self._prompt(arrival, in_thread=size > _LONG)
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
         forced = self._forced(request)
@@ -134,6 +133,22 @@ class Sampler:
             forced=forced,
             used=self._settle(arrival),
         )
+
+    async def _prompt(self, arrival: Arrival, *, in_thread: bool) -> Prompt:
+        """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
+        request, session, segment_id = arrival.request, arrival.live.session, f"{arrival.response_id}/p"
+        raw = request.prompt
+        if raw is not None:
+            if isinstance(raw, list):
+                ids = np.array(raw, dtype=np.int32)
+            else:
+                ids = await asyncio.to_thread(self.rendering.encode, raw) if in_thread else self.rendering.encode(raw)
+            return session.plan_tokens(ids, segment_id)
+        question = session.look_up(request.messages, request.tools)
+        if question.known is not None:
+            return question.known
+        tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
+        return session.place(question, tokens, segment_id)
 
     def _forced(self, request: CallRequest) -> Int32Array | None:
         choice = request.tool_choice
@@ -370,6 +385,13 @@ async def _all(choices: list[Any]) -> list[tuple[Choice, int]]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _size(request: CallRequest) -> int:
+    """Characters of a request's texts: no fewer than its tokens say."""
+    if request.prompt is not None:
+        return len(request.prompt) if isinstance(request.prompt, str) else 0
+    return sum(len(message["content"]) for message in request.messages)
 
 
 def _reads_tools(request: CallRequest) -> bool:

@@ -84,12 +84,33 @@ class Prompt:
 
 
 @dataclass(slots=True, frozen=True)
-class _Walk:
+class Walk:
     """How far a request's messages are known."""
 
     entry: Entry
     turn: Turn | None
     turn_depth: int
+
+
+@dataclass(slots=True, frozen=True)
+class Question:
+    """A request as the session sees it."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+    walk: Walk
+    known: Prompt | None
+    """The prompt, if the same was asked before."""
+    cause: str | None
+    """Why it diverges, should it turn out to do so."""
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Tokens:
+    """A request's tokens: those after a turn, or all of them."""
+
+    ids: Int32Array
+    after: Turn | None
 
 
 class Session:
@@ -105,40 +126,50 @@ class Session:
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool] | None, segment_id: str) -> Prompt:
         """The prompt for a request. `segment_id` names the segment of tokens it adds, if it adds any."""
+        question = self.look_up(messages, tools)
+        return question.known or self.place(question, self.tokenise(question), segment_id)
+
+    def look_up(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Question:
+        """What the session knows of a request, before anything is tokenised."""
         root = self._root(tools)
         walk = _walk(root, messages)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
-            return walk.entry.prompt  # asked before: a retry, or siblings
-        cause = self._cause(messages, root, walk) if self._turns else None
-        prompt = self._continue(messages, tools, walk, segment_id) or self._anew(
-            messages, tools, walk, segment_id, cause
-        )
-        prompt.entry.prompt = prompt
-        return prompt
+            return Question(messages, tools, walk, walk.entry.prompt, None)  # a retry, or siblings
+        return Question(messages, tools, walk, None, self._cause(messages, root, walk) if self._turns else None)
 
-    def _continue(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, walk: _Walk, segment_id: str
-    ) -> Prompt | None:
-        turn, new = walk.turn, messages[walk.turn_depth :]
-        if self._rerender or turn is None or not new or any(m["role"] == "assistant" for m in new):
-            return None
-        response = turn.response
-        added = self._rendering.bridge(
-            path_ids(turn.prompt), response.segment.ids, new, tools, keep_reasoning=not turn.reasoned
-        )
-        if added is None:
-            return None
-        piece = self._grow(response, response.end, added, segment_id)
-        return Prompt(piece, self._insert(walk.entry, messages), turn, walk.turn_depth, None)
+    def tokenise(self, question: Question) -> Tokens:
+        """The tokens of a request. Changes nothing, so it may run in a thread while the session is used."""
+        turn, new = question.walk.turn, question.messages[question.walk.turn_depth :]
+        if turn is not None and new and not self._rerender and not any(m["role"] == "assistant" for m in new):
+            added = self._rendering.bridge(
+                path_ids(turn.prompt),
+                turn.response.segment.ids,
+                new,
+                question.tools,
+                keep_reasoning=not turn.reasoned,
+            )
+            if added is not None:
+                return Tokens(added, turn)
+        return Tokens(self._rendering.render(question.messages, question.tools), None)
 
-    def _anew(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, walk: _Walk, segment_id: str, cause: str | None
-    ) -> Prompt:
-        piece, common = self._share(self._rendering.render(messages, tools), segment_id)
-        entry = self._insert(walk.entry, messages)
+    def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
+        """Add a request's tokens and messages to the trees."""
+        walk = question.walk
+        entry = self._insert(walk.entry, question.messages)
+        if entry.prompt is not None and tokens.after is entry.prompt.parent:
+            return entry.prompt  # the same request was placed while this one was tokenised
+        if tokens.after is not None:
+            response = tokens.after.response
+            piece = self._grow(response, response.end, tokens.ids, segment_id)
+            entry.prompt = Prompt(piece, entry, tokens.after, walk.turn_depth, None)
+            return entry.prompt
+        piece, common = self._share(tokens.ids, segment_id)
         if walk.turn is not None and common >= walk.turn.response.end:
-            return Prompt(piece, entry, walk.turn, walk.turn_depth, None)
-        return Prompt(piece, entry, None, 0, self._divergence(common, piece, walk.turn, cause))
+            entry.prompt = Prompt(piece, entry, walk.turn, walk.turn_depth, None)
+        else:
+            divergence = self._divergence(common, piece, walk.turn, question.cause)
+            entry.prompt = Prompt(piece, entry, None, 0, divergence)
+        return entry.prompt
 
     def plan_tokens(self, ids: Int32Array, segment_id: str) -> Prompt:
         """The prompt for a request that comes as tokens; it continues the last turn it begins with."""
@@ -205,7 +236,7 @@ class Session:
             entry = child
         return entry
 
-    def _cause(self, messages: Sequence[Message], root: Entry, walk: _Walk) -> str:
+    def _cause(self, messages: Sequence[Message], root: Entry, walk: Walk) -> str:
         """Why a request does not continue a known history (if it turns out not to)."""
         if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
             return "history_edited"
@@ -290,7 +321,7 @@ def similar_key(message: Message) -> bytes:
     return _digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
 
 
-def _walk(root: Entry, messages: Sequence[Message]) -> _Walk:
+def _walk(root: Entry, messages: Sequence[Message]) -> Walk:
     """Follow `messages` down all branches at once, and remember the last answer on the way."""
     frontier, turn, turn_depth = [root], None, 0
     for depth, message in enumerate(messages, start=1):
@@ -306,7 +337,7 @@ def _walk(root: Entry, messages: Sequence[Message]) -> _Walk:
         turns = [t for e in frontier for t in e.turns]
         if turns:
             turn, turn_depth = max(turns, key=lambda t: t.number), depth
-    return _Walk(frontier[-1], turn, turn_depth)
+    return Walk(frontier[-1], turn, turn_depth)
 
 
 def _same_reasoning(entry: Entry, message: Message) -> bool:

@@ -45,9 +45,8 @@ class FileTokenizer:
             return self.unk_token_id if found is None else found
         return [self.convert_tokens_to_ids(token) for token in tokens]
 
-    @property
-    def vocab_size(self) -> int:
-        return self._tokenizer.get_vocab_size()
+    def get_vocab(self) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
 
     @cached_property
     def all_special_tokens(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -241,16 +242,14 @@ def test_every_request_gets_a_prompt_that_reads_as_its_messages(steps: list[tupl
         histories.append([*history, message, {"role": "user", "content": text}])
 
 
-def test_a_model_without_a_renderer_shares_what_its_template_keeps(tiny_model_dir: Path) -> None:
-    (tiny_model_dir / "chat_template.jinja").write_text(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% "
-        "endfor %}"
-        "{% if add_generation_prompt %}[assistant]{% endif %}"
+def test_a_model_without_a_renderer_shares_what_its_template_keeps(tmp_path: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(resolve_model("calc")) / name, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    try:
-        rendering = load_rendering(str(tiny_model_dir), renderer="default")
-    finally:
-        (tiny_model_dir / "chat_template.jinja").unlink()
+    rendering = load_rendering(str(tmp_path), renderer="default")
     session = Session(rendering)
     talk = Talk(session, rendering)
     prompt, turn, message = talk.ask([USER], "5")
