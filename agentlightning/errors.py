@@ -6,7 +6,8 @@ AgentLightningError
 ├── AgentError       the user's agent did something that cannot be trained on
 ├── StoreError       the store refused or could not do an operation
 │   ├── NotFoundError        no such rollout, attempt, …
-│   └── ConflictError        the operation contradicts the state that is stored
+│   ├── ConflictError        the operation contradicts the state that is stored
+│   └── StoreUnavailableError  the store cannot work at the moment
 ├── GatewayError     a model call was refused by, or failed in, the gateway
 └── EngineError      sampling or learning failed in the model process
 """
@@ -40,6 +41,10 @@ class NotFoundError(StoreError):
 
 class ConflictError(StoreError):
     """The operation contradicts the state that is stored (finishing an attempt twice with different results, …)."""
+
+
+class StoreUnavailableError(StoreError):
+    """The store cannot work at the moment (closed, full disk, locked file, not reachable); nothing is lost by it."""
 
 
 class GatewayError(AgentLightningError):

@@ -29,7 +29,12 @@ class AttemptKey(msgspec.Struct, frozen=True, array_like=True):
 CALLS = "calls"
 """May call models through the gateway."""
 SPANS = "spans"
-"""May report spans (and so rewards) of the attempt."""
+"""May report spans of the attempt to the store."""
+TASK = "task"
+"""May read the rollout's task from the store."""
+REWARDS = "rewards"
+"""May write rewards among its spans; withheld when a grader gives them."""
+ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 
 
 def new_secret() -> bytes:
@@ -37,7 +42,7 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
-def sign_attempt_key(secret: bytes, rollout_id: str, attempt_id: str, scopes: Sequence[str] = (CALLS, SPANS)) -> str:
+def sign_attempt_key(secret: bytes, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> str:
     """The API key of an attempt."""
     payload = msgspec.json.encode(AttemptKey(rollout_id, attempt_id, tuple(scopes)))
     return PREFIX + _encode(_signature(secret, payload) + payload)

@@ -8,7 +8,9 @@ committed. Lookups of unknown ids return None or an empty page; updates of unkno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypedDict
+from typing import Any, Literal, Protocol
+
+from typing_extensions import TypedDict  # pydantic, which the server uses, wants this one before Python 3.12
 
 from agentlightning.types import (
     Attempt,

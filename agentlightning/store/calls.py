@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -20,7 +20,18 @@ from agentlightning.types import Call, CallInfo, CallRecord, Segment
 from agentlightning.types.call import Float32Array
 
 _SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields)
-_CALL_FIELDS = ("rollout_id", "attempt_id", "call_id", "prompt_segment_id", "response_segment_id", "info")
+
+
+class CallRow(NamedTuple):
+    """A call as it is stored: `info` is JSON."""
+
+    rollout_id: str
+    attempt_id: str
+    call_id: str
+    prompt_segment_id: str
+    response_segment_id: str
+    info: str
+
 
 _insert_segment = Statement(
     lambda insert: insert(segments).on_conflict_do_nothing(index_elements=["attempt_id", "segment_id"]),
@@ -28,7 +39,7 @@ _insert_segment = Statement(
 )
 _insert_call = Statement(
     lambda insert: insert(calls).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "call_id"]),
-    _CALL_FIELDS,
+    CallRow._fields,
 )
 _segment_bytes = Statement(
     select(func.length(segments.c.ids)).where(
@@ -133,48 +144,54 @@ def _check_needs(tx: Transaction, attempt_id: str, rows: Sequence[CallRows]) -> 
         new.update((segment["segment_id"], len(segment["ids"]) // TOKEN_BYTES) for segment in row.segments)
 
 
-def query(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> dict[str, Sequence[Call]]:
-    """Calls by rollout, in the order they were stored. A rollout without calls has an empty list."""
-    found: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
-    ids = list(found)
+class CallTable(NamedTuple):
+    """The calls of some rollouts as they are stored: this is what goes over a wire."""
+
+    calls: list[CallRow]
+    segments: dict[str, list[SegmentRow]]
+    """By attempt_id."""
+
+
+def fetch(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> CallTable:
+    """The calls of many rollouts in the order they were stored, in two queries."""
+    ids = list(dict.fromkeys(rollout_ids))
+    found: list[CallRow] = []
     for start in range(0, len(ids), IDS_PER_QUERY):
-        rows = _call_rows(tx, ids[start : start + IDS_PER_QUERY], latest_attempt_only)
-        trees = _load_trees(tx, {row[1] for row in rows})
-        for row in rows:
-            found[row[0]].append(_to_call(row, trees[row[1]]))
-    return dict(found)
+        found += _fetch_calls(tx, ids[start : start + IDS_PER_QUERY], latest_attempt_only)
+    segments_of: dict[str, list[SegmentRow]] = {row.attempt_id: [] for row in found}
+    attempt_ids = list(segments_of)
+    columns = [segments.c.attempt_id, *[segments.c[name] for name in SegmentRow._fields]]
+    for start in range(0, len(attempt_ids), IDS_PER_QUERY):
+        chosen = segments.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
+        for attempt_id, *row in tx.select(select(*columns).where(chosen)):
+            segments_of[attempt_id].append(SegmentRow._make(row))
+    return CallTable(found, segments_of)
 
 
-def _call_rows(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> list[tuple[Any, ...]]:
-    statement = (
-        select(*[calls.c[name] for name in _CALL_FIELDS])
-        .where(calls.c.rollout_id.in_(rollout_ids))
-        .order_by(calls.c.seq)
-    )
+def _fetch_calls(tx: Transaction, rollout_ids: Sequence[str], latest_attempt_only: bool) -> list[CallRow]:
+    columns = [calls.c[name] for name in CallRow._fields]
+    statement = select(*columns).where(calls.c.rollout_id.in_(rollout_ids)).order_by(calls.c.seq)
     if latest_attempt_only:
         statement = statement.join(rollouts, rollouts.c.rollout_id == calls.c.rollout_id).where(
             calls.c.attempt_id == rollouts.c.latest_attempt_id
         )
-    return tx.select(statement)
+    return [CallRow._make(row) for row in tx.select(statement)]
 
 
-def _load_trees(tx: Transaction, attempt_ids: Iterable[str]) -> dict[str, SegmentTree]:
-    ids = list(attempt_ids)
-    rows: dict[str, list[SegmentRow]] = {attempt_id: [] for attempt_id in ids}
-    for start in range(0, len(ids), IDS_PER_QUERY):
-        chosen = segments.c.attempt_id.in_(ids[start : start + IDS_PER_QUERY])
-        columns = [segments.c.attempt_id, *[segments.c[name] for name in SegmentRow._fields]]
-        for attempt_id, *row in tx.select(select(*columns).where(chosen)):
-            rows[attempt_id].append(SegmentRow._make(row))
-    return {attempt_id: SegmentTree(rows[attempt_id]) for attempt_id in ids}
+def assemble(table: CallTable, rollout_ids: Sequence[str]) -> dict[str, Sequence[Call]]:
+    """Calls by rollout, with whole arrays. A rollout without calls has an empty list."""
+    found: dict[str, list[Call]] = {rollout_id: [] for rollout_id in rollout_ids}
+    trees = {attempt_id: SegmentTree(rows) for attempt_id, rows in table.segments.items()}
+    for row in table.calls:
+        found[row.rollout_id].append(_to_call(row, trees[row.attempt_id]))
+    return dict(found)
 
 
-def _to_call(row: Sequence[Any], tree: SegmentTree) -> Call:
-    prompt_id, response_id, info = row[3:]
-    ids, logprobs, plain_logprobs, versions = tree.response(prompt_id, response_id)
+def _to_call(row: CallRow, tree: SegmentTree) -> Call:
+    ids, logprobs, plain_logprobs, versions = tree.response(row.prompt_segment_id, row.response_segment_id)
     return Call(
-        info=msgspec.json.decode(info, type=CallInfo),
-        prompt_ids=tree.path(prompt_id),
+        info=msgspec.json.decode(row.info, type=CallInfo),
+        prompt_ids=tree.path(row.prompt_segment_id),
         response_ids=ids,
         logprobs=logprobs,
         plain_logprobs=plain_logprobs,

@@ -16,6 +16,7 @@ import numpy as np
 
 from agentlightning.errors import StoreError
 from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, RolloutConfig, RolloutMode, RolloutStatus
+from agentlightning.types.rollout import Record
 
 DEFAULT_CONFIG = RolloutConfig()
 
@@ -40,7 +41,9 @@ def encode_task(value: Any, what: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and arrays of numpy, which instrumentations like to put in attributes, as JSON values."""
+    """Records, and the numbers and arrays of numpy that instrumentations like to put in attributes, as JSON values."""
+    if isinstance(value, Record):
+        return value.__dict__
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):

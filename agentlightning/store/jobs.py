@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import StoreUnavailableError
 from agentlightning.store.transaction import Operation
 
 T = TypeVar("T")
@@ -80,5 +80,5 @@ def refuse(queue: JobQueue) -> None:
     deliver(left)
 
 
-def closed_error() -> StoreError:
-    return StoreError("The store has been closed; open it again.")
+def closed_error() -> StoreUnavailableError:
+    return StoreUnavailableError("The store has been closed; open it again.")

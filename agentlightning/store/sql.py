@@ -25,7 +25,7 @@ from agentlightning.store.codec import new_id
 from agentlightning.store.notify import Notifier
 from agentlightning.store.query import Page
 from agentlightning.store.sqlite import BUSY_SECONDS, SqliteDatabase
-from agentlightning.store.transaction import Changes, Operation
+from agentlightning.store.transaction import Changes, Operation, Transaction
 from agentlightning.store.watchdog import TICK_SECONDS, Watchdog
 from agentlightning.types import (
     Attempt,
@@ -318,7 +318,14 @@ class SqlLightningStore:
     async def query_calls(
         self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True
     ) -> dict[str, Sequence[Call]]:
-        return await self._db.read(lambda tx: calls.query(tx, rollout_ids, latest_attempt_only))
+        def read(tx: Transaction) -> dict[str, Sequence[Call]]:
+            return calls.assemble(calls.fetch(tx, rollout_ids, latest_attempt_only), rollout_ids)
+
+        return await self._db.read(read)
+
+    async def fetch_calls(self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True) -> calls.CallTable:
+        """What `query_calls` is made from; smaller, for a wire."""
+        return await self._db.read(lambda tx: calls.fetch(tx, rollout_ids, latest_attempt_only))
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 

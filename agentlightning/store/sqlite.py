@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import AgentLightningError, StoreError
+from agentlightning.errors import AgentLightningError, StoreError, StoreUnavailableError
 from agentlightning.store.counters import write_counters
 from agentlightning.store.jobs import Job, JobQueue, closed_error, deliver, refuse, submit
 from agentlightning.store.migrate import prepare_sqlite
@@ -353,4 +353,4 @@ class translated(contextlib.AbstractContextManager[None]):
         if isinstance(error, sqlite3.Error) and not isinstance(error, AgentLightningError):
             name = _error_name(error)
             step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
-            raise StoreError(f"The store '{self._path}' failed: {error}. {step}".rstrip()) from error
+            raise StoreUnavailableError(f"The store '{self._path}' failed: {error}. {step}".rstrip()) from error

@@ -7,7 +7,7 @@ import numpy as np
 from agentlightning.types import AttemptedRollout, CallInfo, CallRecord, Segment, Span, VersionRun
 
 
-def make_span(claim: AttemptedRollout, name: str = "step", **values: object) -> Span:
+def make_span(claim: AttemptedRollout, name: str = "step", /, **values: object) -> Span:
     return Span.from_attributes(
         rollout_id=claim.rollout_id,
         attempt_id=claim.attempt.attempt_id,

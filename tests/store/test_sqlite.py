@@ -57,10 +57,10 @@ async def test_one_process_owns_the_file(tmp_path: Path) -> None:
 
 async def test_the_in_memory_store_leaves_nothing_behind() -> None:
     store = InMemoryLightningStore()
-    assert os.path.exists(store.folder)
+    assert os.path.exists(store.folder)  # noqa: ASYNC240 - a moment of a test
     await store.enqueue_rollout(1)
     await store.close()
-    assert not os.path.exists(store.folder)
+    assert not os.path.exists(store.folder)  # noqa: ASYNC240 - a moment of a test
 
 
 async def test_several_event_loops_share_a_store(tmp_path: Path) -> None:
@@ -85,6 +85,24 @@ async def test_several_event_loops_share_a_store(tmp_path: Path) -> None:
     assert len(done) == 30
     assert sorted(map(str, seen)) == sorted(map(str, range(30)))
     await asyncio.gather(*[asyncio.to_thread(thread.join) for thread in threads])
+    await store.close()
+
+
+async def test_a_cancelled_claim_is_undone(tmp_path: Path) -> None:
+    """A caller that is cancelled while its claim is on the way leaves no stranded rollout."""
+    store = SqliteLightningStore(tmp_path / "store.db")
+    await store.enqueue_rollout(1)
+    for _ in range(10):
+        claim = asyncio.ensure_future(store.dequeue_rollout("w1"))
+        await asyncio.sleep(0)
+        claim.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claim
+    taken = await store.dequeue_rollout("w2", timeout=2)
+    assert taken is not None
+    assert taken.attempt.sequence_id == 1
+    statistics = await store.statistics()
+    assert statistics["total_attempts"] == 1
     await store.close()
 
 

@@ -1,0 +1,114 @@
+"""Who may call what: the admin key opens everything, an attempt's key only what an untrusted agent needs.
+
+An ASGI middleware in front of `api`. Without an admin key everything is open, which a server allows on loopback only.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentlightning.errors import StoreError
+from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
+from agentlightning.store import otlp, wire
+from agentlightning.store.api import problem
+
+OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
+REWARD_PREFIX = "agentlightning.reward."
+_ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
+
+
+class AccessControl:
+    """Refuses what the key of a request does not open."""
+
+    def __init__(self, app: ASGIApp, admin_key: str, secret: bytes | None):
+        self._app = app
+        self._admin_key = admin_key.encode()
+        self._secret = secret
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if hmac.compare_digest(key.encode(), self._admin_key):
+            await self._app(scope, receive, send)
+            return
+        attempt = verify_attempt_key(self._secret, key) if self._secret is not None else None
+        if attempt is None:
+            refusal = problem(
+                401, "Send the store's key as 'Authorization: Bearer …' (LightningStoreClient(url, key=…))."
+            )
+            await refusal(scope, receive, send)
+            return
+        body = await request.body()
+        try:
+            reason = refuse(attempt, request, body)
+        except StoreError as error:
+            reason = str(error)
+        if reason is not None:
+            await problem(403, reason)(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body was read to judge it; the application reads it again."""
+    sent = False
+
+    async def again() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def refuse(key: AttemptKey, request: Request, body: bytes) -> str | None:
+    """Why this attempt's key does not open this request; None if it does."""
+    method, path = request.method, request.url.path
+    if method == "GET" and (found := _ROLLOUT.fullmatch(path)) is not None:
+        if TASK not in key.scopes or found[1] != key.rollout_id:
+            return "This key reads the task of its own rollout only."
+        return None
+    if method == "POST" and path == f"{wire.PREFIX}/spans":
+        return _refuse_spans(key, _json_spans(body))
+    if method == "POST" and path == wire.OTLP_PATH:
+        return _refuse_spans(key, _otlp_spans(request, body))
+    return "This key belongs to one attempt; it reports spans and reads its own task, nothing else."
+
+
+def _json_spans(body: bytes) -> list[dict[str, Any]]:
+    try:
+        return msgspec.json.decode(body, type=list[dict[str, Any]])
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"The body is not a list of spans: {error}.") from error
+
+
+def _otlp_spans(request: Request, body: bytes) -> Iterable[dict[str, Any]]:
+    for span in otlp.to_spans(otlp.parse(request.headers, body)):
+        # A span that does not say whose it is is rejected later on, with the reason.
+        if not isinstance(span, str):
+            yield {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id, "attributes": span.attributes}
+
+
+def _refuse_spans(key: AttemptKey, spans: Iterable[dict[str, Any]]) -> str | None:
+    if SPANS not in key.scopes:
+        return "This key may not report spans."
+    for span in spans:
+        if (span.get("rollout_id"), span.get("attempt_id")) != (key.rollout_id, key.attempt_id):
+            return "This key reports spans of its own attempt only."
+        attributes = span.get("attributes")
+        rewarded = isinstance(attributes, dict) and any(name.startswith(REWARD_PREFIX) for name in attributes)
+        if rewarded and REWARDS not in key.scopes:
+            return "This key may not write rewards: a grader gives them here."
+    return None

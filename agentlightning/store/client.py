@@ -1,0 +1,475 @@
+"""The store as other processes see it: the same protocol over HTTP.
+
+Ids are made here, so every request may be repeated; `http` retries what a retry can heal. Long waits are repeated long
+polls. Spans that are added one by one travel in batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from pydantic import TypeAdapter
+
+from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.store import wire
+from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
+from agentlightning.store.batching import SpanBatcher
+from agentlightning.store.calls import assemble
+from agentlightning.store.codec import encode, encode_task, new_id
+from agentlightning.store.http import Http
+from agentlightning.store.resources import decode_resources, encode_resources
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    Call,
+    CallRecord,
+    EnqueueRolloutRequest,
+    NamedResources,
+    Outcome,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    Worker,
+    WorkerStatus,
+)
+
+T = TypeVar("T")
+
+RETRY_SECONDS = 30.0
+REQUEST_SECONDS = 60.0
+
+_statistics = TypeAdapter(Statistics)
+_rollouts = TypeAdapter(list[Rollout])
+_claims = TypeAdapter(list[AttemptedRollout])
+_either = TypeAdapter[AttemptedRollout | Rollout](AttemptedRollout | Rollout)
+_rollout_page = TypeAdapter(PaginatedResult[Rollout])
+_attempt_page = TypeAdapter(PaginatedResult[Attempt])
+_span_page = TypeAdapter(PaginatedResult[Span])
+_worker_page = TypeAdapter(PaginatedResult[Worker])
+
+
+class LightningStoreClient:
+    """A `LightningStore` served at `url`. `key` is the server's admin key, if it has one.
+
+    `retry_seconds` is how long an operation is tried while the server cannot be reached, before it fails.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str | None = None,
+        *,
+        retry_seconds: float = RETRY_SECONDS,
+        request_seconds: float = REQUEST_SECONDS,
+    ):
+        self._http = Http(url, key, retry_seconds, request_seconds)
+        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, SpanBatcher] = weakref.WeakKeyDictionary()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(thread_safe=True, async_safe=True, multi_process=True, durable=True, otlp_traces=True)
+
+    async def statistics(self) -> Statistics:
+        return _statistics.validate_json(await self._get("/statistics"))
+
+    def otlp_traces_endpoint(self) -> str:
+        return self._http.url + wire.OTLP_PATH
+
+    async def close(self) -> None:
+        await self._http.close()
+
+    # ---- rollouts and attempts -------------------------------------------------------------------------------------
+
+    async def start_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        worker_id: str | None = None,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+    ) -> AttemptedRollout:
+        body = {
+            **_new_rollout(input, mode, resources_id, config, metadata, rollout_id),
+            "worker_id": worker_id,
+            "attempt_id": attempt_id or new_id("at"),
+        }
+        return AttemptedRollout.model_validate_json(await self._post("/rollouts", body))
+
+    async def enqueue_rollout(
+        self,
+        input: Any,
+        mode: RolloutMode | None = None,
+        resources_id: str | None = None,
+        config: RolloutConfig | None = None,
+        metadata: dict[str, Any] | None = None,
+        rollout_id: str | None = None,
+    ) -> Rollout:
+        new = _new_rollout(input, mode, resources_id, config, metadata, rollout_id)
+        return (await self._enqueue([new]))[0]
+
+    async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
+        return await self._enqueue([_new_rollout(**request.__dict__) for request in requests])
+
+    async def _enqueue(self, new: Sequence[dict[str, Any]]) -> list[Rollout]:
+        return _rollouts.validate_json(await self._post("/queues/rollouts/enqueue", {"rollouts": new}))
+
+    async def dequeue_rollout(
+        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+    ) -> AttemptedRollout | None:
+        attempt_ids = None if attempt_id is None else [attempt_id]
+        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=attempt_ids)
+        return claims[0] if claims else None
+
+    async def dequeue_many_rollouts(
+        self,
+        limit: int = 1,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Sequence[AttemptedRollout]:
+        given = attempt_ids is not None
+        body: dict[str, Any] = {"limit": limit, "worker_id": worker_id}
+        body["attempt_ids"] = list(attempt_ids) if attempt_ids is not None else [new_id("at") for _ in range(limit)]
+
+        async def poll(wait: float) -> list[AttemptedRollout]:
+            try:
+                answer = await self._post("/queues/rollouts/dequeue", {**body, "timeout": wait}, wait=wait)
+            except ConflictError:
+                if given:
+                    raise
+                # A claim whose answer was lost has been given up in the meantime; these ids are used up.
+                body["attempt_ids"] = [new_id("at") for _ in range(limit)]
+                return []
+            return _claims.validate_json(answer)
+
+        return await _long_poll(poll, timeout, bool)
+
+    async def start_attempt(
+        self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
+    ) -> AttemptedRollout:
+        body = {"worker_id": worker_id, "attempt_id": attempt_id or new_id("at")}
+        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts", body)
+        return AttemptedRollout.model_validate_json(answer)
+
+    async def update_rollout(
+        self,
+        rollout_id: str,
+        input: Any | Unset = UNSET,
+        mode: RolloutMode | Unset | None = UNSET,
+        resources_id: str | Unset | None = UNSET,
+        status: RolloutStatus | Unset = UNSET,
+        config: RolloutConfig | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+    ) -> Rollout:
+        body = _given(mode=mode, resources_id=resources_id, status=status, config=config, metadata=metadata)
+        if not isinstance(input, Unset):
+            body["input"] = _task(input)
+        return Rollout.model_validate_json(await self._post(f"/rollouts/{_path(rollout_id)}", body))
+
+    async def update_attempt(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"],
+        status: AttemptStatus | Unset = UNSET,
+        worker_id: str | Unset = UNSET,
+        last_heartbeat_time: float | Unset = UNSET,
+        metadata: dict[str, Any] | Unset | None = UNSET,
+        outcome: Outcome | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Attempt:
+        body = _given(
+            status=status,
+            worker_id=worker_id,
+            last_heartbeat_time=last_heartbeat_time,
+            metadata=metadata,
+            outcome=outcome,
+            error=error,
+        )
+        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts/{_path(attempt_id)}", body)
+        return Attempt.model_validate_json(answer)
+
+    async def query_rollouts(
+        self,
+        *,
+        status_in: Sequence[RolloutStatus] | None = None,
+        rollout_id_in: Sequence[str] | None = None,
+        rollout_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Rollout]:
+        body = {
+            "status_in": status_in,
+            "rollout_id_in": rollout_id_in,
+            "rollout_id_contains": rollout_id_contains,
+            "filter_logic": filter_logic,
+            **_page(sort_by, sort_order, limit, offset),
+        }
+        return _rollout_page.validate_json(await self._post("/rollouts/search", body))
+
+    async def query_attempts(
+        self,
+        rollout_id: str,
+        *,
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Attempt]:
+        body = _page(sort_by, sort_order, limit, offset)
+        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts/search", body)
+        return _attempt_page.validate_json(answer)
+
+    async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
+        return await self._find(f"/rollouts/{_path(rollout_id)}", _either.validate_json)
+
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        found = await self.get_rollout_by_id(rollout_id)
+        return found.attempt if isinstance(found, AttemptedRollout) else None
+
+    async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
+        wanted = len(set(rollout_ids))
+        return await self._wait(rollout_ids, timeout, any_of=False, enough=lambda found: len(found) == wanted)
+
+    async def wait_for_any_rollout(
+        self, *, rollout_ids: Sequence[str], timeout: float | None = None
+    ) -> Sequence[Rollout]:
+        return await self._wait(rollout_ids, timeout, any_of=True, enough=bool)
+
+    async def _wait(
+        self,
+        rollout_ids: Sequence[str],
+        timeout: float | None,
+        *,
+        any_of: bool,
+        enough: Callable[[list[Rollout]], bool],
+    ) -> list[Rollout]:
+        if not rollout_ids:
+            return []
+
+        async def poll(wait: float) -> list[Rollout]:
+            body = {"rollout_ids": list(rollout_ids), "timeout": wait, "any": any_of}
+            return _rollouts.validate_json(await self._post("/waits/rollouts", body, wait=wait))
+
+        return await _long_poll(poll, timeout, enough)
+
+    # ---- spans and calls -------------------------------------------------------------------------------------------
+
+    async def add_span(self, span: Span) -> Span | None:
+        loop = asyncio.get_running_loop()
+        batcher = self._batchers.get(loop)
+        if batcher is None:
+            batcher = self._batchers[loop] = SpanBatcher(self.add_many_spans)
+        return await batcher.add(span)
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        stored = msgspec.json.decode(await self._post("/spans", spans))
+        numbers = {(item["attempt_id"], item["span_id"]): item["sequence_id"] for item in stored}
+        return [
+            span.model_copy(update={"sequence_id": numbers.pop((span.attempt_id, span.span_id))})
+            for span in spans
+            if (span.attempt_id, span.span_id) in numbers
+        ]
+
+    async def add_otel_span(
+        self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
+    ) -> Span | None:
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
+
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        return int(await self._post("/spans/next", {"rollout_id": rollout_id, "attempt_id": attempt_id}))
+
+    async def query_spans(
+        self,
+        rollout_id: str,
+        attempt_id: str | Literal["latest"] | None = None,
+        *,
+        trace_id: str | None = None,
+        trace_id_contains: str | None = None,
+        span_id: str | None = None,
+        span_id_contains: str | None = None,
+        parent_id: str | None = None,
+        parent_id_contains: str | None = None,
+        name: str | None = None,
+        name_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = "sequence_id",
+        sort_order: SortOrder = "asc",
+        limit: int = -1,
+        offset: int = 0,
+    ) -> PaginatedResult[Span]:
+        body = {
+            "rollout_id": rollout_id,
+            "attempt_id": attempt_id,
+            "trace_id": trace_id,
+            "trace_id_contains": trace_id_contains,
+            "span_id": span_id,
+            "span_id_contains": span_id_contains,
+            "parent_id": parent_id,
+            "parent_id_contains": parent_id_contains,
+            "name": name,
+            "name_contains": name_contains,
+            "filter_logic": filter_logic,
+            **_page(sort_by, sort_order, limit, offset),
+        }
+        return _span_page.validate_json(await self._post("/spans/search", body))
+
+    async def add_calls(self, records: Sequence[CallRecord]) -> None:
+        if records:
+            await self._http.msgpack("/calls", wire.encode_records(records))
+
+    async def query_calls(
+        self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True
+    ) -> dict[str, Sequence[Call]]:
+        body = {"rollout_ids": list(rollout_ids), "latest_attempt_only": latest_attempt_only}
+        return assemble(wire.decode_table(await self._post("/calls/search", body)), rollout_ids)
+
+    # ---- resources and workers -------------------------------------------------------------------------------------
+
+    async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
+        body = {"resources": _named(resources), "resources_id": resources_id or new_id("rs")}
+        return _to_update(await self._post("/resources", body))
+
+    async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
+        body = encode({"resources": _named(resources)}).encode()
+        return _to_update(await self._http.json("PUT", f"/resources/{_path(resources_id)}", body))
+
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        return await self._find(f"/resources/{_path(resources_id)}", _to_update)
+
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        return await self._find("/resources/latest", _to_update)
+
+    async def query_resources(
+        self,
+        *,
+        resources_id: str | None = None,
+        resources_id_contains: str | None = None,
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[ResourcesUpdate]:
+        body = {
+            "resources_id": resources_id,
+            "resources_id_contains": resources_id_contains,
+            **_page(sort_by, sort_order, limit, offset),
+        }
+        page = msgspec.json.decode(await self._post("/resources/search", body))
+        page["items"] = [_make_update(item) for item in page["items"]]
+        return PaginatedResult[ResourcesUpdate].model_construct(**page)
+
+    async def query_workers(
+        self,
+        *,
+        status_in: Sequence[WorkerStatus] | None = None,
+        worker_id_contains: str | None = None,
+        filter_logic: FilterLogic = "and",
+        sort_by: str | None = None,
+        sort_order: SortOrder = "asc",
+        limit: int = DEFAULT_LIMIT,
+        offset: int = 0,
+    ) -> PaginatedResult[Worker]:
+        body = {
+            "status_in": status_in,
+            "worker_id_contains": worker_id_contains,
+            "filter_logic": filter_logic,
+            **_page(sort_by, sort_order, limit, offset),
+        }
+        return _worker_page.validate_json(await self._post("/workers/search", body))
+
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        return await self._find(f"/workers/{_path(worker_id)}", Worker.model_validate_json)
+
+    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
+        body = _given(heartbeat_stats=heartbeat_stats)
+        return Worker.model_validate_json(await self._post(f"/workers/{_path(worker_id)}", body))
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    async def _get(self, path: str) -> bytes:
+        return await self._http.json("GET", path)
+
+    async def _post(self, path: str, body: Any, *, wait: float = 0.0) -> bytes:
+        return await self._http.json("POST", path, encode(body).encode(), wait=wait)
+
+    async def _find(self, path: str, make: Callable[[bytes], T]) -> T | None:
+        try:
+            return make(await self._get(path))
+        except NotFoundError:
+            return None
+
+
+async def _long_poll(
+    poll: Callable[[float], Any], timeout: float | None, enough: Callable[[list[Any]], bool]
+) -> list[Any]:
+    """Repeat a request that waits on the server until its answer is enough or the time is over."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = wire.MAX_WAIT_SECONDS if end is None else max(end - time.monotonic(), 0.0)
+        answer = await poll(min(left, wire.MAX_WAIT_SECONDS))
+        if enough(answer) or (end is not None and time.monotonic() >= end):
+            return answer
+
+
+def _path(text: str) -> str:
+    return quote(text, safe="")
+
+
+def _task(input: Any) -> msgspec.Raw:
+    return msgspec.Raw(encode_task(input, "A task").encode())
+
+
+def _new_rollout(
+    input: Any,
+    mode: RolloutMode | None,
+    resources_id: str | None,
+    config: RolloutConfig | None,
+    metadata: dict[str, Any] | None,
+    rollout_id: str | None,
+) -> dict[str, Any]:
+    return {
+        "input": _task(input),
+        "mode": mode,
+        "resources_id": resources_id,
+        "config": config,
+        "metadata": metadata,
+        "rollout_id": rollout_id or new_id("ro"),
+    }
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if not isinstance(value, Unset)}
+
+
+def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> dict[str, Any]:
+    return {"sort_by": sort_by, "sort_order": sort_order, "limit": limit, "offset": offset}
+
+
+def _named(resources: NamedResources) -> msgspec.Raw:
+    return msgspec.Raw(encode_resources(resources).encode())
+
+
+def _make_update(values: dict[str, Any]) -> ResourcesUpdate:
+    return ResourcesUpdate.model_construct(**{**values, "resources": decode_resources(values["resources"])})
+
+
+def _to_update(body: bytes) -> ResourcesUpdate:
+    return _make_update(msgspec.json.decode(body))

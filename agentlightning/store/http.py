@@ -1,0 +1,115 @@
+"""The client's way to a store's server: a pool per event loop, retries, and errors as they were raised there.
+
+Every request of the store may be repeated (ids come from the client), so everything that a retry can heal is retried:
+a connection that broke, a server that restarts, a store that is not available at the moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+import random
+import time
+import weakref
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
+from agentlightning.store.wire import MSGPACK, PREFIX
+
+logger = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 256
+PIECEMEAL_BYTES = 2**20
+FIRST_PAUSE = 0.05
+LONGEST_PAUSE = 2.0
+_ERRORS: dict[int, type[StoreError]] = {404: NotFoundError, 409: ConflictError, 503: StoreUnavailableError}
+
+
+class Http:
+    """Requests to one server. `retry_seconds` is how long a request is tried before it fails."""
+
+    def __init__(self, url: str, key: str | None, retry_seconds: float, request_seconds: float):
+        self.url = url.rstrip("/")
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._retry_seconds = retry_seconds
+        self._request_seconds = request_seconds
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._closed = False
+
+    async def json(self, method: str, path: str, body: bytes | None = None, *, wait: float = 0.0) -> bytes:
+        """Send JSON and return the answer's body; `wait` is how long the server may take before it answers."""
+        return await self._request(method, path, body, "application/json", wait)
+
+    async def msgpack(self, path: str, body: bytes) -> bytes:
+        return await self._request("POST", path, body, MSGPACK, 0.0)
+
+    async def _request(self, method: str, path: str, body: bytes | None, content_type: str, wait: float) -> bytes:
+        end = time.monotonic() + wait + self._retry_seconds
+        pause = FIRST_PAUSE
+        while True:
+            try:
+                return await self._once(method, path, body, content_type, wait)
+            except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
+                if self._closed or time.monotonic() + pause > end:
+                    raise self._unreachable(error) from error
+                logger.debug("%s %s failed (%s); trying again in %.2f s", method, path, error, pause)
+            # Many clients must not come back at the same moment.
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _once(self, method: str, path: str, body: bytes | None, content_type: str, wait: float) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self._request_seconds + wait)
+        headers = {"Content-Type": content_type} if body is not None else None
+        # aiohttp wants large bodies as files, which it sends piece by piece.
+        data = io.BytesIO(body) if body is not None and len(body) > PIECEMEAL_BYTES else body
+        url = self.url + PREFIX + path
+        async with self._session().request(method, url, data=data, headers=headers, timeout=timeout) as response:
+            answer = await response.read()
+            if response.status < 300:
+                return answer
+        raise _error(response.status, answer)
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise StoreError("The store's client has been closed; make a new one.")
+        loop = asyncio.get_running_loop()
+        session = self._sessions.get(loop)
+        if session is None:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=60.0)
+            session = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            self._sessions[loop] = session
+        return session
+
+    def _unreachable(self, error: Exception) -> StoreError:
+        if isinstance(error, StoreUnavailableError):
+            return error
+        cause = str(error) or type(error).__name__
+        return StoreUnavailableError(
+            f"The store at {self.url} cannot be reached: {cause}. Check that it runs (agl store), and its address."
+        )
+
+    async def close(self) -> None:
+        """Close the pools; those of other event loops are closed there."""
+        self._closed = True
+        here = asyncio.get_running_loop()
+        for loop, session in list(self._sessions.items()):
+            if loop is here:
+                await session.close()
+            elif loop.is_running():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+
+
+def _error(status: int, body: bytes) -> StoreError:
+    """The error that the server raised."""
+    try:
+        problem: Any = msgspec.json.decode(body)
+        detail = str(problem["detail"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        detail = body[:500].decode(errors="replace")
+    return _ERRORS.get(status, StoreError)(detail or f"The store's server answered {status}.")

@@ -1,0 +1,197 @@
+"""OTLP/HTTP intake at /v1/traces: spans from any OpenTelemetry exporter, as protobuf or JSON, plain or gzipped.
+
+A span says whose it is by the attributes `agentlightning.rollout_id` and `.attempt_id`, on itself or on its resource.
+Those that do not are rejected in the partial-success part of the answer, as OTLP wants it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, SpanStatus
+
+router = APIRouter()
+
+ROLLOUT_KEY = "agentlightning.rollout_id"
+ATTEMPT_KEY = "agentlightning.attempt_id"
+SEQUENCE_KEY = "agentlightning.span_sequence_id"
+MAX_BODY_BYTES = 64 * 2**20
+"""After decompression."""
+_STATUS_CODES = ("UNSET", "OK", "ERROR")
+_ID_FIELDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
+_PROTOBUF, _JSON = "application/x-protobuf", "application/json"
+
+
+@router.post(
+    "/v1/traces",
+    summary="OTLP/HTTP intake",
+    openapi_extra={
+        "requestBody": {"required": True, "content": {_PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}}
+    },
+)
+async def receive(request: Request) -> Response:
+    export = parse(request.headers, await request.body())
+    rejected, reasons = 0, []
+    by_attempt: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
+    for span in to_spans(export):
+        if isinstance(span, str):
+            rejected += 1
+            reasons.append(span)
+        else:
+            by_attempt[span.rollout_id, span.attempt_id].append(span)
+    for spans in by_attempt.values():
+        try:
+            await request.app.state.store.add_many_spans(spans)
+        except NotFoundError as error:
+            rejected += len(spans)
+            reasons.append(str(error))
+    answer = ExportTraceServiceResponse()
+    if rejected:
+        answer.partial_success.rejected_spans = rejected
+        answer.partial_success.error_message = reasons[0]
+    if _is_json(request.headers):
+        return Response(json_format.MessageToJson(answer), media_type=_JSON)
+    return Response(answer.SerializeToString(), media_type=_PROTOBUF)
+
+
+def _is_json(headers: Mapping[str, str]) -> bool:
+    return headers.get("content-type", "").startswith(_JSON)
+
+
+def parse(headers: Mapping[str, str], body: bytes) -> ExportTraceServiceRequest:
+    """The export in a request. Raises `StoreError` for anything else."""
+    plain = _decompress(body, headers.get("content-encoding", ""))
+    return _parse_json(plain) if _is_json(headers) else _parse_protobuf(plain)
+
+
+def _decompress(body: bytes, encoding: str) -> bytes:
+    if encoding in ("", "identity"):
+        return body
+    if encoding != "gzip":
+        raise StoreError(f"Content-Encoding '{encoding}' is not known; use gzip or none.")
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        plain = inflater.decompress(body, MAX_BODY_BYTES)
+    except zlib.error as error:
+        raise StoreError(f"The body is not gzip: {error}.") from error
+    if inflater.unconsumed_tail:
+        raise StoreError(f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches.")
+    return plain
+
+
+def _parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
+    try:
+        return ExportTraceServiceRequest.FromString(body)
+    except DecodeError as error:
+        raise StoreError(f"The body is not an OTLP trace export: {error}.") from error
+
+
+def _parse_json(body: bytes) -> ExportTraceServiceRequest:
+    """OTLP's JSON is protobuf's, but for ids, which are hex there and base64 here."""
+    try:
+        value = json.loads(body, object_hook=_ids_to_base64)
+        return json_format.ParseDict(value, ExportTraceServiceRequest(), ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, RecursionError, json_format.ParseError) as error:
+        raise StoreError(f"The body is not an OTLP trace export in JSON: {error}.") from error
+
+
+def _ids_to_base64(value: dict[str, Any]) -> dict[str, Any]:
+    for name in _ID_FIELDS:
+        if isinstance(value.get(name), str):
+            try:
+                value[name] = base64.b64encode(bytes.fromhex(value[name])).decode()
+            except (ValueError, binascii.Error) as error:
+                raise StoreError(f"{name} '{value[name]}' is not a hexadecimal id.") from error
+    return value
+
+
+def to_spans(export: ExportTraceServiceRequest) -> Iterator[Span | str]:
+    """The spans of an export; for one that does not say whose it is, the reason why it is rejected."""
+    for group in export.resource_spans:
+        resource = OtelResource(attributes=_attributes(group.resource.attributes), schema_url=group.schema_url)
+        for scope in group.scope_spans:
+            for span in scope.spans:
+                yield _to_span(span, resource)
+
+
+def _to_span(span: Any, resource: OtelResource) -> Span | str:
+    attributes = _attributes(span.attributes)
+    owner = {**resource.attributes, **attributes}
+    rollout_id, attempt_id = owner.get(ROLLOUT_KEY), owner.get(ATTEMPT_KEY)
+    if not isinstance(rollout_id, str) or not isinstance(attempt_id, str):
+        return f"Span '{span.name}' has no {ROLLOUT_KEY} and {ATTEMPT_KEY}; set them as resource attributes."
+    sequence_id = owner.get(SEQUENCE_KEY, 0)
+    trace_id, span_id, parent_id = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
+    code = span.status.code
+    return Span(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        sequence_id=sequence_id if isinstance(sequence_id, int) and 0 <= sequence_id < 2**31 else 0,
+        trace_id=trace_id,
+        span_id=span_id,
+        parent_id=parent_id or None,
+        name=span.name,
+        status=SpanStatus(
+            status_code=_STATUS_CODES[code] if 0 <= code < len(_STATUS_CODES) else "UNSET",
+            description=span.status.message or None,
+        ),
+        attributes=attributes,
+        events=[
+            Event(name=event.name, attributes=_attributes(event.attributes), timestamp=event.time_unix_nano / 1e9)
+            for event in span.events
+        ],
+        links=[
+            Link(
+                context=SpanContext(trace_id=link.trace_id.hex(), span_id=link.span_id.hex()),
+                attributes=_attributes(link.attributes),
+            )
+            for link in span.links
+        ],
+        start_time=span.start_time_unix_nano / 1e9 or None,
+        end_time=span.end_time_unix_nano / 1e9 or None,
+        context=SpanContext(trace_id=trace_id, span_id=span_id, trace_state=_trace_state(span.trace_state)),
+        parent=SpanContext(trace_id=trace_id, span_id=parent_id) if parent_id else None,
+        resource=resource,
+    )
+
+
+def _trace_state(text: str) -> dict[str, str]:
+    pairs = (item.strip().split("=", 1) for item in text.split(",") if "=" in item)
+    return dict(pairs)
+
+
+def _attributes(pairs: Iterable[KeyValue]) -> dict[str, Any]:
+    return {pair.key: _value(pair.value) for pair in pairs}
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "array_value":
+        return [_value(item) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return _attributes(value.kvlist_value.values)
+    if kind == "bytes_value":
+        return base64.b64encode(value.bytes_value).decode()
+    if kind == "string_value":
+        return value.string_value
+    if kind == "int_value":
+        return value.int_value
+    if kind == "double_value":
+        return value.double_value
+    return value.bool_value if kind == "bool_value" else None

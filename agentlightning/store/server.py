@@ -1,0 +1,96 @@
+"""Serving a store to other processes, which use it through `LightningStoreClient(server.endpoint)`.
+
+The server owns its socket, not the store: closing that is the caller's business.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+
+from starlette.types import ASGIApp
+
+from agentlightning.errors import ConfigError
+from agentlightning.keys import sign_attempt_key
+from agentlightning.store.access import AccessControl
+from agentlightning.store.api import create_app
+from agentlightning.store.serving import LoopServer
+from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.wire import OTLP_PATH
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_PORT = 4747
+
+
+class LightningStoreServer:
+    """A store over HTTP, on the event loop that starts it.
+
+    `admin_key` opens everything. With a `secret`, `key_for` makes keys that open one attempt only, to be given to
+    agents that are not trusted. Addresses other than loopback need an `admin_key`.
+    """
+
+    def __init__(
+        self,
+        store: SqlLightningStore,
+        host: str = "127.0.0.1",
+        port: int = DEFAULT_PORT,
+        *,
+        admin_key: str | None = None,
+        secret: bytes | None = None,
+    ):
+        if admin_key is None and not _is_loopback(host):
+            raise ConfigError(
+                f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "
+                "(agl store --key …), or serve on 127.0.0.1."
+            )
+        if admin_key is None and secret is not None:
+            raise ConfigError("Keys for attempts mean nothing on an open server; give an admin_key too.")
+        self.store = store
+        self._secret = secret
+        app: ASGIApp = create_app(store)
+        if admin_key is not None:
+            app = AccessControl(app, admin_key, secret)
+        self._server = LoopServer(app, host, port)
+
+    @property
+    def endpoint(self) -> str:
+        """The URL for `LightningStoreClient`."""
+        host = self._server.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.port}"
+
+    def otlp_traces_endpoint(self) -> str:
+        """The URL for OpenTelemetry exporters."""
+        return self.endpoint + OTLP_PATH
+
+    def key_for(self, rollout_id: str, attempt_id: str, scopes: tuple[str, ...]) -> str:
+        """A key that opens one attempt only; see `agentlightning.keys` for the scopes."""
+        if self._secret is None:
+            raise ConfigError("Give the server a secret to make keys for attempts.")
+        return sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
+
+    async def start(self) -> None:
+        """Listen. Raises `StoreError` if the port is taken."""
+        await self._server.start()
+        logger.info("The store is served at %s", self.endpoint)
+
+    async def run_forever(self) -> None:
+        """Start and serve until cancelled or stopped."""
+        await self.start()
+        try:
+            await self._server.serve()
+        finally:
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Stop listening. Idempotent; the store stays open."""
+        await self._server.stop()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

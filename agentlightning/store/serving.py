@@ -1,0 +1,93 @@
+"""A uvicorn server inside the caller's event loop: its socket is bound first, it leaves signals alone, and it is ready
+when `start` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from agentlightning.errors import StoreError
+
+GRACE_SECONDS = 3
+
+
+class LoopServer:
+    """Serves an ASGI application on `host:port`; port 0 takes a free one."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int):
+        self._app = app
+        self.host = host
+        self.port = port
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        listening = _bind(self.host, self.port)
+        self.port = listening.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+            backlog=4096,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="agl-store-http")
+        ready = asyncio.ensure_future(self._server.ready.wait())
+        await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not self._server.ready.is_set():
+            ready.cancel()
+            await self._task
+            raise StoreError(f"The store's server did not start on {self.host}:{self.port}; the log says why.")
+
+    async def serve(self) -> None:
+        """Wait until it ends."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Finish what is being answered (a few seconds at most) and close. Idempotent."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        await self._task
+        self._server = self._task = None
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config):
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the program that embeds this server."""
+        yield
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except OSError as error:
+        listening.close()
+        raise StoreError(
+            f"The store cannot listen on {host}:{port}: {error.strerror or error}. Give another port, or port 0 to "
+            "take a free one."
+        ) from error
+    listening.setblocking(False)
+    return listening

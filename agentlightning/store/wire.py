@@ -1,0 +1,210 @@
+"""What goes over the wire between a store's server and its client: the bodies of requests, and calls as msgpack.
+
+Everything is JSON but calls, whose arrays go as their bytes. Nothing here executes what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from agentlightning.errors import StoreError
+from agentlightning.store.base import DEFAULT_LIMIT, FilterLogic, SortOrder
+from agentlightning.store.calls import CallTable
+from agentlightning.types import (
+    AttemptStatus,
+    CallRecord,
+    EnqueueRolloutRequest,
+    Outcome,
+    RolloutConfig,
+    RolloutMode,
+    RolloutStatus,
+    Span,
+    WorkerStatus,
+)
+from agentlightning.types.call import Float32Array, Int32Array
+
+PREFIX = "/v1/agl"
+OTLP_PATH = "/v1/traces"
+MSGPACK = "application/vnd.msgpack"
+MAX_WAIT_SECONDS = 30.0
+"""The longest long poll of one request; the client repeats it."""
+
+
+class Body(BaseModel):
+    """A request's body: an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Enqueue(Body):
+    rollouts: list[EnqueueRolloutRequest]
+
+
+class Dequeue(Body):
+    worker_id: str | None = None
+    limit: int = Field(default=1, ge=1, le=10_000)
+    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
+    attempt_ids: list[str] | None = None
+
+
+class StartRollout(EnqueueRolloutRequest):
+    worker_id: str | None = None
+    attempt_id: str | None = None
+
+
+class StartAttempt(Body):
+    worker_id: str | None = None
+    attempt_id: str | None = None
+
+
+class UpdateRollout(Body):
+    """Only the fields that are given are changed."""
+
+    input: Any = None
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    status: RolloutStatus = RolloutStatus.QUEUING
+    config: RolloutConfig = Field(default_factory=RolloutConfig)
+    metadata: dict[str, Any] | None = None
+
+
+class UpdateAttempt(Body):
+    """Only the fields that are given are changed."""
+
+    status: AttemptStatus = AttemptStatus.PREPARING
+    worker_id: str = ""
+    last_heartbeat_time: float = 0.0
+    metadata: dict[str, Any] | None = None
+    outcome: Outcome = Outcome.OK
+    error: str | None = None
+
+
+class Wait(Body):
+    rollout_ids: list[str]
+    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
+    any: bool = False
+    """True: return when one is finished; False: when all are."""
+
+
+class Heartbeat(Body):
+    """Without `heartbeat_stats` the stored ones stay."""
+
+    heartbeat_stats: dict[str, Any] | None = None
+
+
+class NewResources(Body):
+    resources: dict[str, dict[str, Any]]
+    resources_id: str | None = None
+
+
+class SearchPage(Body):
+    sort_by: str | None = None
+    sort_order: SortOrder = "asc"
+    limit: int = Field(default=DEFAULT_LIMIT, ge=-1, le=2**31)
+    offset: int = Field(default=0, ge=0, le=2**53)
+
+
+class SearchRollouts(SearchPage):
+    status_in: list[RolloutStatus] | None = None
+    rollout_id_in: list[str] | None = None
+    rollout_id_contains: str | None = None
+    filter_logic: FilterLogic = "and"
+
+
+class SearchAttempts(SearchPage):
+    sort_by: str | None = "sequence_id"
+
+
+class SearchSpans(SearchPage):
+    rollout_id: str
+    attempt_id: str | None = None
+    trace_id: str | None = None
+    trace_id_contains: str | None = None
+    span_id: str | None = None
+    span_id_contains: str | None = None
+    parent_id: str | None = None
+    parent_id_contains: str | None = None
+    name: str | None = None
+    name_contains: str | None = None
+    filter_logic: FilterLogic = "and"
+    sort_by: str | None = "sequence_id"
+    limit: int = Field(default=-1, ge=-1, le=2**31)
+
+
+class SearchResources(SearchPage):
+    resources_id: str | None = None
+    resources_id_contains: str | None = None
+
+
+class SearchWorkers(SearchPage):
+    status_in: list[WorkerStatus] | None = None
+    worker_id_contains: str | None = None
+    filter_logic: FilterLogic = "and"
+
+
+class SearchCalls(Body):
+    rollout_ids: list[str]
+    latest_attempt_only: bool = True
+
+
+class NextSequence(Body):
+    rollout_id: str
+    attempt_id: str
+
+
+class Problem(BaseModel):
+    """RFC 9457: what went wrong and what to do next."""
+
+    type: Literal["about:blank"] = "about:blank"
+    title: str
+    status: int
+    detail: str
+
+
+def _to_wire(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        little = value.dtype.newbyteorder("<")
+        return value.astype(little, copy=False).tobytes()
+    if isinstance(value, Span):
+        return value.model_dump_json()
+    raise StoreError(f"A value of type {type(value).__name__} cannot be part of a call.")
+
+
+def _from_wire(kind: Any, value: Any) -> Any:
+    if kind == Int32Array:
+        return np.frombuffer(value, "<i4")
+    if kind == Float32Array:
+        return np.frombuffer(value, "<f4")
+    if kind is Span:
+        return Span.model_validate_json(value)
+    raise NotImplementedError(kind)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_to_wire)
+_records = msgspec.msgpack.Decoder(list[CallRecord], dec_hook=_from_wire)
+_table = msgspec.msgpack.Decoder(CallTable)
+
+
+def encode_records(records: Sequence[CallRecord]) -> bytes:
+    return _encoder.encode(records)
+
+
+def decode_records(data: bytes) -> list[CallRecord]:
+    """Raises `StoreError` for bytes that are no call records."""
+    try:
+        return _records.decode(data)
+    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise StoreError(f"The body is not a msgpack list of call records: {error}.") from error
+
+
+def encode_table(table: CallTable) -> bytes:
+    return _encoder.encode(table)
+
+
+def decode_table(data: bytes) -> CallTable:
+    return _table.decode(data)

@@ -1,0 +1,294 @@
+"""The server: errors, keys, long polls that lose their client, OTLP from a real exporter, and the client's retries."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
+
+from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
+from agentlightning.keys import REWARDS, SPANS, TASK
+from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore, otlp
+from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
+from tests.store.builders import make_span
+
+SECRET = b"s" * 32
+
+
+@pytest.fixture
+async def embedded(tmp_path: Path) -> AsyncIterator[SqliteLightningStore]:
+    store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=0.05)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def server(embedded: SqliteLightningStore) -> AsyncIterator[LightningStoreServer]:
+    server = LightningStoreServer(embedded, port=0, admin_key="admin", secret=SECRET)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def http(server: LightningStoreServer) -> AsyncIterator[aiohttp.ClientSession]:
+    headers = {"Authorization": "Bearer admin"}
+    async with aiohttp.ClientSession(server.endpoint, headers=headers) as session:
+        yield session
+
+
+async def test_errors_are_problem_details(http: aiohttp.ClientSession) -> None:
+    async with http.get("/v1/agl/rollouts/no") as response:
+        assert response.status == 404
+        assert response.content_type == "application/problem+json"
+        assert "no rollout 'no'" in (await response.json())["detail"]
+    async with http.post("/v1/agl/queues/rollouts/enqueue", data=b"{") as response:
+        assert response.status == 422
+        assert response.content_type == "application/problem+json"
+    async with http.post("/v1/agl/queues/rollouts/enqueue", json={"rollouts": [{"inputs": 1}]}) as response:
+        assert response.status == 422
+        assert "rollouts.0.inputs" in (await response.json())["detail"]
+    async with http.get("/v1/agl/rollouts?sort_by=input") as response:
+        assert response.status == 422
+        assert "Cannot sort" in (await response.json())["detail"]
+    async with http.post("/v1/agl/calls", data=b"nonsense") as response:
+        assert response.status == 422
+
+
+async def test_lists_by_get_and_by_search(http: aiohttp.ClientSession, embedded: SqliteLightningStore) -> None:
+    for number in range(3):
+        await embedded.enqueue_rollout(number, rollout_id=f"r{number}")
+    async with http.get("/v1/agl/rollouts?status_in=queuing&limit=2&sort_order=desc") as response:
+        page = await response.json()
+    async with http.post(
+        "/v1/agl/rollouts/search", json={"status_in": ["queuing"], "limit": 2, "sort_order": "desc"}
+    ) as response:
+        assert await response.json() == page
+    assert ([r["input"] for r in page["items"]], page["total"]) == ([2, 1], 3)
+
+
+async def test_metrics_for_prometheus(http: aiohttp.ClientSession, embedded: SqliteLightningStore) -> None:
+    await embedded.enqueue_rollout(1)
+    async with http.get("/metrics") as response:
+        assert 'agl_rollouts{status="queuing"} 1' in await response.text()
+
+
+def test_other_addresses_need_a_key(embedded: SqliteLightningStore) -> None:
+    with pytest.raises(ConfigError, match="admin_key"):
+        LightningStoreServer(embedded, host="0.0.0.0")
+
+
+async def test_a_taken_port(server: LightningStoreServer, embedded: SqliteLightningStore) -> None:
+    port = int(server.endpoint.rsplit(":", 1)[1])
+    with pytest.raises(StoreError, match="cannot listen"):
+        await LightningStoreServer(embedded, port=port).start()
+
+
+async def _status(server: LightningStoreServer, key: str, method: str, path: str, body: object = None) -> int:
+    headers = {"Authorization": f"Bearer {key}"}
+    async with (
+        aiohttp.ClientSession(server.endpoint, headers=headers) as session,
+        session.request(method, path, json=body) as response,
+    ):
+        return response.status
+
+
+async def test_an_attempts_key_opens_its_attempt_only(
+    server: LightningStoreServer, embedded: SqliteLightningStore
+) -> None:
+    mine, other = await embedded.start_rollout("mine"), await embedded.start_rollout("other")
+    key = server.key_for(mine.rollout_id, mine.attempt.attempt_id, (SPANS, TASK))
+    grader = server.key_for(mine.rollout_id, mine.attempt.attempt_id, (SPANS, REWARDS))
+
+    def spans(claim: AttemptedRollout, **attributes: object) -> object:
+        return [make_span(claim, "step", **attributes).model_dump(mode="json")]
+
+    reward = {"agentlightning.reward.0.value": 1.0}
+    assert await _status(server, key, "GET", f"/v1/agl/rollouts/{mine.rollout_id}") == 200
+    assert await _status(server, key, "POST", "/v1/agl/spans", spans(mine)) == 200
+    assert await _status(server, grader, "POST", "/v1/agl/spans", spans(mine, **reward)) == 200
+    forbidden = [
+        (key, "GET", f"/v1/agl/rollouts/{other.rollout_id}", None),
+        (grader, "GET", f"/v1/agl/rollouts/{mine.rollout_id}", None),
+        (key, "POST", "/v1/agl/spans", spans(other)),
+        (key, "POST", "/v1/agl/spans", spans(mine, **reward)),
+        (key, "POST", "/v1/agl/spans", {"no": "list"}),
+        (key, "GET", "/v1/agl/rollouts", None),
+        (key, "POST", f"/v1/agl/rollouts/{mine.rollout_id}/attempts/latest", {"status": "succeeded"}),
+        (key, "GET", "/v1/agl/statistics", None),
+    ]
+    for request in forbidden:
+        assert await _status(server, *request) == 403, request
+    assert await _status(server, "wrong", "GET", "/v1/agl/statistics") == 401
+    assert await _status(server, "é", "GET", "/v1/agl/statistics") == 401
+    assert await _status(server, key + "x", "POST", "/v1/agl/spans", spans(mine)) == 401
+    assert await _status(server, "", "GET", "/v1/agl/health") == 200
+
+
+async def test_a_client_without_the_key(server: LightningStoreServer) -> None:
+    client = LightningStoreClient(server.endpoint)
+    with pytest.raises(StoreError, match="key"):
+        await client.statistics()
+    await client.close()
+    with pytest.raises(StoreError, match="closed"):
+        await client.statistics()
+
+
+async def test_a_long_poll_whose_client_went_away_claims_nothing(
+    server: LightningStoreServer, embedded: SqliteLightningStore
+) -> None:
+    client = LightningStoreClient(server.endpoint, key="admin")
+    waiting = asyncio.ensure_future(client.dequeue_rollout("w", timeout=20))
+    await asyncio.sleep(0.2)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0.2)
+    await embedded.enqueue_rollout(1)
+    assert (await embedded.statistics())["rollouts"]["queuing"] == 1
+    await client.close()
+
+
+async def test_a_client_outlives_a_restart_of_the_server(embedded: SqliteLightningStore) -> None:
+    server = LightningStoreServer(embedded, port=0)
+    await server.start()
+    port = int(server.endpoint.rsplit(":", 1)[1])
+    client = LightningStoreClient(server.endpoint)
+    claim = await client.start_rollout(1)
+    await server.stop()
+    writes = [asyncio.ensure_future(client.add_span(make_span(claim, str(n)))) for n in range(50)]
+    await asyncio.sleep(0.2)
+    server = LightningStoreServer(embedded, port=port)
+    await server.start()
+    assert all(span is not None for span in await asyncio.gather(*writes))
+    assert (await embedded.query_spans(claim.rollout_id)).total == 50
+    await client.close()
+    await server.stop()
+
+
+async def test_a_server_that_is_not_there() -> None:
+    client = LightningStoreClient("http://127.0.0.1:9", retry_seconds=0.2)
+    start = time.monotonic()
+    with pytest.raises(StoreUnavailableError, match=r"cannot be reached.*agl store"):
+        await client.enqueue_rollout(1)
+    assert time.monotonic() - start < 5
+    await client.close()
+
+
+async def test_one_bad_span_spares_its_batch(server: LightningStoreServer) -> None:
+    client = LightningStoreClient(server.endpoint, key="admin")
+    claim = await client.start_rollout(1)
+    spans = [make_span(claim, str(n)) for n in range(10)]
+    spans[4] = spans[4].model_copy(update={"attempt_id": "no"})
+    results = await asyncio.gather(*[client.add_span(span) for span in spans], return_exceptions=True)
+    assert [n for n, result in enumerate(results) if isinstance(result, NotFoundError)] == [4]
+    assert (await client.query_spans(claim.rollout_id)).total == 9
+    await client.close()
+
+
+async def test_cancelling_a_rollout_over_http(server: LightningStoreServer) -> None:
+    client = LightningStoreClient(server.endpoint, key="admin")
+    claim = await client.start_rollout(1)
+    await client.update_rollout(claim.rollout_id, status=RolloutStatus.CANCELLED)
+    attempt = await client.update_attempt(claim.rollout_id, "latest", last_heartbeat_time=time.time())
+    assert attempt.status is AttemptStatus.CANCELLED
+    await client.close()
+
+
+# ---- OTLP ------------------------------------------------------------------------------------------------------------
+
+
+def _export(claim: AttemptedRollout | None) -> ExportTraceServiceRequest:
+    request = ExportTraceServiceRequest()
+    group = request.resource_spans.add()
+    if claim is not None:
+        owner = {otlp.ROLLOUT_KEY: claim.rollout_id, otlp.ATTEMPT_KEY: claim.attempt.attempt_id}
+        for key, value in owner.items():
+            group.resource.attributes.add(key=key).value.string_value = value
+    span = group.scope_spans.add().spans.add()
+    span.name, span.trace_id, span.span_id = "chat", b"t" * 16, b"s" * 8
+    span.parent_span_id = b"p" * 8
+    span.start_time_unix_nano, span.end_time_unix_nano = 1_500_000_000, 2_000_000_000
+    span.attributes.add(key="n").value.int_value = 3
+    values = span.attributes.add(key="list").value.array_value.values
+    values.add().string_value = "a"
+    values.add().double_value = 0.5
+    span.events.add(name="event", time_unix_nano=1_600_000_000)
+    span.status.code, span.status.message = Status.STATUS_CODE_ERROR, "boom"
+    return request
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_otlp_protobuf(http: aiohttp.ClientSession, embedded: SqliteLightningStore, encoding: str) -> None:
+    claim = await embedded.start_rollout(1)
+    body = _export(claim).SerializeToString()
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": encoding}
+    async with http.post(
+        "/v1/traces", data=gzip.compress(body) if encoding == "gzip" else body, headers=headers
+    ) as response:
+        assert response.status == 200
+        answer = ExportTraceServiceResponse.FromString(await response.read())
+    assert answer.partial_success.rejected_spans == 0
+    (span,) = await embedded.query_spans(claim.rollout_id)
+    assert (span.name, span.trace_id, span.parent_id) == ("chat", (b"t" * 16).hex(), (b"p" * 8).hex())
+    assert (span.start_time, span.end_time) == (1.5, 2.0)
+    assert span.attributes == {"n": 3, "list": ["a", 0.5]}
+    assert (span.status.status_code, span.status.description) == ("ERROR", "boom")
+    assert span.events[0].timestamp == 1.6
+
+
+async def test_otlp_json(http: aiohttp.ClientSession, embedded: SqliteLightningStore) -> None:
+    claim = await embedded.start_rollout(1)
+    attributes = [
+        {"key": otlp.ROLLOUT_KEY, "value": {"stringValue": claim.rollout_id}},
+        {"key": otlp.ATTEMPT_KEY, "value": {"stringValue": claim.attempt.attempt_id}},
+    ]
+    span = {"traceId": "5b" * 16, "spanId": "ee" * 8, "name": "json", "startTimeUnixNano": "1000000000"}
+    body = {"resourceSpans": [{"scopeSpans": [{"spans": [{**span, "attributes": attributes}]}]}]}
+    async with http.post("/v1/traces", json=body) as response:
+        assert response.status == 200
+    (stored,) = await embedded.query_spans(claim.rollout_id)
+    assert (stored.trace_id, stored.span_id, stored.start_time) == ("5b" * 16, "ee" * 8, 1.0)
+
+
+async def test_otlp_spans_of_nobody_are_rejected_with_the_reason(http: aiohttp.ClientSession) -> None:
+    headers = {"Content-Type": "application/x-protobuf"}
+    async with http.post("/v1/traces", data=_export(None).SerializeToString(), headers=headers) as response:
+        answer = ExportTraceServiceResponse.FromString(await response.read())
+    assert answer.partial_success.rejected_spans == 1
+    assert otlp.ROLLOUT_KEY in answer.partial_success.error_message
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    body=st.one_of(
+        st.binary(max_size=300),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(),
+            lambda inner: (
+                st.lists(inner) | st.dictionaries(st.sampled_from(["resourceSpans", "spanId", "spans"]), inner)
+            ),
+        ).map(lambda value: json.dumps(value).encode()),
+    ),
+    content_type=st.sampled_from(["application/json", "application/x-protobuf"]),
+    encoding=st.sampled_from(["", "gzip", "br"]),
+    compress=st.booleans(),
+)
+def test_fuzzed_otlp_is_read_or_refused(body: bytes, content_type: str, encoding: str, compress: bool) -> None:
+    headers = {"content-type": content_type, "content-encoding": encoding}
+    with contextlib.suppress(StoreError):
+        list(otlp.to_spans(otlp.parse(headers, gzip.compress(body) if compress else body)))
