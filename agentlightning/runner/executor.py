@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -24,36 +25,25 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 class AgentLoop:
-    """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it."""
+    """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it.
+
+    It lives as long as the process: clients that an agent makes once, at module level, keep connections that
+    belong to it.
+    """
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True).start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run in the agents' loop and wait; cancelling the wait cancels what runs."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
-    def close(self) -> None:
-        """Cancel what still runs and stop the thread."""
 
-        async def cancel_all() -> None:
-            tasks = [t for t in asyncio.all_tasks() if t is not asyncio.current_task()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        if self._loop.is_closed():
-            return
-        pending = asyncio.run_coroutine_threadsafe(cancel_all(), self._loop)
-        try:
-            pending.result(timeout=5)
-        except TimeoutError:
-            return  # an agent blocks the loop; its daemon thread ends with the process
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=5)
-        self._loop.close()
+@functools.cache
+def agent_loop() -> AgentLoop:
+    """The process's one loop for agents."""
+    return AgentLoop()
 
 
 def run_in_thread(function: Callable[[], T]) -> Awaitable[T]:

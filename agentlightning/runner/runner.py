@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import AgentError, StoreError
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.executor import AgentLoop, run_in_thread
+from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Trace, Tracer
 from agentlightning.types import (
@@ -108,7 +108,6 @@ class LitAgentRunner:
         self._hooks: Sequence[Hook] = ()
         self._store: LightningStore | None = None
         self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._loop: AgentLoop | None = None
 
     @property
     def worker_id(self) -> str:
@@ -125,9 +124,6 @@ class LitAgentRunner:
         self._tracer.init_worker(worker_id if isinstance(worker_id, int) else 0)
 
     def teardown(self) -> None:
-        if self._loop is not None:
-            self._loop.close()
-            self._loop = None
         self._tracer.teardown_worker(0)
         self._tracer.teardown()
 
@@ -247,9 +243,7 @@ class LitAgentRunner:
         if not agent.is_async():
             result = await run_in_thread(lambda: method(claimed.input, resources, claimed))
         else:
-            if self._loop is None:
-                self._loop = AgentLoop()
-            result = await self._loop.run(method(claimed.input, resources, claimed))
+            result = await agent_loop().run(method(claimed.input, resources, claimed))
         if inspect.isawaitable(result):
             raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
         return result
