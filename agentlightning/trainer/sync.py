@@ -5,29 +5,38 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentlightning.metrics import Reporter
 from agentlightning.runner.executor import new_event_loop
 
 
-def stop_on_interrupt(stop: asyncio.Event, reporter: Reporter) -> Callable[[], None]:
-    """The first Ctrl-C sets `stop`; the second one interrupts. Returns what undoes it."""
+@contextmanager
+def stop_on_interrupt(stop: asyncio.Event, reporter: Reporter) -> Iterator[None]:
+    """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts."""
     loop = asyncio.get_running_loop()
-    if threading.current_thread() is not threading.main_thread():
-        return lambda: None
+    installed: list[signal.Signals] = []
 
     def interrupted() -> None:
         stop.set()
         reporter.note("Stopping: saving the last finished step (Ctrl-C again to stop at once)")
-        loop.remove_signal_handler(signal.SIGINT)
+        restore()
 
+    def restore() -> None:
+        while installed:
+            loop.remove_signal_handler(installed.pop())
+
+    if threading.current_thread() is threading.main_thread():
+        with suppress(NotImplementedError):  # Windows
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, interrupted)
+                installed.append(number)
     try:
-        loop.add_signal_handler(signal.SIGINT, interrupted)
-    except NotImplementedError:  # Windows
-        return lambda: None
-    return lambda: loop.remove_signal_handler(signal.SIGINT) and None
+        yield
+    finally:
+        restore()
 
 
 def run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -37,9 +46,7 @@ def run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(coroutine)
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _inside_a_loop():
         return run()
     result: list[Any] = []
     failure: list[BaseException] = []
@@ -56,3 +63,11 @@ def run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
     if failure:
         raise failure[0]
     return result[0]
+
+
+def _inside_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -140,7 +140,7 @@ class Trainer:
         reporter = Reporter(JsonlSink(self.run_dir / METRICS_FILE, first_step), self.console or RichConsole())
         try:
             async with AsyncExitStack() as stack:
-                stack.callback(stop_on_interrupt(stop, reporter))
+                stack.enter_context(stop_on_interrupt(stop, reporter))
                 await self._run(stack, agent, train_dataset, val_dataset, reporter, stop)
         finally:
             reporter.close()

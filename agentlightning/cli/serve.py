@@ -1,0 +1,61 @@
+"""`agl serve`: a model or a checkpoint over the OpenAI API."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from agentlightning.algorithm.base import PolicySpec
+from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.guests import GuestFront
+from agentlightning.gateway.server import LoopServer
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.trainer.policy_host import start_policy
+from agentlightning.trainer.sync import run_sync
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run_server(model: str, *, host: str, port: int, api_key: str | None) -> None:
+    """Serve until Ctrl-C."""
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    run_sync(_serve(_resolve(model), host, port, api_key))
+
+
+async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
+    async with AsyncExitStack() as stack:
+        store = InMemoryLightningStore()
+        stack.push_async_callback(store.close)
+        with console.status(f"loading {model}"):
+            _, gateway = await start_policy(stack, store, PolicySpec(model=model), None)
+        server = LoopServer(GuestFront(gateway, store, api_key), host, port)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        url = f"http://{host}:{server.port}/v1"
+        console.print(f"Serving [bold]{model}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n\nTry it:")
+        key = ' -H "Authorization: Bearer $AGL_API_KEY"' if api_key else ""
+        request = '{"model": "policy", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
+        console.print(f"  curl {url}/chat/completions{key} -d '{request}'", markup=False)
+        await _interrupted()
+        console.print("Stopped.")
+
+
+def _resolve(model: str) -> str:
+    """A checkpoint or a run's folder stands for the model in it."""
+    try:
+        return str(model_path(latest_checkpoint(Path(model))))
+    except ConfigError:
+        return model
+
+
+async def _interrupted() -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await stop.wait()

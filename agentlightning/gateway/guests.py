@@ -1,0 +1,69 @@
+"""A front for clients that belong to no rollout: each of their requests becomes an attempt of its own.
+
+For serving a model to anybody (`agl serve`); while a run trains, agents talk to the gateway directly.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import AttemptStatus, Outcome, RolloutMode
+
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+
+class AttemptGateway(Protocol):
+    """What the front needs of the gateway."""
+
+    async def app(self, scope: Any, receive: Receive, send: Send) -> None: ...
+
+    def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
+
+    async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
+
+
+class GuestFront:
+    """The ASGI application. With `api_key`, clients must send it as OpenAI's or Anthropic's clients do."""
+
+    def __init__(self, gateway: AttemptGateway, store: LightningStore, api_key: str | None) -> None:
+        self._gateway = gateway
+        self._store = store
+        self._api_key = api_key
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._gateway.app(scope, receive, send)
+            return
+        if self._api_key is not None and not hmac.compare_digest(_key(scope), self._api_key.encode()):
+            await _refuse(send)
+            return
+        claimed = await self._store.start_rollout({"path": scope["path"]}, RolloutMode.TEST)
+        rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        key = self._gateway.key_for(rollout_id, attempt_id).encode()
+        others = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"x-api-key")]
+        try:
+            named = {**scope, "headers": [*others, (b"authorization", b"Bearer " + key)]}
+            await self._gateway.app(named, receive, send)
+        finally:
+            await self._gateway.close_attempt(rollout_id, attempt_id)
+            await self._store.update_attempt(rollout_id, attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+
+
+def _key(scope: Any) -> bytes:
+    headers = dict(scope["headers"])
+    return headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip() or headers.get(b"x-api-key", b"")
+
+
+async def _refuse(send: Send) -> None:
+    message = "This server needs its API key: give it to the client as api_key."
+    error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
+    body = msgspec.json.encode({"error": error})
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
