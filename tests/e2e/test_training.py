@@ -1,0 +1,94 @@
+"""The whole path, really: real model, real HTTP, real SQLite, and a reward that rises."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agentlightning.metrics import read_metrics
+
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "140"}
+
+
+def agl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentlightning", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A short training run by the command line: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = agl("demo", "calc", "--steps", "14", "--run-dir", "run", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "run", done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_reward_rises(trained: tuple[Path, str]) -> None:
+    rows = read_metrics(trained[0] / "metrics.jsonl")
+    assert [m["step"] for m in rows] == list(range(15))
+    rewards = [m["reward"] for m in rows[1:]]
+    early, late = sum(rewards[:3]) / 3, sum(rewards[-3:]) / 3
+    assert late > early + 0.15, rewards
+    assert max(m["logprob_gap_max"] for m in rows[1:]) < 1e-4
+
+
+def test_the_run_leaves_what_it_promises(trained: tuple[Path, str]) -> None:
+    run, printed = trained
+    assert (run / "curve.png").stat().st_size > 5000
+    assert (run / "store.db").is_file()
+    checkpoint = run / "checkpoints" / "step-000014"
+    assert json.loads((checkpoint / "checkpoint.json").read_text())["step"] == 14
+    assert "agl eval" in printed
+    assert "before training" in printed
+    assert "calc(" in printed, "the transcript shows the tool calls"
+
+
+def test_the_checkpoint_loads_with_plain_transformers(trained: tuple[Path, str]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(trained[0] / "checkpoints" / "step-000014" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(trained[0] / "checkpoints" / "step-000014" / "model")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
+    )
+    ids = prompt["input_ids"]
+    assert model.generate(ids, attention_mask=prompt["attention_mask"], max_new_tokens=5).shape[1] > ids.shape[1]
+
+
+@pytest.mark.timeout(300)
+def test_eval_finds_the_improvement_in_a_fresh_process(trained: tuple[Path, str], tmp_path: Path) -> None:
+    done = agl("eval", str(trained[0]), "--limit", "100", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    gain = next(line for line in done.stdout.splitlines() if line.startswith("Gain"))
+    assert float(gain.split()[5].rstrip(",")) > 0.1, done.stdout
+
+
+@pytest.mark.timeout(300)
+def test_ctrl_c_keeps_the_last_step_and_resume_goes_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentlightning", "demo", "calc", "--steps", "4", "--run-dir", "run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and len(read_metrics(metrics)) >= 3):
+        assert process.poll() is None, "it ended before it could be interrupted"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, printed
+    assert "agl demo calc --resume run" in printed
+    before = read_metrics(metrics)
+    done = agl("demo", "calc", "--steps", "4", "--resume", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = read_metrics(metrics)
+    assert [m["step"] for m in after] == [0, 1, 2, 3, 4]
+    assert after[: len(before)] == before, "the metrics of finished steps stay"
