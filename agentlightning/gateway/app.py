@@ -49,6 +49,10 @@ class Target(Protocol):
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply: ...
 
+    async def count(self, request: CallRequest) -> int:
+        """How many tokens a request's prompt has."""
+        ...
+
 
 class Router(Protocol):
     """Which target a model name means."""
@@ -69,16 +73,18 @@ class GatewayApp:
         self._admit = admit
         self._secret = secret
         self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
+        self._counting = {path: dialect for dialect in DIALECTS for path in dialect.counting_paths}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
         match = _PATH.fullmatch(scope["path"])
         rest = match["rest"] if match else scope["path"]
-        dialect = self._dialects.get(rest)
+        dialect = self._dialects.get(rest) or self._counting.get(rest)
         if dialect is not None and match is not None:
             if scope["method"] == "POST":
-                await self._call(dialect, match["rollout"], match["attempt"], scope, receive, send)
+                counting = rest in self._counting
+                await self._call(dialect, match["rollout"], match["attempt"], scope, receive, send, counting)
             else:
                 refusal = Refusal(f"Use POST for {scope['path']}.", status=405, code="method_not_allowed")
                 await _send_body(send, 405, dialect.refuse(refusal))
@@ -99,15 +105,25 @@ class GatewayApp:
         return {"object": "list", "data": models}
 
     async def _call(
-        self, dialect: Dialect, rollout: str | None, attempt: str | None, scope: Scope, receive: Receive, send: Send
+        self,
+        dialect: Dialect,
+        rollout: str | None,
+        attempt: str | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        counting: bool,
     ) -> None:
         headers = dict(scope["headers"])
         try:
             body = await _read(receive)
             rollout_id, attempt_id = self._attribute(rollout, attempt, headers)
             live = await self._attempts.get(rollout_id, attempt_id)
-            request = dialect.parse(_decode(body))
+            request = dialect.parse(_decode(body), live.answered)
             target = self._router.target(request.model)
+            if counting:
+                await _send_body(send, 200, msgspec.json.encode({"input_tokens": await target.count(request)}))
+                return
         except Refusal as refusal:
             await _send_body(send, refusal.status, dialect.refuse(refusal))
             return
@@ -181,12 +197,16 @@ class _Exchange:
 
     async def _work(self, events: asyncio.Queue[Any] | None) -> Reply:
         await self._admit()
-        if events is None:
-            return await self._target.answer(self._arrival, None)
+        request = self._arrival.request
         try:
-            return await self._target.answer(self._arrival, events.put_nowait)
+            reply = await self._target.answer(self._arrival, None if events is None else events.put_nowait)
+            if request.remember is not None:
+                said = reply.choices[0].message()
+                self._arrival.live.answered[reply.response_id] = [*request.remember, said]
+            return reply
         finally:
-            events.put_nowait(_GONE)
+            if events is not None:
+                events.put_nowait(_GONE)
 
     async def _answer(self, work: asyncio.Task[Reply], send: Send) -> None:
         await asyncio.wait([work])
@@ -198,9 +218,11 @@ class _Exchange:
 
     async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Reply], send: Send) -> None:
         """Headers wait for the first token, so that a request that is refused gets its status code."""
-        first = await _next(events)
-        if first is _GONE:
-            outcome = _outcome(work)
+        begin, first = await events.get(), None
+        if begin is not _GONE:
+            first = await _next(events)
+        if begin is _GONE or first is _GONE:
+            outcome = _outcome(await _finished(work))
             if isinstance(outcome, Refusal):
                 await _send_body(send, outcome.status, self._dialect.refuse(outcome))
                 return
@@ -208,7 +230,7 @@ class _Exchange:
         writer = self._dialect.writer(arrival.request, arrival.response_id, int(arrival.start), self._target.rendering)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await _send_part(send, writer.start())
+        await _send_part(send, writer.start(begin.prompt_tokens))
         event = first
         while event is not _GONE:
             await _send_part(send, b": keep-alive\n\n" if event is None else _written(writer, event))

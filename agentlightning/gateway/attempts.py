@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.exchange import Message, Refusal
 from agentlightning.gateway.session import Session
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, AttemptedRollout, AttemptStatus, RolloutMode
@@ -55,6 +55,8 @@ class LiveAttempt:
     requests: int = 0
     """Numbers the calls, for seeds."""
     summary: AttemptSummary = field(default_factory=AttemptSummary)
+    answered: dict[str, list[Message]] = field(default_factory=dict)
+    """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     closed: bool = False
 

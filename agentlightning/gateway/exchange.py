@@ -52,6 +52,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
+    remember: list[Message] | None = None
+    """For stateful dialects: the messages that the next request may refer to by the response's id."""
     private: Any = None
     """What the dialect needs again when it answers."""
 
@@ -98,6 +100,12 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def response_tokens(self) -> int:
         return sum(len(choice.ids) for choice in self.choices)
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The first thing a stream shows: the prompt is accepted."""
+
+    prompt_tokens: int
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,9 +70,9 @@ class Gateway:
             store, lambda: Session(rendering, rerender=rerender), self._restore, idle_seconds=idle_seconds
         )
         self._targets: dict[str, Target] = {}
-        self._server = LoopServer(
-            GatewayApp(self._attempts, self, self._recorder.admit, self._secret), self._host, port
-        )
+        self.app = GatewayApp(self._attempts, self, self._recorder.admit, self._secret)
+        """The ASGI application, for a front of one's own."""
+        self._server = LoopServer(self.app, self._host, port)
         self._sweeper: asyncio.Task[None] | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------

@@ -11,11 +11,12 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.rendering import Markers, Rendering
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
 
+_NO_MARKERS = Markers(None, None, None, None)
 _BROKEN = "�"
 
 
@@ -28,17 +29,24 @@ class StreamReader:
     """Reads one response."""
 
     def __init__(
-        self, rendering: Rendering, prompt_ids: Int32Array, *, tools: bool, stop: Sequence[str], holding: bool = False
+        self,
+        rendering: Rendering,
+        prompt_ids: Int32Array,
+        *,
+        tools: bool,
+        stop: Sequence[str],
+        holding: bool = False,
+        raw: bool = False,
     ) -> None:
-        """`holding`: everything comes at the end (the response begins inside a tool call, say)."""
+        """`holding`: everything comes at the end (the response begins inside a tool call, say). `raw`: all is text."""
         self._rendering = rendering
-        self._markers = rendering.markers
+        self._markers = _NO_MARKERS if raw else rendering.markers
         self._stops = frozenset(rendering.stop_token_ids)
         self._tools = tools
-        self._content = _Channel(rendering, stop)
-        self._reasoning = _Channel(rendering, ())
+        self._content = _Channel(rendering, stop, strip=not raw)
+        self._reasoning = _Channel(rendering, (), strip=True)
         self._held = holding or self._markers is None
-        reasons = not self._held and rendering.starts_in_reasoning(prompt_ids)
+        reasons = not self._held and not raw and rendering.starts_in_reasoning(prompt_ids)
         self._channel: _Channel | None = None if self._held else self._reasoning if reasons else self._content
         self._open = reasons
         """Whether reasoning was opened; an opener counts only before any text."""
@@ -74,8 +82,9 @@ class StreamReader:
 class _Channel:
     """One text of a response: decodes tokens as they come and knows what was sent."""
 
-    def __init__(self, rendering: Rendering, stop: Sequence[str]) -> None:
+    def __init__(self, rendering: Rendering, stop: Sequence[str], *, strip: bool) -> None:
         self._rendering = rendering
+        self._strip = strip
         self._stop = tuple(stop)
         self._hold = max((len(s) for s in stop), default=1) - 1
         self._before: list[int] = []  # tokens already decoded: context for decoders that look back
@@ -97,7 +106,8 @@ class _Channel:
         text = self._rendering.decode(self._before + self._fresh)
         if text.endswith(_BROKEN) and len(self._fresh) < 8:
             return
-        self._text = (self._text + text[len(base) :]) if self._text else text[len(base) :].lstrip()
+        fresh = text[len(base) :]
+        self._text += fresh if self._text or not self._strip else fresh.lstrip()
         self._before, self._fresh = self._fresh, []
 
     def take(self) -> str:
@@ -106,7 +116,8 @@ class _Channel:
         found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
         safe = self._text[: min(found)] if found else self._text[: len(self._text) - self._hold]
         self._stopped = bool(found)
-        safe = safe.rstrip()
+        if self._strip:
+            safe = safe.rstrip()
         part = safe[self._sent :]
         self._sent = max(self._sent, len(safe))
         return part

@@ -20,7 +20,7 @@ import numpy as np
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall
+from agentlightning.gateway.exchange import Begin, CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall
 from agentlightning.gateway.reader import StreamReader, Text
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, call_span, refusal_span
@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 _LONG = 50_000
 """Characters of a request from which on it is tokenised in a thread."""
 
-Emit = Callable[[Delta | Choice], None]
-"""Takes what a stream shows: deltas, and each choice when it is whole."""
+Emit = Callable[[Begin | Delta | Choice], None]
+"""Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,6 +93,8 @@ class Sampler:
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
+        if emit is not None:
+            emit(Begin(len(asked.prompt_ids)))
         choices = await _all([self._choose(asked, index, emit) for index in range(request.n)])
         return Reply(
             response_id=arrival.response_id,
@@ -102,6 +104,11 @@ class Sampler:
             cached_tokens=choices[0][1],
             choices=tuple(choice for choice, _ in choices),
         )
+
+    async def count(self, request: CallRequest) -> int:
+        """How many tokens the prompt of a request has, rendered anew."""
+        ids = await asyncio.to_thread(self.rendering.render, request.messages, request.tools)
+        return len(ids)
 
     # ---- before sampling -------------------------------------------------------------------------------------------
 
@@ -171,9 +178,9 @@ class Sampler:
             return
         live.mark_truncated()
         raise Refusal(
-            f"This model's maximum context length is {self._info.max_context} tokens. However, your messages resulted "
-            "in "
-            f"{prompt_tokens} tokens. Please reduce the length of the messages.",
+            # The words by which the clients of both providers recognise this error.
+            f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
+            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages.",
             code="context_length_exceeded",
             param="messages",
         )
@@ -239,6 +246,7 @@ class Sampler:
                 tools=_reads_tools(request),
                 stop=params.stop,
                 holding=asked.forced is not None,
+                raw=request.prompt is not None,
             )
             async for chunk in stream:
                 chunks.append(chunk)
@@ -255,7 +263,7 @@ class Sampler:
         request = asked.arrival.request
         if request.prompt is not None:
             text = self.rendering.decode(_without_stop(whole.ids, self.rendering.stop_token_ids))
-            return Parsed(_cut(text, whole.stop_string))
+            return Parsed(text if whole.stop_string is None else text.partition(whole.stop_string)[0])
         ids, prompt_ids = whole.ids, asked.prompt_ids
         if asked.forced is not None:
             ids = np.concatenate([asked.forced, ids])

@@ -5,20 +5,23 @@ A new wire format is one file and one entry in `dialects.DIALECTS`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply
 from agentlightning.gateway.rendering import Rendering
+
+Answered = Mapping[str, Sequence[Message]]
+"""The histories that an attempt's earlier responses ended, by response id."""
 
 
 class StreamWriter(Protocol):
     """Writes one streamed reply as server-sent events."""
 
-    def start(self) -> bytes:
-        """Before anything was sampled."""
+    def start(self, prompt_tokens: int) -> bytes:
+        """Before the first text."""
         ...
 
     def delta(self, delta: Delta) -> bytes: ...
@@ -46,11 +49,16 @@ class Dialect(Protocol):
         ...
 
     @property
+    def counting_paths(self) -> tuple[str, ...]:
+        """Where the provider counts the tokens of a request instead of answering it."""
+        ...
+
+    @property
     def id_prefix(self) -> str:
         """Of response ids."""
         ...
 
-    def parse(self, body: Mapping[str, Any]) -> CallRequest:
+    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
         """Raises `Refusal` for what cannot be honoured, naming the field."""
         ...
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
+    between,
     check_fields,
     function_tools,
     neutral_call,
@@ -92,9 +93,10 @@ class ChatDialect:
 
     name = "chat"
     paths = ("/chat/completions",)
+    counting_paths = ()
     id_prefix = "chatcmpl-"
 
-    def parse(self, body: Mapping[str, Any]) -> CallRequest:
+    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
         check_fields(body, READ, HARMLESS, NEUTRAL)
         messages = required(body, "messages", list)
         if not messages:
@@ -109,11 +111,11 @@ class ChatDialect:
             tools=tools,
             tool_choice=tool_choice_of(body.get("tool_choice"), tools),
             parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
-            n=_between(body, "n", 1, 1, _MAX_CHOICES),
+            n=between(body, "n", 1, 1, _MAX_CHOICES),
             stream=typed(body, "stream", bool, False),
             include_usage=typed(typed(body, "stream_options", dict, {}), "include_usage", bool, False),
             logprobs=typed(body, "logprobs", bool, False),
-            top_logprobs=_between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
+            top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
             asked=asked,
         )
@@ -151,7 +153,7 @@ class _Writer:
             "model": request.model,
         }
 
-    def start(self) -> bytes:
+    def start(self, prompt_tokens: int) -> bytes:
         role = {"role": "assistant", "content": ""}
         return b"".join(self._chunk(i, role) for i in range(self._request.n))
 
@@ -287,10 +289,3 @@ def _logprobs(
 def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
     text = rendering.decode([token])
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
-
-
-def _between(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    value = typed(body, name, int, default)
-    if not low <= value <= high:
-        raise Refusal(f"'{name}' must be between {low} and {high}, not {value}.", code="invalid_value", param=name)
-    return value

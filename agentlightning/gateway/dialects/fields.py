@@ -43,6 +43,14 @@ def required(body: Mapping[str, Any], name: str, kind: type[T]) -> T:
     return value
 
 
+def between(body: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
+    """The field as an integer in a range."""
+    value = typed(body, name, int, default)
+    if not low <= value <= high:
+        raise Refusal(f"'{name}' must be between {low} and {high}, not {value}.", code="invalid_value", param=name)
+    return value
+
+
 def asked_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The sampling settings of a body by neutral name; `names` maps wire names to neutral ones, the later ones win."""
     asked = {neutral: body[wire] for wire, neutral in names.items() if body.get(wire) is not None}
