@@ -15,7 +15,7 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.emitter import emit_message, emit_reward, find_final_reward, operation
-from agentlightning.runner.executor import AgentLoop
+from agentlightning.runner.executor import agent_loop
 from agentlightning.tracer import DummyTracer, OtelTracer, Trace, Tracer, current_trace, route_spans_of
 from agentlightning.types import Span
 
@@ -106,16 +106,12 @@ async def test_agents_in_an_event_loop_of_their_own_belong_to_their_attempts(tra
 
     async def rollout(i: int) -> list[Span]:
         async with tracer.trace_context(rollout_id=f"r{i}", attempt_id="a") as trace:
-            await loop.run(agent(i))
+            await agent_loop().run(agent(i))
         return trace.spans
 
-    loop = AgentLoop()
-    try:
-        for i, spans in enumerate(await asyncio.gather(*(rollout(i) for i in range(50)))):
-            assert names(spans) == ["agentlightning.reward", f"work{i}"]
-            assert find_final_reward(spans) == i
-    finally:
-        loop.close()
+    for i, spans in enumerate(await asyncio.gather(*(rollout(i) for i in range(50)))):
+        assert names(spans) == ["agentlightning.reward", f"work{i}"]
+        assert find_final_reward(spans) == i
 
 
 async def test_a_thread_that_was_handed_only_the_otel_context_belongs_to_the_attempt(tracer: OtelTracer) -> None:
