@@ -64,6 +64,17 @@ def problem(status: int, detail: str) -> Response:
     return Response(body.model_dump_json(), status_code=status, media_type=PROBLEM)
 
 
+def _status_of(error: BaseException) -> int:
+    return next(code for kind, code in STATUS_OF.items() if isinstance(error, kind))
+
+
+def _problem_of(error: BaseException) -> wire.Problem:
+    if not isinstance(error, StoreError):
+        raise error
+    status = _status_of(error)
+    return wire.Problem(title=TITLES[status], status=status, detail=str(error))
+
+
 async def while_connected(request: Request, waiting: Awaitable[T]) -> T:
     """A long poll that is cancelled when its client goes away, so that nothing is handed to nobody."""
     task = asyncio.ensure_future(waiting)
@@ -162,6 +173,13 @@ async def search_attempts(store: Store, rollout_id: str, body: wire.SearchAttemp
 @router.post("/rollouts/{rollout_id}/attempts/{attempt_id}", summary="Change an attempt, or send its heartbeat")
 async def update_attempt(store: Store, rollout_id: str, attempt_id: str, body: wire.UpdateAttempt) -> Attempt:
     return await store.update_attempt(rollout_id, attempt_id, **_given(body))
+
+
+@router.post("/attempts/update", summary="Change many attempts; each succeeds or fails by itself")
+async def update_attempts(store: Store, body: list[wire.AttemptChange]) -> list[Attempt | wire.Problem]:
+    updates = [store.update_attempt(one.rollout_id, one.attempt_id, **_given(one.change)) for one in body]
+    results = await asyncio.gather(*updates, return_exceptions=True)
+    return [result if isinstance(result, Attempt) else _problem_of(result) for result in results]
 
 
 # ---- spans and calls -------------------------------------------------------------------------------------------------
@@ -283,8 +301,7 @@ def _found(record: Any, otherwise: str) -> Response:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    status = next(code for kind, code in STATUS_OF.items() if isinstance(error, kind))
-    return problem(status, str(error))
+    return problem(_status_of(error), str(error))
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

@@ -1,7 +1,7 @@
 """The store as other processes see it: the same protocol over HTTP.
 
 Ids are made here, so every request may be repeated; `http` retries what a retry can heal. Long waits are repeated long
-polls. Spans that are added one by one travel in batches.
+polls. Spans and changes of attempts that are reported at the same time travel together.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import asyncio
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote
 
 import msgspec
 from pydantic import TypeAdapter
 
-from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.store import wire
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
-from agentlightning.store.batching import SpanBatcher
+from agentlightning.store.batching import Batcher
 from agentlightning.store.calls import assemble
 from agentlightning.store.codec import encode, encode_task, new_id
-from agentlightning.store.http import Http
+from agentlightning.store.http import Http, error_of
 from agentlightning.store.resources import decode_resources, encode_resources
 from agentlightning.types import (
     Attempt,
@@ -56,6 +56,7 @@ _either = TypeAdapter[AttemptedRollout | Rollout](AttemptedRollout | Rollout)
 _rollout_page = TypeAdapter(PaginatedResult[Rollout])
 _attempt_page = TypeAdapter(PaginatedResult[Attempt])
 _span_page = TypeAdapter(PaginatedResult[Span])
+_changed = TypeAdapter(list[Attempt | wire.Problem])
 _worker_page = TypeAdapter(PaginatedResult[Worker])
 
 
@@ -74,7 +75,7 @@ class LightningStoreClient:
         request_seconds: float = REQUEST_SECONDS,
     ):
         self._http = Http(url, key, retry_seconds, request_seconds)
-        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, SpanBatcher] = weakref.WeakKeyDictionary()
+        self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Batchers] = weakref.WeakKeyDictionary()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -200,8 +201,12 @@ class LightningStoreClient:
             outcome=outcome,
             error=error,
         )
-        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts/{_path(attempt_id)}", body)
-        return Attempt.model_validate_json(answer)
+        change = {"rollout_id": rollout_id, "attempt_id": attempt_id, "change": body}
+        return await self._batchers_here().changes.add(change)
+
+    async def _send_changes(self, changes: Sequence[dict[str, Any]]) -> Sequence[Attempt | Exception]:
+        results = _changed.validate_json(await self._post("/attempts/update", changes))
+        return [result if isinstance(result, Attempt) else error_of(result.status, result.detail) for result in results]
 
     async def query_rollouts(
         self,
@@ -273,11 +278,26 @@ class LightningStoreClient:
     # ---- spans and calls -------------------------------------------------------------------------------------------
 
     async def add_span(self, span: Span) -> Span | None:
+        return await self._batchers_here().spans.add(span)
+
+    async def _send_spans(self, spans: Sequence[Span]) -> Sequence[Span | Exception | None]:
+        try:
+            stored = {(span.attempt_id, span.span_id): span for span in await self.add_many_spans(spans)}
+        except StoreUnavailableError:
+            raise
+        except StoreError as error:
+            if len(spans) == 1:
+                return [error]
+            # One bad span must not fail the others: send them one by one.
+            return [(await self._send_spans([span]))[0] for span in spans]
+        return [stored.pop((span.attempt_id, span.span_id), None) for span in spans]
+
+    def _batchers_here(self) -> _Batchers:
         loop = asyncio.get_running_loop()
-        batcher = self._batchers.get(loop)
-        if batcher is None:
-            batcher = self._batchers[loop] = SpanBatcher(self.add_many_spans)
-        return await batcher.add(span)
+        found = self._batchers.get(loop)
+        if found is None:
+            found = self._batchers[loop] = _Batchers(Batcher(self._send_spans), Batcher(self._send_changes))
+        return found
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         stored = msgspec.json.decode(await self._post("/spans", spans))
@@ -415,6 +435,13 @@ class LightningStoreClient:
             return make(await self._get(path))
         except NotFoundError:
             return None
+
+
+class _Batchers(NamedTuple):
+    """What travels together, on one event loop."""
+
+    spans: Batcher[Span, Span | None]
+    changes: Batcher[dict[str, Any], Attempt]
 
 
 async def _long_poll(

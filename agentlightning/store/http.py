@@ -73,7 +73,7 @@ class Http:
             answer = await response.read()
             if response.status < 300:
                 return answer
-        raise _error(response.status, answer)
+        raise error_of(response.status, _detail(answer))
 
     def _session(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -105,11 +105,14 @@ class Http:
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
 
 
-def _error(status: int, body: bytes) -> StoreError:
+def error_of(status: int, detail: str) -> StoreError:
     """The error that the server raised."""
-    try:
-        problem: Any = msgspec.json.decode(body)
-        detail = str(problem["detail"])
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        detail = body[:500].decode(errors="replace")
     return _ERRORS.get(status, StoreError)(detail or f"The store's server answered {status}.")
+
+
+def _detail(body: bytes) -> str:
+    """What a problem document says, or the body of something that is none (a proxy's page, say)."""
+    try:
+        return str(msgspec.json.decode(body, type=dict[str, Any])["detail"])
+    except (msgspec.MsgspecError, KeyError):
+        return body[:500].decode(errors="replace")

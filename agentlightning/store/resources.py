@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from sqlalchemy import bindparam, func, select, update
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
@@ -55,7 +56,17 @@ def encode_resources(named: Mapping[str, Resource]) -> str:
 
 
 def decode_resources(values: Mapping[str, Mapping[str, Any]]) -> NamedResources:
-    return {name: resource_type(value["resource_type"]).model_validate(value) for name, value in values.items()}
+    return {name: _decode_resource(name, value) for name, value in values.items()}
+
+
+def _decode_resource(name: str, value: Mapping[str, Any]) -> Resource:
+    kind = value.get("resource_type")
+    if not isinstance(kind, str):
+        raise StoreError(f"Resource '{name}' has no resource_type; give it one, for example 'llm'.")
+    try:
+        return resource_type(kind).model_validate(value)
+    except ValidationError as error:
+        raise StoreError(f"Resource '{name}' is no valid {kind}: {error}") from error
 
 
 def to_update(row: Sequence[Any]) -> ResourcesUpdate:

@@ -20,7 +20,7 @@ from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import AgentLightningError, StoreError, StoreUnavailableError
+from agentlightning.errors import StoreError, StoreUnavailableError
 from agentlightning.store.counters import write_counters
 from agentlightning.store.jobs import Job, JobQueue, closed_error, deliver, refuse, submit
 from agentlightning.store.migrate import prepare_sqlite
@@ -237,7 +237,7 @@ class SqliteDatabase:
                 raise
             if tx.wrote and not savepoint:
                 return False
-            job.error = error
+            job.error = translate(error, self.path)
             if savepoint:
                 connection.execute("ROLLBACK TO op")
         else:
@@ -341,8 +341,22 @@ def _is_fatal(error: sqlite3.Error) -> bool:
     return _error_name(error).startswith(_FATAL)
 
 
+def translate(error: Exception, path: Path) -> Exception:
+    """SQLite's errors as `StoreError`s that say what to do next; all others as they are."""
+    if isinstance(error, sqlite3.Error):
+        name = _error_name(error)
+        step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
+        translation = StoreUnavailableError(f"The store '{path}' failed: {error}. {step}".rstrip())
+    elif isinstance(error, OverflowError | UnicodeEncodeError):
+        translation = StoreError(f"A value cannot be stored: {error}. Numbers have 64 bits, and texts are Unicode.")
+    else:
+        return error
+    translation.__cause__ = error
+    return translation
+
+
 class translated(contextlib.AbstractContextManager[None]):
-    """Turns SQLite's errors into `StoreError`s that say what to do next."""
+    """Translates what is raised inside."""
 
     __slots__ = ("_path",)
 
@@ -350,7 +364,5 @@ class translated(contextlib.AbstractContextManager[None]):
         self._path = path
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        if isinstance(error, sqlite3.Error) and not isinstance(error, AgentLightningError):
-            name = _error_name(error)
-            step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
-            raise StoreUnavailableError(f"The store '{self._path}' failed: {error}. {step}".rstrip()) from error
+        if isinstance(error, Exception) and (translation := translate(error, self._path)) is not error:
+            raise translation from error

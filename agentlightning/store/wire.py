@@ -84,6 +84,14 @@ class UpdateAttempt(Body):
     error: str | None = None
 
 
+class AttemptChange(Body):
+    """One of many changes in one request."""
+
+    rollout_id: str
+    attempt_id: str
+    change: UpdateAttempt
+
+
 class Wait(Body):
     rollout_ids: list[str]
     timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)

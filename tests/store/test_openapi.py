@@ -1,0 +1,48 @@
+"""schemathesis over the OpenAPI document: whatever is sent, the server does not fail."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agentlightning.store import SqliteLightningStore
+from agentlightning.store.api import create_app
+
+schemathesis = pytest.importorskip("schemathesis")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    await asyncio.to_thread(_explore, store)
+    await store.close()
+
+
+def _explore(store: SqliteLightningStore) -> None:
+    from hypothesis import HealthCheck, given, settings
+
+    @schemathesis.serializer("application/vnd.msgpack", "application/x-protobuf")
+    def as_bytes(context: object, value: object) -> bytes:
+        return value if isinstance(value, bytes) else str(value).encode()
+
+    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(store))
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) > 30
+    for operation in operations:
+
+        @settings(
+            max_examples=15,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+            database=None,
+        )
+        @given(case=operation.as_strategy())
+        def explore(case: object) -> None:
+            response = case.call()  # pyright: ignore[reportAttributeAccessIssue]
+            assert response.status_code < 500 or response.status_code == 503, (case, response.text)
+
+        explore()
