@@ -3,7 +3,7 @@
 Pure functions. A token is drawn by inverting the cumulative distribution at one uniform number per row, so a row's draw
 depends on nothing but its own logits and number.
 
-Shape letters: B rows, V vocabulary, F filtered rows, K tokens a filter keeps at most.
+Shape letters: B rows, V vocabulary, F filtered rows, K tokens a filter keeps at most; 1 is a column.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 
 from agentlightning.types.call import Float32Array, Int32Array
+
+_BELOW_ONE = 1 - 2**-23
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +45,20 @@ def draw(logits_BV: torch.Tensor, settings: RowSettings, uniform_B: np.ndarray) 
     own distribution is 0: nothing else could have been drawn.
     """
     greedy_B = settings.temperature == 0
-    plain_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
-    uniform = torch.from_numpy(uniform_B).to(plain_BV.device)
-    ids_B = _invert(plain_BV.exp(), uniform)
-    logprobs_B = plain_BV.gather(1, ids_B[:, None])[:, 0]
     filtered_B = ((settings.top_k > 0) | (settings.top_p < 1)) & ~greedy_B
+    plain_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
+    # In float32 a number may round up to 1, beyond the last token; just below it is as good.
+    uniform_B1 = torch.from_numpy(np.minimum(uniform_B, _BELOW_ONE).astype(np.float32)[:, None]).to(plain_BV.device)
+    ids_B1 = _invert(plain_BV.exp(), uniform_B1)
+    logprobs_B1 = plain_B1 = plain_BV.gather(1, ids_B1)
     if filtered_B.any() or greedy_B.any():
-        logprobs_B = logprobs_B.clone()
-        _draw_filtered(plain_BV, settings, uniform, np.flatnonzero(filtered_B), ids_B, logprobs_B)
-        _draw_greedy(plain_BV, np.flatnonzero(greedy_B), ids_B, logprobs_B)
-        plain_B = plain_BV.gather(1, ids_B[:, None])[:, 0]
-    else:
-        plain_B = logprobs_B
+        _draw_filtered(plain_BV, settings, uniform_B1, np.flatnonzero(filtered_B), ids_B1, logprobs_B1)
+        _draw_greedy(plain_BV, np.flatnonzero(greedy_B), ids_B1, logprobs_B1)
+        plain_B1 = plain_BV.gather(1, ids_B1)
     return Draw(
-        ids=ids_B.to(torch.int32).cpu().numpy(),
-        logprobs=logprobs_B.cpu().numpy(),
-        plain_logprobs=plain_B.cpu().numpy(),
+        ids=ids_B1.cpu().numpy()[:, 0].astype(np.int32),
+        logprobs=logprobs_B1.cpu().numpy()[:, 0],
+        plain_logprobs=plain_B1.cpu().numpy()[:, 0],
         distribution_BV=plain_BV,
     )
 
@@ -70,31 +70,29 @@ def alternatives(distribution_V: torch.Tensor, count: int) -> tuple[Int32Array, 
 
 
 def _plain(logits_BV: torch.Tensor, temperature_B: np.ndarray, greedy_B: np.ndarray) -> torch.Tensor:
-    if not (temperature_B == 1).all():
+    if (temperature_B != 1).any():
         scale_B = np.where(greedy_B, 1, temperature_B).astype(np.float32)
         logits_BV = logits_BV / torch.from_numpy(scale_B).to(logits_BV.device)[:, None]
     return torch.log_softmax(logits_BV, dim=-1)
 
 
-def _invert(probs_BV: torch.Tensor, uniform_B: torch.Tensor) -> torch.Tensor:
-    """The index at which the cumulative sum of each row passes its uniform number; the rows need not sum to 1."""
+def _invert(probs_BV: torch.Tensor, uniform_B1: torch.Tensor) -> torch.Tensor:
+    """Where the cumulative sum of each row passes its number's share of the total, [B, 1]; rows need not sum to 1.
+
+    The token that is found has a probability above 0.
+    """
     cumulative_BV = probs_BV.cumsum(dim=-1)
-    total_B = cumulative_BV[:, -1]
-    # Rounding may lift the point onto the total; just below it, the index found has a probability above 0.
-    point_B = torch.minimum(
-        (uniform_B * total_B).to(total_B.dtype), torch.nextafter(total_B, torch.zeros_like(total_B))
-    )
-    index_B = torch.searchsorted(cumulative_BV, point_B[:, None], right=True)[:, 0]
-    return index_B.clamp_(max=probs_BV.shape[-1] - 1)
+    index_B1 = torch.searchsorted(cumulative_BV, uniform_B1 * cumulative_BV[:, -1:], right=True)
+    return index_B1.clamp_(max=probs_BV.shape[-1] - 1)  # beyond the end only where there are NaN
 
 
 def _draw_filtered(
     plain_BV: torch.Tensor,
     settings: RowSettings,
-    uniform_B: torch.Tensor,
+    uniform_B1: torch.Tensor,
     rows: np.ndarray,
-    ids_B: torch.Tensor,
-    logprobs_B: torch.Tensor,
+    ids_B1: torch.Tensor,
+    logprobs_B1: torch.Tensor,
 ) -> None:
     """Draw the rows with top_k or top_p again, from what the filter leaves; top_k first, then top_p of the rest."""
     if not len(rows):
@@ -105,25 +103,25 @@ def _draw_filtered(
     index = torch.from_numpy(rows).to(plain_BV.device)
     sorted_FK, order_FK = plain_BV[index].topk(widest, dim=-1)
     probs_FK = sorted_FK.exp()
-    limits_F = torch.from_numpy(top_k).to(index.device)
-    probs_FK.masked_fill_(torch.arange(widest, device=index.device) >= limits_F[:, None], 0)
+    limits_F1 = torch.from_numpy(top_k[:, None]).to(index.device)
+    probs_FK.masked_fill_(torch.arange(widest, device=index.device) >= limits_F1, 0)
     before_FK = probs_FK.cumsum(dim=-1)
-    top_p = torch.from_numpy(settings.top_p[rows]).to(probs_FK)
-    mass_F = before_FK[:, -1].clone()
+    top_p_F1 = torch.from_numpy(settings.top_p[rows, None]).to(probs_FK)
+    mass_F1 = before_FK[:, -1:].clone()
     before_FK -= probs_FK
     # A token stays if the more probable ones do not reach top_p; so the first always stays. top_p = 1 keeps all.
-    beyond_FK = (before_FK >= (top_p * mass_F)[:, None]) & (top_p < 1)[:, None]
+    beyond_FK = (before_FK >= top_p_F1 * mass_F1) & (top_p_F1 < 1)
     beyond_FK[:, 0] = False
     probs_FK.masked_fill_(beyond_FK, 0)
-    place_F = _invert(probs_FK, uniform_B[index])[:, None]
-    ids_B[index] = order_FK.gather(1, place_F)[:, 0]
-    logprobs_B[index] = sorted_FK.gather(1, place_F)[:, 0] - probs_FK.sum(dim=-1).log()
+    place_F1 = _invert(probs_FK, uniform_B1[index])
+    ids_B1[index] = order_FK.gather(1, place_F1)
+    logprobs_B1[index] = sorted_FK.gather(1, place_F1) - probs_FK.sum(dim=-1, keepdim=True).log()
 
 
-def _draw_greedy(plain_BV: torch.Tensor, rows: np.ndarray, ids_B: torch.Tensor, logprobs_B: torch.Tensor) -> None:
+def _draw_greedy(plain_BV: torch.Tensor, rows: np.ndarray, ids_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> None:
     """Take the most probable token of the greedy rows."""
     if not len(rows):
         return
     index = torch.from_numpy(rows).to(plain_BV.device)
-    ids_B[index] = plain_BV[index].argmax(dim=-1)
-    logprobs_B[index] = 0
+    ids_B1[index] = plain_BV[index].argmax(dim=-1, keepdim=True)
+    logprobs_B1[index] = 0

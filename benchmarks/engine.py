@@ -1,0 +1,264 @@
+"""The embedded engine against plain batched `generate` and transformers' own continuous batching, on one model.
+
+    python benchmarks/engine.py [--model DIR] [--threads 1] [--quick] [--json]
+
+The work is an agent's: prompts of 128 tokens, 96 of them the same for all (system prompt, tools) and 32 their own;
+responses of 16 to 111 tokens that nobody knows beforehand. All three sample at temperature 1 without filters, and every
+response ends where it should; tokens past that, which `generate` computes for the rows of a batch that are done, do not
+count. A second table has responses of one length, where a static batch has nothing to lose.
+
+Ours returns the log-probs of what it samples; the others are not asked to. Rounds of the three take turns and the
+median counts, so that a busy machine is busy for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    AutoModelForCausalLM,
+    ContinuousBatchingConfig,
+    GenerationConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.events import Ended, Request
+from agentlightning.engine.torch_engine import TorchEngine
+from agentlightning.models import resolve_model, shipped_models
+
+SHARED_TOKENS = 96
+OWN_TOKENS = 32
+SHORTEST, LONGEST = 16, 111
+SAME_LENGTH = 64
+CONCURRENCY = (1, 8, 32, 64)
+NO_TOKEN = -1
+"""As the end-of-sequence id: no response ends early."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One request: its prompt and how many tokens are wanted."""
+
+    prompt: list[int]
+    tokens: int
+
+
+Runner = Callable[[list[Job]], None]
+
+
+class Work:
+    """Makes jobs; the beginning of their prompts is always the same, the rest never."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self._random = np.random.default_rng(0)
+        self._vocabulary = vocabulary
+        self._shared = self._ids(SHARED_TOKENS)
+
+    def jobs(self, count: int, same_length: bool) -> list[Job]:
+        lengths = self._random.integers(SHORTEST, LONGEST + 1, count)
+        return [Job(self._shared + self._ids(OWN_TOKENS), SAME_LENGTH if same_length else int(n)) for n in lengths]
+
+    def _ids(self, count: int) -> list[int]:
+        return self._random.integers(0, self._vocabulary, count).tolist()
+
+
+class Ours:
+    """The embedded engine."""
+
+    def __init__(self, model: PreTrainedModel, concurrency: int) -> None:
+        # No stop strings here, so no tokenizer is needed.
+        self._engine = TorchEngine(model, transformers.PreTrainedTokenizerFast, (), max_concurrency=concurrency)  # pyright: ignore[reportArgumentType]
+
+    def __call__(self, jobs: list[Job]) -> None:
+        for number, job in enumerate(jobs):
+            prompt = np.array(job.prompt, dtype=np.int32)
+            params = SamplingParams(max_tokens=job.tokens)
+            self._engine.submit(Request(request_id=number, prompt_ids=prompt, params=params))
+        sampled = 0
+        while self._engine.active:
+            sampled += sum(len(event.chunk.ids) for event in self._engine.step() if isinstance(event, Ended))
+        assert sampled == sum(job.tokens for job in jobs), sampled
+
+
+class Generate:
+    """Static batches of `generate`, each as long as its longest response."""
+
+    def __init__(self, model: PreTrainedModel, concurrency: int) -> None:
+        self._model: Any = model
+        self._concurrency = concurrency
+
+    def __call__(self, jobs: list[Job]) -> None:
+        for start in range(0, len(jobs), self._concurrency):
+            batch = jobs[start : start + self._concurrency]
+            ids = torch.tensor([job.prompt for job in batch])
+            longest = max(job.tokens for job in batch)
+            out = self._model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=sampling(longest),
+            )
+            assert out.shape[1] == ids.shape[1] + longest, out.shape
+
+
+class Continuous:
+    """transformers' continuous batching, with pages small enough that little is computed for nothing (its defaults take
+    60 % of the machine's memory) and blocks for every request, so that none is ever evicted."""
+
+    PAGE = 16
+
+    def __init__(self, model: PreTrainedModel, concurrency: int) -> None:
+        pages = (SHARED_TOKENS + OWN_TOKENS + LONGEST) // self.PAGE + 2
+        config = ContinuousBatchingConfig(
+            page_size=self.PAGE,
+            num_blocks=pages * (concurrency + 2),
+            max_batch_tokens=512,
+            max_requests_per_batch=concurrency,
+            auto_switch_to_flash=False,
+        )
+        self._manager: Any = model.init_continuous_batching(  # pyright: ignore[reportCallIssue]
+            generation_config=sampling(LONGEST), continuous_batching_config=config
+        )
+        self._manager.start()
+
+    def __call__(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self._manager.add_request(job.prompt, max_new_tokens=job.tokens)
+        finished = sampled = 0
+        while finished < len(jobs):
+            result = self._manager.get_result(timeout=30)
+            assert result is not None, "transformers' continuous batching gave no result for 30 s"
+            if result.is_finished():
+                finished += 1
+                sampled += len(result.generated_tokens)
+        assert sampled == sum(job.tokens for job in jobs), sampled
+
+    def close(self) -> None:
+        self._manager.stop(block=True)
+        self._manager.destroy()
+
+
+def sampling(tokens: int) -> GenerationConfig:
+    """Temperature 1, no filters (`generate` would otherwise apply top_k = 50 silently), never an early end."""
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=tokens,
+        eos_token_id=NO_TOKEN,
+        pad_token_id=0,
+    )
+
+
+def load(path: str | None) -> PreTrainedModel:
+    """The model to measure on: the given one, the shipped one, or a random one of the same shape."""
+    if path is None and "calc" not in shipped_models():
+        config = Qwen3Config(
+            vocab_size=701,
+            hidden_size=128,
+            intermediate_size=384,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            tie_word_embeddings=True,
+            max_position_embeddings=1024,
+        )
+        return Qwen3ForCausalLM(config).eval()
+    where = resolve_model(path or "calc")
+    return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="sdpa").eval()
+
+
+def measure(path: str | None, concurrency: int, rounds: int, same_length: bool) -> dict[str, float]:
+    """Tokens per second of the three at one concurrency, medians over rounds."""
+    model, other = load(path), load(path)
+    work = Work(model.config.get_text_config().vocab_size)
+    continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
+    runners: dict[str, Runner] = {
+        "ours": Ours(model, concurrency),
+        "generate": Generate(model, concurrency),
+        "transformers_cb": continuous,
+    }
+    count = max(4, 3 * concurrency)
+    speeds: dict[str, list[float]] = {name: [] for name in runners}
+    try:
+        for runner in runners.values():
+            runner(work.jobs(min(count, 2 * concurrency), same_length))
+        for _ in range(rounds):
+            jobs = work.jobs(count, same_length)
+            tokens = sum(job.tokens for job in jobs)
+            for name, runner in runners.items():
+                began = time.perf_counter()
+                runner(jobs)
+                speeds[name].append(tokens / (time.perf_counter() - began))
+    finally:
+        continuous.close()
+    return {name: statistics.median(values) for name, values in speeds.items()}
+
+
+def report(title: str, results: dict[int, dict[str, float]]) -> Table:
+    table = Table(title=title)
+    for heading in ("concurrent", "ours tok/s", "generate", "transformers CB", "ours / generate", "ours / CB"):
+        table.add_column(heading, justify="right")
+    for concurrency, speeds in results.items():
+        ours, generate, continuous = speeds["ours"], speeds["generate"], speeds["transformers_cb"]
+        table.add_row(
+            str(concurrency),
+            f"{ours:,.0f}",
+            f"{generate:,.0f}",
+            f"{continuous:,.0f}",
+            f"{ours / generate:.2f}x",
+            f"{ours / continuous:.2f}x",
+        )
+    return table
+
+
+def keys(results: dict[int, dict[str, float]], suffix: str = "") -> dict[str, float]:
+    out: dict[str, float] = {}
+    for concurrency, speeds in results.items():
+        end = f"{suffix}_{concurrency}"
+        out[f"tokens_per_s{end}"] = round(speeds["ours"], 1)
+        out[f"generate_tokens_per_s{end}"] = round(speeds["generate"], 1)
+        out[f"transformers_cb_tokens_per_s{end}"] = round(speeds["transformers_cb"], 1)
+        out[f"vs_generate{end}"] = round(speeds["ours"] / speeds["generate"], 3)
+        out[f"vs_transformers_cb{end}"] = round(speeds["ours"] / speeds["transformers_cb"], 3)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Tokens per second of the embedded engine and its peers.")
+    parser.add_argument("--model", help="directory or id; default: the shipped calculator model")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads; the model process samples with 1")
+    parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, mixed lengths only")
+    parser.add_argument("--json", action="store_true", help="last line: one JSON object")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    console = Console()
+    rounds = 2 if arguments.quick else 5
+    figures: dict[str, float] = {}
+    for same_length in (False,) if arguments.quick else (False, True):
+        results = {c: measure(arguments.model, c, rounds, same_length) for c in CONCURRENCY}
+        console.print(report("All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", results))
+        figures |= keys(results, "_same_length" if same_length else "")
+    if arguments.json:
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
