@@ -147,6 +147,12 @@ class Sampler:
         raw = request.prompt
         if raw is not None:
             if isinstance(raw, list):
+                if max(raw) >= self._info.vocab_size:
+                    raise Refusal(
+                        f"Token {max(raw)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
+                        code="invalid_value",
+                        param="prompt",
+                    )
                 ids = np.array(raw, dtype=np.int32)
             else:
                 ids = await asyncio.to_thread(self.rendering.encode, raw) if in_thread else self.rendering.encode(raw)

@@ -1,0 +1,174 @@
+"""OpenAI Completions: a raw prompt, as text or as tokens. Text is sent as it was sampled, nothing is parsed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.fields import asked_settings, between, check_fields, required, typed
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.sampling import check_asked
+
+READ = (
+    "model",
+    "prompt",
+    "n",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "return_token_ids",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "stop",
+    "seed",
+)
+
+HARMLESS = ("user",)
+"""Fields that are accepted and have no effect."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "echo": (False,),
+    "best_of": (1,),
+    "suffix": ("",),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+}
+"""Fields that are accepted with the value that changes nothing."""
+
+SETTINGS = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")}
+
+_DEFAULT_MAX_TOKENS = 16
+"""Of this API, unlike the newer ones."""
+
+
+class CompletionsDialect:
+    """`POST /completions`."""
+
+    name = "completions"
+    paths = ("/completions",)
+    counting_paths = ()
+    id_prefix = "cmpl-"
+
+    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
+        check_fields(body, READ, HARMLESS, NEUTRAL)
+        asked = {"max_tokens": _DEFAULT_MAX_TOKENS, **asked_settings(body, SETTINGS)}
+        check_asked(asked)
+        logprobs = body.get("logprobs")
+        return CallRequest(
+            dialect=self.name,
+            model=required(body, "model", str),
+            messages=[],
+            prompt=_prompt(body.get("prompt")),
+            n=between(body, "n", 1, 1, 128),
+            stream=typed(body, "stream", bool, False),
+            include_usage=typed(typed(body, "stream_options", dict, {}), "include_usage", bool, False),
+            logprobs=logprobs is not None,
+            top_logprobs=between(body, "logprobs", 0, 0, 20),
+            return_token_ids=typed(body, "return_token_ids", bool, False),
+            asked=asked,
+        )
+
+    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+        body: dict[str, Any] = {
+            **_head(reply.response_id, reply.created, reply.model),
+            "choices": [_choice(request, choice, choice.content, rendering) for choice in reply.choices],
+            "usage": _usage(reply),
+        }
+        if request.return_token_ids:
+            body["prompt_token_ids"] = reply.prompt_ids.tolist()
+        return msgspec.json.encode(body)
+
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
+        return _Writer(request, response_id, created, rendering)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return msgspec.json.encode(openai_error(refusal))
+
+
+class _Writer:
+    """Chunks of text; the tokens and log-probs of a choice come with its last one."""
+
+    def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:
+        self._request = request
+        self._rendering = rendering
+        self._head = _head(response_id, created, request.model)
+
+    def start(self, prompt_tokens: int) -> bytes:
+        return b""
+
+    def delta(self, delta: Delta) -> bytes:
+        if not delta.content:
+            return b""
+        choice = {"index": delta.index, "text": delta.content, "logprobs": None, "finish_reason": None}
+        return sse({**self._head, "choices": [choice]})
+
+    def choice(self, choice: Choice) -> bytes:
+        return sse({**self._head, "choices": [_choice(self._request, choice, "", self._rendering)]})
+
+    def finish(self, reply: Reply) -> bytes:
+        usage = sse({**self._head, "choices": [], "usage": _usage(reply)}) if self._request.include_usage else b""
+        return usage + b"data: [DONE]\n\n"
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return sse(openai_error(refusal))
+
+
+def _prompt(prompt: Any) -> str | list[int]:
+    """The one prompt of a request: a string or tokens, bare or alone in a list."""
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
+    if isinstance(prompt, str) and prompt:
+        return prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt):
+        return prompt
+    raise Refusal(
+        "'prompt' must be one non-empty string or one list of token ids; send several prompts as several requests.",
+        code="invalid_type",
+        param="prompt",
+    )
+
+
+def _head(response_id: str, created: int, model: str) -> dict[str, Any]:
+    return {"id": response_id, "object": "text_completion", "created": created, "model": model}
+
+
+def _choice(request: CallRequest, choice: Choice, text: str, rendering: Rendering) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "index": choice.index,
+        "text": text,
+        "logprobs": _logprobs(choice, request, rendering) if request.logprobs else None,
+        "finish_reason": choice.finish_reason,
+    }
+    if request.return_token_ids:
+        found["token_ids"] = choice.ids.tolist()
+    return found
+
+
+def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
+    tokens = [rendering.decode([token]) for token in choice.ids.tolist()]
+    offsets, at = [], 0
+    for token in tokens:
+        offsets.append(at)
+        at += len(token)
+    top: list[dict[str, float]] | None = None
+    if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
+        rows = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)
+        top = [{rendering.decode([i]): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
+    return {
+        "tokens": tokens,
+        "token_logprobs": choice.logprobs.tolist(),
+        "top_logprobs": top,
+        "text_offset": offsets,
+    }
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    prompt, completion = len(reply.prompt_ids), reply.response_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,307 @@
+"""Anthropic Messages, and its counting of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, sse
+from agentlightning.gateway.dialects.fields import (
+    asked_settings,
+    assistant_message,
+    check_fields,
+    neutral_call,
+    required,
+    text_of,
+    typed,
+)
+from agentlightning.gateway.exchange import (
+    CallRequest,
+    Choice,
+    Delta,
+    Message,
+    Refusal,
+    Reply,
+    Tool,
+    ToolChoice,
+    unsupported,
+)
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.sampling import check_asked
+
+READ = (
+    "model",
+    "messages",
+    "system",
+    "tools",
+    "tool_choice",
+    "max_tokens",
+    "stop_sequences",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+)
+
+HARMLESS = (
+    "metadata",
+    "service_tier",
+    "thinking",
+    "cache_control",
+    "inference_geo",
+)
+"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "mcp_servers": ([],),
+    "betas": ([],),
+    "output_config": ({},),
+}
+"""Fields that are accepted with the value that changes nothing."""
+
+SETTINGS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "max_tokens": "max_tokens",
+    "stop_sequences": "stop",
+}
+
+_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+_STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessagesDialect:
+    """`POST /messages`, `POST /messages/count_tokens`."""
+
+    name = "messages"
+    paths = ("/messages",)
+    counting_paths = ("/messages/count_tokens",)
+    id_prefix = "msg_"
+
+    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
+        check_fields(body, READ, HARMLESS, NEUTRAL)
+        system = text_of(body.get("system"), "system")
+        messages: list[Message] = [{"role": "system", "content": system}] if system else []
+        given = required(body, "messages", list)
+        if not given:
+            raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
+        for index, message in enumerate(given):
+            messages.extend(_messages(message, f"messages[{index}]"))
+        tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(typed(body, "tools", list, []))] or None
+        asked = asked_settings(body, SETTINGS)
+        check_asked(asked)
+        choice = typed(body, "tool_choice", dict, {})
+        return CallRequest(
+            dialect=self.name,
+            model=required(body, "model", str),
+            messages=messages,
+            tools=tools,
+            tool_choice=_tool_choice(choice, tools),
+            parallel_tool_calls=not typed(choice, "disable_parallel_tool_use", bool, False),
+            stream=typed(body, "stream", bool, False),
+            asked=asked,
+        )
+
+    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+        choice = reply.choices[0]
+        return msgspec.json.encode(
+            {
+                **_head(reply.response_id, reply.model),
+                "content": _blocks(choice),
+                **_stop(choice),
+                "usage": _usage(len(reply.prompt_ids), len(choice.ids), reply.cached_tokens),
+            }
+        )
+
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
+        return _Writer(request, response_id)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return msgspec.json.encode(_error(refusal))
+
+
+class _Writer:
+    """Anthropic's events: one content block open at a time."""
+
+    def __init__(self, request: CallRequest, response_id: str) -> None:
+        self._head = _head(response_id, request.model)
+        self._index = -1
+        self._open: str | None = None
+
+    def start(self, prompt_tokens: int) -> bytes:
+        message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None}
+        return _event("message_start", message={**message, "usage": _usage(prompt_tokens, 0, 0)})
+
+    def delta(self, delta: Delta) -> bytes:
+        out = b""
+        if delta.reasoning:
+            out += self._into("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            out += self._block_delta({"type": "thinking_delta", "thinking": delta.reasoning})
+        if delta.content:
+            out += self._into("text", {"type": "text", "text": ""})
+            out += self._block_delta({"type": "text_delta", "text": delta.content})
+        return out
+
+    def choice(self, choice: Choice) -> bytes:
+        out = self._close()
+        for call in choice.tool_calls:
+            out += self._into(call.id, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
+            out += self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
+            out += self._close()
+        usage = {"output_tokens": len(choice.ids)}
+        return out + _event("message_delta", delta=_stop(choice), usage=usage)
+
+    def finish(self, reply: Reply) -> bytes:
+        return _event("message_stop")
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return sse(_error(refusal), "error")
+
+    def _into(self, name: str, block: dict[str, Any]) -> bytes:
+        """Make `name` the open block."""
+        if self._open == name:
+            return b""
+        closed = self._close()
+        self._index, self._open = self._index + 1, name
+        return closed + _event("content_block_start", index=self._index, content_block=block)
+
+    def _block_delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _event("content_block_stop", index=self._index)
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse({"type": kind, **fields}, kind)
+
+
+def _head(response_id: str, model: str) -> dict[str, Any]:
+    return {"id": response_id, "type": "message", "role": "assistant", "model": model}
+
+
+def _blocks(choice: Choice) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if choice.reasoning:
+        blocks.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
+    if choice.content:
+        blocks.append({"type": "text", "text": choice.content})
+    for call in choice.tool_calls:
+        arguments = _object(call.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    return blocks
+
+
+def _object(arguments: str) -> Any:
+    """Arguments as the object Anthropic's format asks for; anything else is wrapped, so that nothing is lost."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except msgspec.DecodeError:
+        found = arguments
+    return found if isinstance(found, dict) else {"arguments": found}
+
+
+def _stop(choice: Choice) -> dict[str, Any]:
+    if choice.stop_string is not None and choice.finish_reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_string}
+    return {"stop_reason": _STOPS[choice.finish_reason], "stop_sequence": None}
+
+
+def _usage(prompt: int, response: int, cached: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt - cached,
+        "output_tokens": response,
+        "cache_read_input_tokens": cached,
+        "cache_creation_input_tokens": 0,
+    }
+
+
+def _error(refusal: Refusal) -> dict[str, Any]:
+    """Anthropic's error shape, which has no place for the field's name but the message."""
+    kind = _KINDS.get(refusal.status, "api_error" if refusal.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": refusal.message}}
+
+
+def _messages(message: Any, where: str) -> list[Message]:
+    """One Anthropic message as neutral ones: tool results are messages of their own."""
+    if not isinstance(message, dict):
+        raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise Refusal(f"'{where}.role' must be user or assistant, not {role!r}.", code="invalid_value", param=where)
+    if role == "assistant":
+        return [_assistant(content, f"{where}.content")]
+    if isinstance(content, str):
+        return [{"role": role, "content": content}]
+    results, texts = [], []
+    for index, block in enumerate(content if isinstance(content, list) else ()):
+        place = f"{where}.content[{index}]"
+        if isinstance(block, dict) and block.get("type") == "tool_result":
+            text = text_of(block.get("content"), f"{place}.content")
+            results.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id", ""))})
+        else:
+            texts.append(text_of([block], place))
+    return [*results, *([{"role": role, "content": "".join(texts)}] if texts or not results else [])]
+
+
+def _assistant(content: Any, where: str) -> Message:
+    if not isinstance(content, list):
+        return assistant_message(text_of(content, where), [], None)
+    texts, thoughts, calls = [], [], []
+    for index, block in enumerate(content):
+        match block.get("type") if isinstance(block, dict) else None:
+            case "thinking":
+                thoughts.append(block.get("thinking", ""))
+            case "redacted_thinking":
+                pass  # nothing in it that a model could read
+            case "tool_use":
+                arguments = msgspec.json.encode(block.get("input", {})).decode()
+                calls.append(neutral_call(str(block.get("id", "")), str(block.get("name", "")), arguments))
+            case _:
+                texts.append(text_of([block], f"{where}[{index}]"))
+    return assistant_message("".join(texts), calls, "".join(thoughts))
+
+
+def _tool(tool: Any, where: str) -> Tool:
+    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom") or not isinstance(tool.get("name"), str):
+        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+        raise unsupported(where, f"only tools of the client's own can be called, not {kind!r}.")
+    function: dict[str, Any] = {"name": tool["name"]}
+    if tool.get("description"):
+        function["description"] = tool["description"]
+    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema", {})}}
+
+
+def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool] | None) -> ToolChoice:
+    names = [tool["function"]["name"] for tool in tools or ()]
+    match choice.get("type"):
+        case None | "auto":
+            return ToolChoice()
+        case "none":
+            return ToolChoice("none")
+        case "any" if names:
+            return ToolChoice("required")
+        case "tool" if choice.get("name") in names:
+            return ToolChoice("required", choice["name"])
+        case _:
+            raise Refusal(
+                f"'tool_choice' asks for what 'tools' does not have: {dict(choice)}.",
+                code="invalid_value",
+                param="tool_choice",
+            )

@@ -1,0 +1,398 @@
+"""OpenAI Responses, stateful: a request may name an earlier response of its attempt and send only what is new."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.fields import (
+    asked_settings,
+    assistant_message,
+    between,
+    check_fields,
+    neutral_call,
+    required,
+    text_of,
+    tool_choice_of,
+    typed,
+)
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, Tool, unsupported
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.sampling import check_asked
+
+READ = (
+    "model",
+    "input",
+    "instructions",
+    "previous_response_id",
+    "store",
+    "tools",
+    "tool_choice",
+    "parallel_tool_calls",
+    "stream",
+    "temperature",
+    "top_p",
+    "max_output_tokens",
+    "top_logprobs",
+    "include",
+    "text",
+)
+
+HARMLESS = (
+    "user",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prompt_cache_options",
+    "reasoning",
+    "stream_options",
+)
+"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
+"""Fields that are accepted with the value that changes nothing."""
+
+SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
+
+_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesDialect:
+    """`POST /responses`."""
+
+    name = "responses"
+    paths = ("/responses",)
+    counting_paths = ()
+    id_prefix = "resp_"
+
+    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
+        check_fields(body, READ, HARMLESS, NEUTRAL)
+        _check_text(typed(body, "text", dict, {}))
+        messages = [*_earlier(body, answered), *_messages(body.get("input"))]
+        if not messages:
+            raise Refusal("'input' is empty.", code="invalid_value", param="input")
+        instructions = typed(body, "instructions", str, "")
+        tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(typed(body, "tools", list, []))] or None
+        asked = asked_settings(body, SETTINGS)
+        check_asked(asked)
+        return CallRequest(
+            dialect=self.name,
+            model=required(body, "model", str),
+            messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
+            tools=tools,
+            tool_choice=tool_choice_of(body.get("tool_choice"), tools),
+            parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
+            stream=typed(body, "stream", bool, False),
+            logprobs=_LOGPROBS in typed(body, "include", list, []),
+            top_logprobs=between(body, "top_logprobs", 0, 0, 20),
+            asked=asked,
+            remember=messages if typed(body, "store", bool, True) else None,
+            private=body,
+        )
+
+    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+        choice = reply.choices[0]
+        items = _items(choice, reply.response_id, request, rendering)
+        head = _head(request, reply.response_id, reply.created)
+        return msgspec.json.encode({**head, **_end(choice), "output": items, "usage": _usage(reply)})
+
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
+        return _Writer(request, response_id, created, rendering)
+
+    def refuse(self, refusal: Refusal) -> bytes:
+        return msgspec.json.encode(openai_error(refusal))
+
+
+class _Writer:
+    """The events of a response: items open and close in the order of the output, each text part between its own."""
+
+    def __init__(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> None:
+        self._request = request
+        self._rendering = rendering
+        self._id = response_id
+        self._head = _head(request, response_id, created)
+        self._number = 0
+        self._items: list[dict[str, Any]] = []
+        self._open: str | None = None
+        self._text = ""
+
+    def start(self, prompt_tokens: int) -> bytes:
+        response = {**self._head, "status": "in_progress", "output": [], "usage": None}
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def delta(self, delta: Delta) -> bytes:
+        out = b""
+        if delta.reasoning:
+            out += self._into("reasoning") + self._add("response.reasoning_text.delta", delta.reasoning)
+        if delta.content:
+            out += self._into("message") + self._add("response.output_text.delta", delta.content, logprobs=[])
+        return out
+
+    def choice(self, choice: Choice) -> bytes:
+        out = self._close()
+        whole = _items(choice, self._id, self._request, self._rendering)
+        for item in whole[len(self._items) :]:
+            at = len(self._items)
+            empty = {**item, "status": "in_progress"} | ({"arguments": ""} if item["type"] == "function_call" else {})
+            out += self._event("response.output_item.added", output_index=at, item=empty)
+            if item["type"] == "function_call":
+                place = {"item_id": item["id"], "output_index": at}
+                out += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
+                done = {"arguments": item["arguments"], "name": item["name"]}
+                out += self._event("response.function_call_arguments.done", **place, **done)
+            out += self._event("response.output_item.done", output_index=at, item=item)
+            self._items.append(item)
+        return out
+
+    def finish(self, reply: Reply) -> bytes:
+        choice = reply.choices[0]
+        end = _end(choice)
+        response = {
+            **self._head,
+            **end,
+            "output": _items(choice, self._id, self._request, self._rendering),
+            "usage": _usage(reply),
+        }
+        return self._event(f"response.{end['status']}", response=response)
+
+    def fail(self, refusal: Refusal) -> bytes:
+        return self._event("error", code=refusal.code, message=refusal.message, param=refusal.param)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return sse({"type": kind, "sequence_number": number, **fields}, kind)
+
+    def _into(self, kind: str) -> bytes:
+        """Make an item of this kind the open one."""
+        if self._open == kind:
+            return b""
+        out = self._close()
+        self._open, self._text = kind, ""
+        item = _text_item(kind, self._id, None)
+        part = {"item_id": item["id"], "output_index": len(self._items), "content_index": 0, "part": _part(kind, "")}
+        out += self._event("response.output_item.added", output_index=len(self._items), item=item)
+        return out + self._event("response.content_part.added", **part)
+
+    def _add(self, kind: str, text: str, **more: Any) -> bytes:
+        self._text += text
+        return self._event(kind, **self._place(), delta=text, **more)
+
+    def _place(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": _item_id(self._open, self._id), "output_index": len(self._items), "content_index": 0}
+
+    def _close(self) -> bytes:
+        kind = self._open
+        if kind is None:
+            return b""
+        place, item = self._place(), _text_item(kind, self._id, self._text)
+        done = "response.output_text.done" if kind == "message" else "response.reasoning_text.done"
+        out = self._event(done, **place, text=self._text, **({"logprobs": []} if kind == "message" else {}))
+        out += self._event("response.content_part.done", **place, part=_part(kind, self._text))
+        out += self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
+        return out
+
+
+# ---- requests ------------------------------------------------------------------------------------------------------
+
+
+def _earlier(body: Mapping[str, Any], answered: Answered) -> Sequence[Message]:
+    """The messages of the response that the request continues."""
+    previous = typed(body, "previous_response_id", str, "")
+    if not previous:
+        return ()
+    if previous not in answered:
+        raise Refusal(
+            f"Previous response with id '{previous}' not found: it is not one of this attempt, or was asked with "
+            "store=false.",
+            code="previous_response_not_found",
+            param="previous_response_id",
+        )
+    return answered[previous]
+
+
+def _messages(given: Any) -> list[Message]:
+    """Input items as neutral messages. Items that one response gave are one assistant message again."""
+    if given is None:
+        return []
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        raise Refusal("'input' must be a string or a list of items.", code="invalid_type", param="input")
+    messages: list[Message] = []
+    said: dict[str, Any] | None = None  # the parts of the assistant message that is being put together
+    for index, item in enumerate(given):
+        where = f"input[{index}]"
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        part = _assistant_part(item, kind, where)
+        if part is None:
+            said = None
+            messages.append(_message(item, kind, where))
+            continue
+        if said is None or _begins_anew(said, part):
+            said = {"content": "", "calls": [], "reasoning": ""}
+            messages.append({})
+        said["content"] += part.get("content", "")
+        said["calls"] += part.get("calls", [])
+        said["reasoning"] += part.get("reasoning", "")
+        messages[-1] = assistant_message(said["content"], said["calls"], said["reasoning"])
+    return messages
+
+
+def _assistant_part(item: Any, kind: str | None, where: str) -> dict[str, Any] | None:
+    """What an item adds to an assistant message; None if it is another message."""
+    if kind == "reasoning":
+        parts = item.get("content") or item.get("summary") or []
+        return {"reasoning": text_of(parts, where, _TEXTS)}
+    if kind == "function_call":
+        call = neutral_call(str(item.get("call_id", "")), str(item.get("name", "")), str(item.get("arguments", "")))
+        return {"calls": [call]}
+    if kind == "message" and item.get("role") == "assistant":
+        return {"content": text_of(item.get("content"), f"{where}.content", _TEXTS)}
+    return None
+
+
+def _begins_anew(said: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    """A response's items come as reasoning, message, calls; going back in that order begins another response."""
+    if part.get("reasoning"):
+        return bool(said["content"] or said["calls"])
+    return "content" in part and bool(said["content"] or said["calls"])
+
+
+def _message(item: Any, kind: str | None, where: str) -> Message:
+    if kind == "function_call_output":
+        text = text_of(item.get("output"), f"{where}.output", _TEXTS)
+        return {"role": "tool", "content": text, "tool_call_id": str(item.get("call_id", ""))}
+    role = item.get("role") if isinstance(item, dict) else None
+    if kind != "message" or role not in ("user", "system", "developer"):
+        raise unsupported(where, f"items of type {kind!r} and role {role!r} cannot be read by this model.")
+    text = text_of(item.get("content"), f"{where}.content", _TEXTS)
+    return {"role": "user" if role == "user" else "system", "content": text}
+
+
+def _tool(tool: Any, where: str) -> Tool:
+    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
+        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
+        raise unsupported(where, f"only function tools can be called, not {kind!r}.")
+    return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict") and v}}
+
+
+def _check_text(text: Mapping[str, Any]) -> None:
+    wanted = (text.get("format") or {}).get("type", "text")
+    if wanted != "text":
+        raise unsupported(
+            "text.format", f"the engine cannot enforce {wanted!r}. Ask for it in the prompt or by a tool."
+        )
+
+
+# ---- replies -------------------------------------------------------------------------------------------------------
+
+
+def _head(request: CallRequest, response_id: str, created: int) -> dict[str, Any]:
+    body: Mapping[str, Any] = request.private
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": created,
+        "model": request.model,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "previous_response_id": body.get("previous_response_id"),
+        "reasoning": {"effort": None, "summary": None},
+        "store": request.remember is not None,
+        "temperature": body.get("temperature"),
+        "text": {"format": {"type": "text"}},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "top_p": body.get("top_p"),
+        "truncation": "disabled",
+    }
+
+
+def _end(choice: Choice) -> dict[str, Any]:
+    if choice.finish_reason == "length":
+        return {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    return {"status": "completed", "completed_at": int(time.time())}
+
+
+def _items(choice: Choice, response_id: str, request: CallRequest, rendering: Rendering) -> list[dict[str, Any]]:
+    """The output items of a choice: reasoning, message, calls."""
+    items = []
+    if choice.reasoning:
+        items.append(_text_item("reasoning", response_id, choice.reasoning))
+    if choice.content or not choice.tool_calls:
+        logprobs = _logprobs(choice, request, rendering) if request.logprobs else []
+        items.append(_text_item("message", response_id, choice.content, logprobs))
+    for number, call in enumerate(choice.tool_calls):
+        items.append(
+            {
+                "type": "function_call",
+                "id": f"{_item_id('function_call', response_id)}{number}",
+                "call_id": call.id,
+                "name": call.name,
+                "arguments": call.arguments,
+                "status": "completed",
+            }
+        )
+    return items
+
+
+def _item_id(kind: str, response_id: str) -> str:
+    prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+    return f"{prefix}_{response_id.partition('_')[2]}"
+
+
+def _text_item(kind: str, response_id: str, text: str | None, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    """A reasoning or message item; with `text` None, one that has just begun."""
+    item: dict[str, Any] = {"type": kind, "id": _item_id(kind, response_id)}
+    item["status"] = "in_progress" if text is None else "completed"
+    item["content"] = [] if text is None else [_part(kind, text, logprobs)]
+    return item | ({"role": "assistant"} if kind == "message" else {"summary": []})
+
+
+def _part(kind: str, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _usage(reply: Reply) -> dict[str, Any]:
+    prompt, response = len(reply.prompt_ids), reply.response_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": response,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": prompt + response,
+    }
+
+
+def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> list[dict[str, Any]]:
+    rows = []
+    for at, (token, logprob) in enumerate(zip(choice.ids.tolist(), choice.logprobs.tolist(), strict=True)):
+        top = []
+        if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
+            pairs = zip(choice.top_ids[at].tolist(), choice.top_logprobs[at].tolist(), strict=True)
+            top = [_token(rendering, i, p) for i, p in pairs]
+        rows.append({**_token(rendering, token, logprob), "top_logprobs": top})
+    return rows
+
+
+def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
+    text = rendering.decode([token])
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
