@@ -83,7 +83,8 @@ def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any])
 
 
 def _table(rewards: dict[str, list[float]], models: dict[str, str | None]) -> Table:
-    table = Table("", "mean reward", "95 % interval", "rollouts", "model")
+    table = Table("", "mean reward", "95 % interval", "rollouts")
+    table.add_column("model", overflow="fold")
     for label, values in rewards.items():
         low, high = mean_interval(values)
         mean = sum(values) / len(values)

@@ -134,6 +134,7 @@ class Trainer:
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
         stop = asyncio.Event()
+        self._refuse_to_overwrite()
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._write_run_file(agent)
@@ -162,7 +163,7 @@ class Trainer:
         if store is None:
             store = SqliteLightningStore(self.run_dir / STORE_FILE)
             stack.push_async_callback(store.close)
-        await _cancel_leftovers(store)
+            await _cancel_leftovers(store)  # only where the store is this run's own
         resources = dict(self.initial_resources)
         process, gateway = None, None
         if self.algorithm.policy is not None:
@@ -230,6 +231,13 @@ class Trainer:
             return self.resume_from.parent.parent
         stamp = time.strftime("%Y%m%d-%H%M%S")
         return Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}"
+
+    def _refuse_to_overwrite(self) -> None:
+        if self.resume_from is None and (self.run_dir / METRICS_FILE).exists():
+            raise ConfigError(
+                f"{self.run_dir} holds a run already, which would be overwritten. Go on with it by "
+                f"resume='{self.run_dir}', or give another run_dir."
+            )
 
     def _write_run_file(self, agent: LitAgent[Any]) -> None:
         """What the run was: its algorithm with all settings, and where its agent is."""

@@ -86,6 +86,13 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
     fails_with(done, "There is no checkpoint to resume from")
 
 
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n')
+    done = run("-m", "agentlightning", "demo", "calc", "--run-dir", str(tmp_path), cwd=tmp_path)
+    fails_with(done, "holds a run already", "resume=")
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
+
+
 @pytest.mark.parametrize(
     ("body", "parts"),
     [
