@@ -59,6 +59,8 @@ class LiveAttempt:
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     closed: bool = False
+    restored: bool = False
+    """Whether an earlier gateway served it too."""
 
     def count(self, **more: int) -> None:
         """Add to the summary's numbers."""
@@ -73,7 +75,7 @@ class LiveAttempt:
 
 
 Key = tuple[str, str]
-Restore = Callable[[str, str, Session], Awaitable[None]]
+Restore = Callable[[LiveAttempt], Awaitable[None]]
 
 
 class Attempts:
@@ -154,11 +156,10 @@ class Attempts:
 
     async def _load(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
-        session = self._new_session()
-        if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
-            await self._restore(rollout_id, attempt_id, session)
         now = time.monotonic()
-        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, session, checked=now, used=now)
+        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session(), checked=now, used=now)
+        if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
+            await self._restore(live)
         self._live[(rollout_id, attempt_id)] = live
         return live
 

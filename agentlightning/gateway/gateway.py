@@ -17,6 +17,7 @@ from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.restore import restore
 from agentlightning.gateway.sampler import Sampler
 from agentlightning.gateway.sampling import check_overrides
 from agentlightning.gateway.server import LoopServer
@@ -67,7 +68,10 @@ class Gateway:
         self._train_sampling = check_overrides(train_sampling)
         self._recorder = Recorder(store)
         self._attempts = Attempts(
-            store, lambda: Session(rendering, rerender=rerender), self._restore, idle_seconds=idle_seconds
+            store,
+            lambda: Session(rendering, rerender=rerender),
+            lambda live: restore(store, live),
+            idle_seconds=idle_seconds,
         )
         self._targets: dict[str, Target] = {}
         self.app = GatewayApp(self._attempts, self, self._recorder.admit, self._secret)
@@ -161,9 +165,6 @@ class Gateway:
 
     def names(self) -> Sequence[str]:
         return list(self._targets)
-
-    async def _restore(self, rollout_id: str, attempt_id: str, session: Session) -> None:
-        """Sessions are not rebuilt yet: the histories of an earlier gateway are rendered anew."""
 
     async def _sweep(self) -> None:
         while True:

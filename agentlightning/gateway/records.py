@@ -15,6 +15,11 @@ import msgspec
 from agentlightning.gateway.exchange import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
 
+CALL_ID = "agentlightning.call_id"
+PARENT_CALL_ID = "agentlightning.parent_call_id"
+REMEMBERS_FROM = "agentlightning.remembers_from"
+"""On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where in a trace a call belongs, and who made it; from the request's headers."""
@@ -43,6 +48,7 @@ def call_span(
     tools: Sequence[Tool] | None,
     prompt_tokens: int,
     response_tokens: int,
+    remembers_from: int | None,
 ) -> Span:
     """The span of a call, failed ones included (`info.error`)."""
     attributes: Attributes = {
@@ -54,17 +60,19 @@ def call_span(
         "gen_ai.response.finish_reasons": [info.finish_reason],
         "gen_ai.usage.input_tokens": prompt_tokens,
         "gen_ai.usage.output_tokens": response_tokens,
-        "agentlightning.call_id": info.call_id,
+        CALL_ID: info.call_id,
         **{_REQUEST[k]: list(v) if isinstance(v, tuple) else v for k, v in info.used.items() if k in _REQUEST},
     }
     if info.parent_call_id is not None:
-        attributes["agentlightning.parent_call_id"] = info.parent_call_id
+        attributes[PARENT_CALL_ID] = info.parent_call_id
     if input_messages:
         attributes["gen_ai.input.messages"] = _json([_parts(m) for m in input_messages])
     if output is not None:
         attributes["gen_ai.output.messages"] = _json([{**_parts(output), "finish_reason": info.finish_reason}])
     if tools:
         attributes["gen_ai.tool.definitions"] = _json(tools)
+    if remembers_from is not None:
+        attributes[REMEMBERS_FROM] = remembers_from
     if info.agent is not None:
         attributes["gen_ai.agent.name"] = info.agent
     return _span(info.rollout_id, info.attempt_id, place, info.call_id, f"chat {info.model}", attributes, info)
@@ -77,7 +85,7 @@ def refusal_span(
     attributes: Attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.request.model": model,
-        "agentlightning.call_id": call_id,
+        CALL_ID: call_id,
         "error.type": "refused",
     }
     return Span(

@@ -158,6 +158,8 @@ class Sampler:
                 ids = await asyncio.to_thread(self.rendering.encode, raw) if in_thread else self.rendering.encode(raw)
             return session.plan_tokens(ids, segment_id)
         question = session.look_up(request.messages, request.tools)
+        if arrival.live.restored and session.has_unknown_answer(request.messages):
+            arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
         tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
@@ -335,6 +337,7 @@ class Sampler:
         arrival = asked.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
         messages = arrival.request.messages[asked.prompt.new_from :]
+        remembered = arrival.request.remember
         tools = arrival.request.tools if asked.prompt.parent is None else None
 
         def draft() -> CallRecord:
@@ -346,6 +349,7 @@ class Sampler:
                 tools=tools,
                 prompt_tokens=len(asked.prompt_ids),
                 response_tokens=response_tokens,
+                remembers_from=None if remembered is None else len(arrival.request.messages) - len(remembered),
             )
             return CallRecord(info, prompt.segment.segment_id, response.segment.segment_id, segments, span)
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from agentlightning.gateway.exchange import Message, Tool
 from agentlightning.gateway.rendering import Rendering
-from agentlightning.types.call import Divergence, Float32Array, Int32Array, Segment, VersionRun
+from agentlightning.types.call import Call, Divergence, Float32Array, Int32Array, Segment, VersionRun
 
 
 @dataclass(slots=True, eq=False)
@@ -176,6 +176,37 @@ class Session:
         piece, common = self._share(ids, segment_id)
         turn = _turn_at(piece, common)
         return Prompt(piece, Entry(parent=None, depth=0), turn, 0, None)
+
+    def restore(
+        self,
+        call: Call,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        answer: Message,
+        parent: Turn | None,
+    ) -> Turn:
+        """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
+        call_id = call.info.call_id
+        piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
+        prompt = Prompt(piece, self._insert(self._root(tools), messages), parent, 0, None)
+        turn = self.commit(
+            prompt,
+            piece,
+            answer,
+            call_id,
+            segment_id=f"{call_id}/r",
+            ids=call.response_ids,
+            logprobs=call.logprobs,
+            plain_logprobs=call.plain_logprobs,
+            versions=call.versions,
+            complete=call.info.error is None,
+        )
+        turn.response.recorded = True
+        return turn
+
+    def has_unknown_answer(self, messages: Sequence[Message]) -> bool:
+        """Whether a request holds an answer that this session has never seen."""
+        return any(m["role"] == "assistant" and similar_key(m) not in self._seen for m in messages)
 
     def force(self, prompt: Prompt, ids: Int32Array, segment_id: str) -> Piece:
         """The prompt with tokens put into the assistant's mouth, which are not sampled and not trained."""

@@ -1,0 +1,74 @@
+"""Sessions rebuilt from the store: an attempt that was served by an earlier gateway goes on with its exact tokens.
+
+Tokens come from the stored calls, messages from their spans. What the earlier gateway had sampled but not yet stored is
+lost; a request that builds on such a response marks the attempt, so that it can be tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.records import CALL_ID, REMEMBERS_FROM, message_of
+from agentlightning.gateway.session import Turn
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attributes, Call
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """A stored call: its turn, and the messages up to and including its answer."""
+
+    turn: Turn
+    messages: list[Message]
+    tools: Sequence[Tool] | None
+
+
+async def restore(store: LightningStore, live: LiveAttempt) -> None:
+    """Fill an attempt's fresh session with what the store has of it."""
+    calls = (await store.query_calls([live.rollout_id])).get(live.rollout_id, ())
+    calls = [call for call in calls if call.info.attempt_id == live.attempt_id]
+    if not calls:
+        return
+    spans = await store.query_spans(live.rollout_id, live.attempt_id)
+    attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
+    said: dict[str, _Said] = {}
+    for call in calls:
+        _add(live, call, attributes.get(call.info.call_id, {}), said)
+    live.requests = len({call.info.response_id for call in calls})
+    live.restored = True
+    logger.info("Attempt %s goes on with %d calls from the store.", live.attempt_id, len(calls))
+
+
+def _add(live: LiveAttempt, call: Call, attributes: Attributes, said: dict[str, _Said]) -> None:
+    info = call.info
+    parent = said.get(info.parent_call_id) if info.parent_call_id else None
+    new = [message_of(m) for m in json.loads(attributes.get("gen_ai.input.messages", "[]"))]
+    outputs = [message_of(m) for m in json.loads(attributes.get("gen_ai.output.messages", "[]"))]
+    if info.parent_call_id and parent is None:
+        return  # it continues a call that is lost
+    messages = [*(parent.messages if parent else ()), *new]
+    own_tools: Sequence[Tool] | None = json.loads(attributes.get("gen_ai.tool.definitions", "null"))
+    tools = parent.tools if parent else own_tools
+    answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
+    turn = live.session.restore(call, messages, tools, answer, parent.turn if parent else None)
+    _count(live, call)
+    said[info.call_id] = _Said(turn, [*messages, answer], tools)
+    remembers_from = attributes.get(REMEMBERS_FROM)
+    if remembers_from is not None:
+        live.answered[info.response_id] = [*messages[remembers_from:], answer]
+
+
+def _count(live: LiveAttempt, call: Call) -> None:
+    if call.info.error is not None:
+        live.count(failed=1)
+        return
+    live.count(calls=1, prompt_tokens=len(call.prompt_ids), response_tokens=len(call.response_ids))
+    if call.info.finish_reason == "length":
+        live.mark_truncated()
