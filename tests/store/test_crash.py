@@ -154,7 +154,8 @@ async def test_killing_the_server_under_its_clients(tmp_path: Path, unused_tcp_p
     try:
         producer = asyncio.gather(*[store.enqueue_rollout(n, rollout_id=f"task{n}") for n in range(tasks)])
         for _ in range(kills):
-            await asyncio.sleep(random.uniform(0.3, 0.9))
+            await store.statistics()  # it is up
+            await asyncio.sleep(random.uniform(0.0, 0.4))
             await asyncio.to_thread(server.restart)
         ids = [rollout.rollout_id for rollout in await producer]
         await asyncio.wait_for(runners, 300)

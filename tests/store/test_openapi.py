@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,10 @@ def _explore(store: SqliteLightningStore) -> None:
             database=None,
         )
         @given(case=operation.as_strategy())
-        def explore(case: object) -> None:
-            response = case.call()  # pyright: ignore[reportAttributeAccessIssue]
+        def explore(case: Any) -> None:
+            if isinstance(case.body, dict) and isinstance(case.body.get("timeout"), int | float):
+                case.body["timeout"] %= 0.01  # long polls would take the test's time
+            response = case.call()
             assert response.status_code < 500 or response.status_code == 503, (case, response.text)
 
         explore()
