@@ -55,6 +55,10 @@ class EngineError(AgentLightningError):
     """Sampling or learning failed in the model process, or the model process died."""
 
 
+class ModelProcessDied(EngineError):
+    """The model process ended by itself: out of memory, killed, a crash in a library."""
+
+
 def missing_extra(extra: str, package: str) -> ConfigError:
     """The error for a feature whose optional dependency is not installed."""
     return ConfigError(f"This needs the package '{package}'. Install it with:  pip install 'agentlightning[{extra}]'")

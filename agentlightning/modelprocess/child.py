@@ -15,7 +15,7 @@ from typing import Self, cast
 import agentlightning
 from agentlightning.engine.base import Chunk
 from agentlightning.engine.events import Ended, Event, Request, Sampled
-from agentlightning.errors import AgentLightningError, EngineError
+from agentlightning.errors import AgentLightningError
 from agentlightning.modelprocess.protocol import (
     Call,
     Events,
@@ -121,6 +121,11 @@ class Child(asyncio.Protocol):
         finally:
             self._replies.pop(call.call_id, None)
 
+    async def death(self) -> str:
+        """Wait for the end of the process; how it ended."""
+        await asyncio.shield(self._supervisor)
+        return self._death or "The model process was stopped."
+
     async def stop(self) -> None:
         """Ask the process to end; kill it if it does not."""
         self._stopping = True
@@ -186,7 +191,7 @@ class Child(asyncio.Protocol):
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise EngineError(self._death)
+            raise ModelProcessDied(self._death)
 
     def _kill(self) -> None:
         if self._process.returncode is None:
@@ -202,11 +207,11 @@ class Child(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
         for answers in self._answers.values():
-            answers.put_nowait(EngineError(self._death))
+            answers.put_nowait(ModelProcessDied(self._death))
         self._answers.clear()
         for waiting in (self.ready, *self._replies.values()):
             if not waiting.done():
-                waiting.set_exception(EngineError(self._death))
+                waiting.set_exception(ModelProcessDied(self._death))
         if not self.ready.cancelled():
             self.ready.exception()  # whoever waited for it has it; nobody may have
 

@@ -10,14 +10,14 @@ import itertools
 import logging
 from collections.abc import AsyncGenerator
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 import msgspec
 import numpy as np
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import Request
-from agentlightning.errors import EngineError
+from agentlightning.errors import EngineError, ModelProcessDied
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.modelprocess.child import Child
 from agentlightning.modelprocess.protocol import (
@@ -90,6 +90,10 @@ class ModelProcess:
         if model is not None:
             self.settings = msgspec.structs.replace(self.settings, model=model)
         return await self.start()
+
+    async def watch(self) -> NoReturn:
+        """Wait until the process ends by itself, and raise `ModelProcessDied` that says how."""
+        raise ModelProcessDied(await self._running().death())
 
     async def __aenter__(self) -> Self:
         await self.start()

@@ -13,11 +13,11 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm
 from agentlightning.algorithm.baseline import Baseline
@@ -27,7 +27,7 @@ from agentlightning.algorithm.checkpoint import (
     model_path,
     read_checkpoint,
 )
-from agentlightning.errors import ConfigError, StoreError
+from agentlightning.errors import ConfigError, ModelProcessDied, StoreError
 from agentlightning.files import atomic_write
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
@@ -38,12 +38,26 @@ from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutStatus
 
+if TYPE_CHECKING:
+    from agentlightning.gateway import Gateway
+    from agentlightning.modelprocess.client import ModelProcess
+
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
 RUN_FILE = "run.json"
 STORE_FILE = "store.db"
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What `fit` was asked to do."""
+
+    agent: LitAgent[Any]
+    train_dataset: Dataset[Any]
+    val_dataset: Dataset[Any] | None
+    stop: asyncio.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,81 +147,88 @@ class Trainer:
         self, agent: LitAgent[Any], train_dataset: Dataset[Any], val_dataset: Dataset[Any] | None = None
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
-        stop = asyncio.Event()
         self._refuse_to_overwrite()
-        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._write_run_file(agent)
-        reporter = Reporter(JsonlSink(self.run_dir / METRICS_FILE, first_step), self.console or RichConsole())
-        try:
-            async with AsyncExitStack() as stack:
-                stack.enter_context(stop_on_interrupt(stop, reporter))
-                await self._run(stack, agent, train_dataset, val_dataset, reporter, stop)
-        finally:
-            reporter.close()
+        job = _Job(agent, train_dataset, val_dataset, asyncio.Event())
+        while True:
+            try:
+                await self._run(job)
+                break
+            except ModelProcessDied as error:
+                self._go_on_after(error)
         checkpoints = list_checkpoints(self.run_dir)
         self._draw_curve()
-        return RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, stop.is_set())
+        return RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set())
 
-    async def _run(
-        self,
-        stack: AsyncExitStack,
-        agent: LitAgent[Any],
-        train_dataset: Dataset[Any],
-        val_dataset: Dataset[Any] | None,
-        reporter: Reporter,
-        stop: asyncio.Event,
-    ) -> None:
+    def _go_on_after(self, death: ModelProcessDied) -> None:
+        """Resume from the last checkpoint; give up when there is none that is newer than the last start."""
+        found = list_checkpoints(self.run_dir)
+        if not found or found[-1] == self.resume_from:
+            raise death
+        logger.warning("%s\nThe run goes on from %s.", death, found[-1])
+        self.resume_from = found[-1]
+
+    async def _run(self, job: _Job) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
-        store = self.store
-        if store is None:
-            store = SqliteLightningStore(self.run_dir / STORE_FILE)
-            stack.push_async_callback(store.close)
-            await _cancel_leftovers(store)  # only where the store is this run's own
-        resources = dict(self.initial_resources)
-        process, gateway = None, None
-        if self.algorithm.policy is not None:
-            from agentlightning.trainer.policy_host import start_policy  # needs the extra `torch`
+        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
+        async with AsyncExitStack() as stack:
+            metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
+            reporter = Reporter(metrics, self.console or RichConsole())
+            stack.callback(reporter.close)
+            stack.enter_context(stop_on_interrupt(job.stop, reporter))
+            store = self.store
+            if store is None:
+                store = SqliteLightningStore(self.run_dir / STORE_FILE)
+                stack.push_async_callback(store.close)
+                await _cancel_leftovers(store)  # only where the store is this run's own
+            process, gateway = await self._start_policy(stack, store, reporter)
+            resources = {**({"llm": gateway.as_resource()} if gateway else {}), **self.initial_resources}
+            context = TrainingContext(
+                store=store,
+                run_dir=self.run_dir,
+                reporter=reporter,
+                resources=await store.add_resources(resources),
+                learner=process,
+                stats=process.stats if process else None,
+                resume_from=self.resume_from,
+                stop=job.stop,
+            )
+            self.algorithm.attach(context)
+            await self._run_beside_runners(job, store, process, gateway)
 
-            reporter.status(f"loading {self.algorithm.policy.model}")
-            process, gateway = await start_policy(stack, store, self._spec(), self.port)
-            resources = {"llm": gateway.as_resource(), **resources}
-        context = TrainingContext(
-            store=store,
-            run_dir=self.run_dir,
-            reporter=reporter,
-            resources=await store.add_resources(resources),
-            learner=process,
-            stats=process.stats if process else None,
-            resume_from=self.resume_from,
-            stop=stop,
-        )
-        self.algorithm.attach(context)
-        await self._run_beside_runners(run_algorithm(self.algorithm, train_dataset, val_dataset), agent, store, gateway)
+    async def _start_policy(
+        self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter
+    ) -> tuple[ModelProcess, Gateway] | tuple[None, None]:
+        """The model process and its gateway, if the algorithm has a policy to serve."""
+        if self.algorithm.policy is None:
+            return None, None
+        from agentlightning.trainer.policy_host import start_policy  # needs the extra `torch`
+
+        reporter.status(f"loading {self.algorithm.policy.model}")
+        return await start_policy(stack, store, self._spec(), self.port)
 
     async def _run_beside_runners(
-        self,
-        algorithm: Coroutine[Any, Any, Any],
-        agent: LitAgent[Any],
-        store: LightningStore,
-        gateway: ModelAccess | None,
+        self, job: _Job, store: LightningStore, process: ModelProcess | None, gateway: ModelAccess | None
     ) -> None:
-        """The algorithm's end ends the runners; a runner that fails ends the algorithm."""
+        """The algorithm's end ends the runners; a runner that fails, or a dead model process, ends the algorithm."""
         done = asyncio.Event()
-        runners = [self._make_runner(agent, store, gateway, number) for number in range(self.n_runners)]
-        running = [asyncio.create_task(r.iter(done)) for r in runners]
-        deciding = asyncio.create_task(algorithm)
+        runners = [self._make_runner(job.agent, store, gateway, number) for number in range(self.n_runners)]
+        deciding = asyncio.create_task(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset))
+        beside = [asyncio.create_task(r.iter(done)) for r in runners]
+        if process is not None:
+            beside.append(asyncio.create_task(process.watch()))
         try:
-            pending = {deciding, *running}
+            pending = {deciding, *beside}
             while not deciding.done():
                 finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in finished:
                     task.result()
         finally:
             done.set()
-            for task in (deciding, *running):
+            for task in (deciding, *beside):
                 task.cancel()
-            await asyncio.gather(deciding, *running, return_exceptions=True)
+            await asyncio.gather(deciding, *beside, return_exceptions=True)
             for runner in runners:
                 runner.teardown()
 

@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from agentlightning.metrics import read_metrics
@@ -20,6 +21,14 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "140"}
 def agl(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentlightning", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=240)
+
+
+def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not (metrics.exists() and any(m["step"] >= step for m in read_metrics(metrics))):
+        assert process.poll() is None, "it ended too soon"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -77,11 +86,7 @@ def test_ctrl_c_keeps_the_last_step_and_resume_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning", "demo", "calc", "--steps", "4", "--run-dir", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    deadline = time.monotonic() + 120
-    while not (metrics.exists() and len(read_metrics(metrics)) >= 3):
-        assert process.poll() is None, "it ended before it could be interrupted"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for_step(metrics, 2, process)
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0, printed
@@ -92,3 +97,30 @@ def test_ctrl_c_keeps_the_last_step_and_resume_goes_on(tmp_path: Path) -> None:
     after = read_metrics(metrics)
     assert [m["step"] for m in after] == [0, 1, 2, 3, 4]
     assert after[: len(before)] == before, "the metrics of finished steps stay"
+
+
+SCRIPT = """
+import agentlightning as agl
+from agentlightning.cli.example import load_example
+
+recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
+algorithm = agl.GRPO(model="calc", steps=4, tasks_per_step=4, group_size=4, max_context=512, save_every=1)
+print(agl.Trainer(algorithm=algorithm, run_dir="run").fit(agent, recipe.train_tasks()).checkpoint)
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_model_process_that_is_killed_costs_no_finished_step(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SCRIPT]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
+    )
+    wait_for_step(tmp_path / "run" / "metrics.jsonl", 2, process)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "agentlightning.modelprocess" in child.cmdline():
+            child.kill()
+    printed, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, printed + errors
+    assert "The run goes on from" in errors
+    assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
+    assert printed.splitlines()[-1].endswith("step-000004")
