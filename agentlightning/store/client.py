@@ -7,7 +7,6 @@ polls. Spans and changes of attempts that are reported at the same time travel t
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -22,7 +21,7 @@ from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, Filter
 from agentlightning.store.batching import Batcher
 from agentlightning.store.calls import assemble
 from agentlightning.store.codec import encode, encode_task, new_id
-from agentlightning.store.http import Http, error_of
+from agentlightning.store.http import Http, error_of, long_poll
 from agentlightning.store.resources import decode_resources, encode_resources
 from agentlightning.types import (
     Attempt,
@@ -158,7 +157,7 @@ class LightningStoreClient:
                 return []
             return _claims.validate_json(answer)
 
-        return await _long_poll(poll, timeout, bool)
+        return await long_poll(poll, timeout, bool)
 
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
@@ -273,7 +272,7 @@ class LightningStoreClient:
             body = {"rollout_ids": list(rollout_ids), "timeout": wait, "any": any_of}
             return _rollouts.validate_json(await self._post("/waits/rollouts", body, wait=wait))
 
-        return await _long_poll(poll, timeout, enough)
+        return await long_poll(poll, timeout, enough)
 
     # ---- spans and calls -------------------------------------------------------------------------------------------
 
@@ -442,18 +441,6 @@ class _Batchers(NamedTuple):
 
     spans: Batcher[Span, Span | None]
     changes: Batcher[dict[str, Any], Attempt]
-
-
-async def _long_poll(
-    poll: Callable[[float], Any], timeout: float | None, enough: Callable[[list[Any]], bool]
-) -> list[Any]:
-    """Repeat a request that waits on the server until its answer is enough or the time is over."""
-    end = None if timeout is None else time.monotonic() + timeout
-    while True:
-        left = wire.MAX_WAIT_SECONDS if end is None else max(end - time.monotonic(), 0.0)
-        answer = await poll(min(left, wire.MAX_WAIT_SECONDS))
-        if enough(answer) or (end is not None and time.monotonic() >= end):
-            return answer
 
 
 def _path(text: str) -> str:

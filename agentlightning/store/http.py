@@ -12,13 +12,14 @@ import logging
 import random
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import msgspec
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store.wire import MSGPACK, PREFIX
+from agentlightning.store.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,18 @@ class Http:
                 await session.close()
             elif loop.is_running():
                 await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+
+
+async def long_poll(
+    poll: Callable[[float], Any], timeout: float | None, enough: Callable[[list[Any]], bool]
+) -> list[Any]:
+    """Repeat a request that waits on the server until its answer is enough or the time is over."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = MAX_WAIT_SECONDS if end is None else max(end - time.monotonic(), 0.0)
+        answer = await poll(min(left, MAX_WAIT_SECONDS))
+        if enough(answer) or (end is not None and time.monotonic() >= end):
+            return answer
 
 
 def error_of(status: int, detail: str) -> StoreError:

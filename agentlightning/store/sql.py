@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import shutil
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store import attempts, calls, counters, query, rollouts, workers
+from agentlightning.store import attempts, calls, counters, query, retention, rollouts, transfer, workers
 from agentlightning.store import resources as named_resources
 from agentlightning.store import spans as span_rows
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
@@ -377,6 +378,33 @@ class SqlLightningStore:
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
         return await self._db.write(lambda tx: workers.heartbeat(tx, worker_id, heartbeat_stats))
+
+    # ---- housekeeping (not part of the protocol) -------------------------------------------------------------------
+
+    async def prune(self, *, finished_before: float | None = None, keep: int | None = None) -> int:
+        """Delete rollouts that finished before a time (seconds since the epoch), or all but the `keep` last ones."""
+        total = 0
+        while deleted := await self._db.write(lambda tx: retention.prune(tx, finished_before, keep)):
+            total += deleted
+        return total
+
+    async def export_lines(self) -> AsyncIterator[bytes]:
+        """The finished rollouts as JSON lines; see `transfer`."""
+        position = -1
+        while True:
+            lines, position = await self._db.read(_call(transfer.export_page, after=position))
+            if not lines:
+                return
+            for line in lines:
+                yield line
+
+    async def import_lines(self, lines: Iterable[bytes]) -> int:
+        """Store exported rollouts; returns how many were new. What was imported before an error stays."""
+        total = 0
+        batches = iter(lines)
+        while batch := list(itertools.islice(batches, transfer.BATCH)):
+            total += await self._db.write(_call(transfer.import_lines, lines=batch))
+        return total
 
 
 def _request(

@@ -65,8 +65,15 @@ class SqliteTransaction:
         return self._connection.executemany(statement.text("sqlite"), parameters).rowcount if parameters else 0
 
     def select(self, element: ClauseElement) -> list[Row]:
+        return self._execute(element).fetchall()
+
+    def change(self, element: ClauseElement) -> int:
+        self.wrote = True
+        return self._execute(element).rowcount
+
+    def _execute(self, element: ClauseElement) -> sqlite3.Cursor:
         compiled = element.compile(dialect=DIALECTS["sqlite"], compile_kwargs={"render_postcompile": True})
-        return self._connection.execute(str(compiled), compiled.params or {}).fetchall()
+        return self._connection.execute(str(compiled), compiled.params or {})
 
 
 class SqliteDatabase:

@@ -105,7 +105,11 @@ class Transaction(Protocol):
         ...
 
     def select(self, element: ClauseElement) -> list[Row]:
-        """Run a statement that was made for this one call."""
+        """Run a query that was made for this one call."""
+        ...
+
+    def change(self, element: ClauseElement) -> int:
+        """Run an UPDATE or DELETE that was made for this one call; returns the number of rows changed."""
         ...
 
 

@@ -1,0 +1,51 @@
+"""Forgetting: deleting finished rollouts with everything that belongs to them, a few at a time.
+
+Unfinished rollouts, resources and workers are never deleted. The file does not shrink; its space is used again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import delete, func, select
+
+from agentlightning.store.schema import attempts, calls, rollouts, segments, spans
+from agentlightning.store.transaction import Transaction
+from agentlightning.types.status import FINISHED_ROLLOUT
+
+BATCH = 200
+"""Rollouts per transaction, so that other writers wait for milliseconds only."""
+
+
+def prune(tx: Transaction, finished_before: float | None, keep: int | None) -> int:
+    """Delete up to `BATCH` rollouts that finished before a time, or are not among the `keep` last finished ones."""
+    finished = rollouts.c.status.in_([status.value for status in FINISHED_ROLLOUT])
+    chosen: list[Any] = []
+    if finished_before is not None:
+        oldest = select(rollouts.c.rollout_id).where(finished, rollouts.c.end_time < finished_before)
+        chosen = tx.select(oldest.order_by(rollouts.c.seq).limit(BATCH))
+    if keep is not None and len(chosen) < BATCH:
+        ((count,),) = tx.select(select(func.count()).select_from(rollouts).where(finished))
+        excess = min(count - keep - len(chosen), BATCH - len(chosen))
+        if excess > 0:
+            oldest = select(rollouts.c.rollout_id).where(finished).order_by(rollouts.c.seq)
+            chosen += tx.select(oldest.offset(len(chosen)).limit(excess))
+    ids = list(dict.fromkeys(row[0] for row in chosen))
+    if ids:
+        _delete(tx, ids)
+    return len(ids)
+
+
+def _delete(tx: Transaction, rollout_ids: Sequence[str]) -> None:
+    gone = tx.select(select(attempts.c.attempt_id, attempts.c.status).where(attempts.c.rollout_id.in_(rollout_ids)))
+    statuses = tx.select(select(rollouts.c.status).where(rollouts.c.rollout_id.in_(rollout_ids)))
+    for noun, values in (("rollouts", [row[0] for row in statuses]), ("attempts", [row[1] for row in gone])):
+        for status, count in Counter(values).items():
+            tx.changes.counts[f"{noun}.{status}"] -= count
+    tx.changes.counts["spans"] -= tx.change(delete(spans).where(spans.c.rollout_id.in_(rollout_ids)))
+    tx.changes.counts["calls"] -= tx.change(delete(calls).where(calls.c.rollout_id.in_(rollout_ids)))
+    tx.change(delete(segments).where(segments.c.attempt_id.in_([row[0] for row in gone])))
+    tx.change(delete(attempts).where(attempts.c.rollout_id.in_(rollout_ids)))
+    tx.change(delete(rollouts).where(rollouts.c.rollout_id.in_(rollout_ids)))

@@ -1,0 +1,131 @@
+"""Rollouts as JSON lines, out of one store and into another: one line per rollout, with its attempts, spans and calls.
+
+A line is what the tables hold, with JSON columns as JSON and token arrays as base64, so that nothing is lost and `jq`
+can read it. Importing a rollout that is there already changes nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import LargeBinary, Table, select
+
+from agentlightning.errors import StoreError
+from agentlightning.store.schema import attempts, calls, rollouts, segments, spans
+from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.types.status import FINISHED_ROLLOUT
+
+BATCH = 100
+_JSON_COLUMNS = {"input", "config", "metadata", "attributes", "rest", "info", "versions"}
+_TABLES: dict[str, Table] = {
+    "rollout": rollouts,
+    "attempts": attempts,
+    "spans": spans,
+    "segments": segments,
+    "calls": calls,
+}
+_BY_ATTEMPT = {"segments"}
+
+
+def _columns(table: Table) -> list[str]:
+    return [column.name for column in table.c if column.name != "seq"]
+
+
+_BINARY = {column.name for table in _TABLES.values() for column in table.c if isinstance(column.type, LargeBinary)}
+_KEYS: dict[str, list[str]] = {
+    "rollout": ["rollout_id"],
+    "attempts": ["attempt_id"],
+    "spans": ["rollout_id", "attempt_id", "span_id"],
+    "segments": ["attempt_id", "segment_id"],
+    "calls": ["rollout_id", "attempt_id", "call_id"],
+}
+
+
+def _insert(name: str, table: Table) -> Statement:
+    keys = _KEYS[name]
+    return Statement(lambda insert: insert(table).on_conflict_do_nothing(index_elements=keys), _columns(table))
+
+
+_inserts = {name: _insert(name, table) for name, table in _TABLES.items()}
+
+
+def export_page(tx: Transaction, after: int, limit: int = BATCH) -> tuple[list[bytes], int]:
+    """The lines of the finished rollouts that follow position `after`, and the position of the last one."""
+    finished = rollouts.c.status.in_([status.value for status in FINISHED_ROLLOUT])
+    found = tx.select(
+        select(rollouts.c.seq, rollouts.c.rollout_id)
+        .where(finished, rollouts.c.seq > after)
+        .order_by(rollouts.c.seq)
+        .limit(limit)
+    )
+    lines = [msgspec.json.encode(_export_one(tx, rollout_id)) for _, rollout_id in found]
+    return lines, found[-1][0] if found else after
+
+
+def _export_one(tx: Transaction, rollout_id: str) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    attempt_ids: list[str] = []
+    for name, table in _TABLES.items():
+        names = _columns(table)
+        key = table.c.attempt_id.in_(attempt_ids) if name in _BY_ATTEMPT else table.c.rollout_id == rollout_id
+        statement = select(*[table.c[column] for column in names]).where(key).order_by(table.c.seq)
+        rows = [_encode(dict(zip(names, row, strict=True))) for row in tx.select(statement)]
+        line[name] = rows[0] if name == "rollout" else rows
+        if name == "attempts":
+            attempt_ids = [row["attempt_id"] for row in rows]
+    return line
+
+
+def _encode(row: dict[str, Any]) -> dict[str, Any]:
+    for name, value in row.items():
+        if value is None:
+            continue
+        if name in _JSON_COLUMNS:
+            row[name] = msgspec.Raw(value.encode())
+        elif name in _BINARY:
+            row[name] = base64.b64encode(value).decode()
+    return row
+
+
+def import_lines(tx: Transaction, lines: Sequence[bytes]) -> int:
+    """Store exported rollouts; returns how many were new."""
+    return sum(_import_one(tx, line) for line in lines)
+
+
+def _import_one(tx: Transaction, line: bytes) -> bool:
+    try:
+        parts = msgspec.json.decode(line, type=dict[str, Any])
+        rows = {
+            name: [_decode(row, table) for row in ([parts[name]] if name == "rollout" else parts[name])]
+            for name, table in _TABLES.items()
+        }
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StoreError(f"This line is not an exported rollout ({error!r}): {line[:100]!r}…") from error
+    (rollout,) = rows["rollout"]
+    if rollout["status"] not in FINISHED_ROLLOUT:
+        raise StoreError(f"Rollout '{rollout['rollout_id']}' is {rollout['status']}; only finished ones are imported.")
+    if not tx.run(_inserts["rollout"], rollout):
+        return False
+    tx.changes.moved("rollouts", None, rollout["status"])
+    for attempt in rows["attempts"]:
+        tx.run(_inserts["attempts"], attempt)
+        tx.changes.moved("attempts", None, attempt["status"])
+    tx.changes.counts["spans"] += tx.many(_inserts["spans"], rows["spans"])
+    tx.many(_inserts["segments"], rows["segments"])
+    tx.changes.counts["calls"] += tx.many(_inserts["calls"], rows["calls"])
+    return True
+
+
+def _decode(row: dict[str, Any], table: Table) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in _columns(table):
+        value = row[name]
+        if name in _JSON_COLUMNS and (value is not None or name == "input"):
+            value = msgspec.json.encode(value).decode()
+        elif name in _BINARY and value is not None:
+            value = base64.b64decode(value, validate=True)
+        values[name] = value
+    return values
