@@ -15,7 +15,7 @@ from typing import Self, cast
 import agentlightning
 from agentlightning.engine.base import Chunk
 from agentlightning.engine.events import Ended, Event, Request, Sampled
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, ModelProcessDied
 from agentlightning.modelprocess.protocol import (
     Call,
     Events,
