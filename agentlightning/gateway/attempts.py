@@ -49,18 +49,27 @@ class LiveAttempt:
     rollout_id: str
     attempt_id: str
     mode: RolloutMode | None
-    session: Session
+    new_session: Callable[[str], Session]
+    """By the name of the policy or engine that is asked."""
     checked: float
     used: float
     requests: int = 0
     """Numbers the calls, for seeds."""
     summary: AttemptSummary = field(default_factory=AttemptSummary)
+    sessions: dict[str, Session] = field(default_factory=dict)
     answered: dict[str, list[Message]] = field(default_factory=dict)
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     closed: bool = False
     restored: bool = False
     """Whether an earlier gateway served it too."""
+
+    def session(self, name: str) -> Session:
+        """The attempt's history with one policy or engine."""
+        found = self.sessions.get(name)
+        if found is None:
+            found = self.sessions[name] = self.new_session(name)
+        return found
 
     def count(self, **more: int) -> None:
         """Add to the summary's numbers."""
@@ -84,7 +93,7 @@ class Attempts:
     def __init__(
         self,
         store: LightningStore,
-        new_session: Callable[[], Session],
+        new_session: Callable[[str], Session],
         restore: Restore,
         *,
         idle_seconds: float = 3600.0,
@@ -157,7 +166,7 @@ class Attempts:
     async def _load(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
         now = time.monotonic()
-        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session(), checked=now, used=now)
+        live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
             await self._restore(live)
         self._live[(rollout_id, attempt_id)] = live

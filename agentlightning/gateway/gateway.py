@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, GatewayError
-from agentlightning.gateway.app import GatewayApp, Target
+from agentlightning.gateway.answer import Target
+from agentlightning.gateway.app import GatewayApp
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.http import Receive, Scope, Send
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.gateway.restore import restore
+from agentlightning.gateway.routing import Frozen, Model, check_models
 from agentlightning.gateway.sampler import Sampler
 from agentlightning.gateway.sampling import check_overrides
 from agentlightning.gateway.server import LoopServer
 from agentlightning.gateway.session import Session
+from agentlightning.gateway.upstream import Provider, Upstream
 from agentlightning.keys import new_secret, sign_attempt_key
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ProxyLLM
@@ -32,9 +37,7 @@ _SWEEP_SECONDS = 60.0
 
 
 class Gateway:
-    """What agents talk to: speaks their wire formats, keeps exact token history, samples from the engine, records
-    calls.
-    """
+    """What agents talk to: speaks their wire formats, keeps exact token history, samples, records calls."""
 
     def __init__(
         self,
@@ -47,6 +50,8 @@ class Gateway:
         port: int = 0,
         secret: bytes | None = None,
         train_sampling: Mapping[str, Any] | None = None,
+        train_agents: str | None = None,
+        models: Mapping[str, Model] | None = None,
         rerender: bool = False,
         idle_seconds: float = 3600.0,
     ) -> None:
@@ -54,51 +59,43 @@ class Gateway:
         policy: the alias by which clients name the model.
         secret: signs the attempts' keys. Give one that outlives this process if agents shall survive a restart.
         train_sampling: sampling settings that win over the agent's own in train mode, for example {"temperature": 1.0}.
+        train_agents: a regular expression; only calls of agents whose name (header x-agl-agent) it finds are trained.
+        models: other models by alias: a `Provider`, a `Frozen` engine, or another name for one that exists.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
-        self._store = store
         self._engine = engine
         self._rendering = rendering
         self._policy = policy
         self._host = host
         self._secret = new_secret() if secret is None else secret
         self._train_sampling = check_overrides(train_sampling)
+        self._train_agents = None if train_agents is None else re.compile(train_agents)
+        self._models = check_models(models or {}, policy)
+        self._rerender = rerender
         self._recorder = Recorder(store)
-        self._attempts = Attempts(
-            store,
-            lambda: Session(rendering, rerender=rerender),
-            lambda live: restore(store, live),
-            idle_seconds=idle_seconds,
-        )
-        self._targets: dict[str, Target] = {}
-        self.app = GatewayApp(self._attempts, self, self._recorder.admit, self._secret)
-        """The ASGI application, for a front of one's own."""
-        self._server = LoopServer(self.app, self._host, port)
+        self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
+        self._samplers: dict[str, Sampler] = {}
+        self._upstreams: dict[str, Upstream] = {}
+        self._app = GatewayApp(self._attempts, self, self._recorder, self._secret)
+        self._server = LoopServer(self._app, self._host, port)
         self._sweeper: asyncio.Task[None] | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Ask the engine what it serves, and listen. Raises `GatewayError` if the port is taken."""
+        """Ask the engines what they serve, and listen. Raises `GatewayError` if the port is taken."""
         if self._sweeper is not None:
             raise GatewayError("This gateway has already been started.")
-        info = await self._engine.info()
-        sampler = Sampler(
-            self._engine,
-            info,
-            self._rendering,
-            self._recorder,
-            policy=self._policy,
-            train_sampling=self._train_sampling,
-        )
-        self._targets = {self._policy: sampler, info.model: sampler}
+        sampler = await self._make_sampler(self._policy, self._engine, self._rendering, trained=True)
+        self._samplers = {self._policy: sampler, sampler.model: sampler}
+        await self.update_model_list(self._models)
         await self._server.start()
         self._recorder.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="gateway-sweeper")
-        logger.info("The gateway serves '%s' (%s) at %s", self._policy, info.model, self.endpoint)
+        logger.info("The gateway serves '%s' (%s) at %s", self._policy, sampler.model, self.endpoint)
 
     async def stop(self, timeout: float = 30.0) -> None:
         """Finish requests, write what is recorded (for at most `timeout` seconds), and close. Idempotent."""
@@ -107,6 +104,7 @@ class Gateway:
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._server.stop()
+        await asyncio.gather(*[upstream.close() for upstream in self._upstreams.values()])
         await self._recorder.stop(timeout)
         self._sweeper = None
 
@@ -116,6 +114,10 @@ class Gateway:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The gateway as an ASGI application, for another server in front of it."""
+        await self._app(scope, receive, send)
 
     # ---- what agents are given -------------------------------------------------------------------------------------
 
@@ -152,11 +154,30 @@ class Gateway:
 
     # ---- routing ---------------------------------------------------------------------------------------------------
 
-    def target(self, model: str) -> Target:
-        found = self._targets.get(model)
+    async def update_model_list(self, models: Mapping[str, Model]) -> None:
+        """What clients may name besides the policy, from now on. Names that are not given any more are gone."""
+        self._models = check_models(models, self._policy)
+        policy = self._samplers[self._policy]
+        samplers = {self._policy: policy, policy.model: policy}
+        upstreams: dict[str, Upstream] = {}
+        for alias, model in self._models.items():
+            if isinstance(model, Frozen):
+                samplers[alias] = await self._make_sampler(alias, model.engine, model.rendering, trained=False)
+            elif isinstance(model, Provider):
+                upstreams[alias] = Upstream(alias, model, self._recorder)
+        retired, self._samplers, self._upstreams = self._upstreams, samplers, upstreams
+        await asyncio.gather(*[upstream.close() for upstream in retired.values()])
+
+    def target(self, model: str) -> Target | Upstream:
+        """What a model's name means. Raises `Refusal` if it means nothing here."""
+        meant = self._models.get(model)
+        name = meant if isinstance(meant, str) else model
+        found = self._samplers.get(name) or self._upstreams.get(name)
         if found is None:
             raise Refusal(
-                f"The model '{model}' does not exist here. Use one of: {', '.join(self._targets)}.",
+                f"The model '{model}' does not exist here. Use one of: {', '.join(self.names())}. Other names can be "
+                "given "
+                "a meaning with the gateway's `models`.",
                 status=404,
                 code="model_not_found",
                 param="model",
@@ -164,7 +185,25 @@ class Gateway:
         return found
 
     def names(self) -> Sequence[str]:
-        return list(self._targets)
+        """The models that clients may name."""
+        return list(dict.fromkeys([*self._samplers, *self._models]))
+
+    async def _make_sampler(self, name: str, engine: Engine, rendering: Rendering, *, trained: bool) -> Sampler:
+        return Sampler(
+            engine,
+            await engine.info(),
+            rendering,
+            self._recorder,
+            policy=name,
+            trained=trained,
+            train_agents=self._train_agents,
+            train_sampling=self._train_sampling if trained else {},
+        )
+
+    def _session(self, name: str) -> Session:
+        frozen = self._models.get(name)
+        rendering = frozen.rendering if isinstance(frozen, Frozen) else self._rendering
+        return Session(rendering, rerender=self._rerender)
 
     async def _sweep(self) -> None:
         while True:

@@ -27,6 +27,19 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     trace_id: str
     parent_span_id: str | None = None
     agent: str | None = None
+    judge: bool = False
+    """Whether the call grades somebody's work: recorded, never trained."""
+
+
+class Forwarded(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that another provider answers."""
+
+    call_id: str
+    alias: str
+    dialect: str
+    request: str
+    """The body, as JSON text."""
+    start: float
 
 
 def span_id_of(call_id: str) -> str:
@@ -101,6 +114,58 @@ def refusal_span(
         end_time=end,
         resource=_resource(rollout_id, attempt_id),
     )
+
+
+def forwarded_span(
+    rollout_id: str, attempt_id: str, place: Place, call: Forwarded, response: bytes, end: float, error: str | None
+) -> Span:
+    """The span of a call that another provider answered, with both bodies as they were."""
+    attributes: Attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.provider.name": call.alias,
+        "gen_ai.request.model": call.alias,
+        CALL_ID: call.call_id,
+        "agentlightning.trained": False,
+        "agentlightning.dialect": call.dialect,
+        "agentlightning.request": call.request,
+        "agentlightning.response": response.decode("utf-8", "replace"),
+        **_answer_attributes(response),
+    }
+    if place.agent is not None:
+        attributes["gen_ai.agent.name"] = place.agent
+    return Span(
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        trace_id=place.trace_id,
+        span_id=span_id_of(call.call_id),
+        parent_id=place.parent_span_id,
+        name=f"chat {call.alias}",
+        status=SpanStatus(status_code="OK") if error is None else SpanStatus(status_code="ERROR", description=error),
+        attributes=attributes,
+        start_time=call.start,
+        end_time=end,
+        resource=_resource(rollout_id, attempt_id),
+    )
+
+
+def _answer_attributes(response: bytes) -> Attributes:
+    """What a provider's answer says about itself, if it is plain JSON."""
+    try:
+        answer = msgspec.json.decode(response)
+    except msgspec.DecodeError:
+        return {}
+    if not isinstance(answer, dict):
+        return {}
+    usage: Any = answer.get("usage")
+    if not isinstance(usage, dict):
+        usage = {}
+    found = {
+        "gen_ai.response.id": answer.get("id"),
+        "gen_ai.response.model": answer.get("model"),
+        "gen_ai.usage.input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
+        "gen_ai.usage.output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 _REQUEST = {

@@ -57,7 +57,7 @@ def _add(live: LiveAttempt, call: Call, attributes: Attributes, said: dict[str, 
     own_tools: Sequence[Tool] | None = json.loads(attributes.get("gen_ai.tool.definitions", "null"))
     tools = parent.tools if parent else own_tools
     answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
-    turn = live.session.restore(call, messages, tools, answer, parent.turn if parent else None)
+    turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None)
     _count(live, call)
     said[info.call_id] = _Said(turn, [*messages, answer], tools)
     remembers_from = attributes.get(REMEMBERS_FROM)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -75,6 +76,7 @@ class Sampler:
         *,
         policy: str,
         trained: bool = True,
+        train_agents: re.Pattern[str] | None = None,
         train_sampling: Mapping[str, Any],
     ) -> None:
         self._engine = engine
@@ -83,7 +85,13 @@ class Sampler:
         self._recorder = recorder
         self._policy = policy
         self._trained = trained
+        self._train_agents = train_agents
         self._train_sampling = train_sampling
+
+    @property
+    def model(self) -> str:
+        """The name of the model that the engine serves."""
+        return self._info.model
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
@@ -129,7 +137,11 @@ class Sampler:
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
         forced = self._forced(request)
-        piece = prompt.piece if forced is None else live.session.force(prompt, forced, f"{arrival.response_id}/f")
+        piece = (
+            prompt.piece
+            if forced is None
+            else live.session(self._policy).force(prompt, forced, f"{arrival.response_id}/f")
+        )
         prompt_ids = path_ids(piece)
         self._check_room(live, len(prompt_ids))
         return _Asked(
@@ -143,7 +155,8 @@ class Sampler:
 
     async def _prompt(self, arrival: Arrival, *, in_thread: bool) -> Prompt:
         """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
-        request, session, segment_id = arrival.request, arrival.live.session, f"{arrival.response_id}/p"
+        request, segment_id = arrival.request, f"{arrival.response_id}/p"
+        session = arrival.live.session(self._policy)
         raw = request.prompt
         if raw is not None:
             if isinstance(raw, list):
@@ -303,7 +316,7 @@ class Sampler:
         self, asked: _Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
     ) -> Turn:
         call_id = f"{asked.arrival.response_id}:{index}"
-        return asked.arrival.live.session.commit(
+        return asked.arrival.live.session(self._policy).commit(
             asked.prompt,
             asked.piece,
             message,
@@ -364,7 +377,7 @@ class Sampler:
             attempt_id=arrival.live.attempt_id,
             choice=index,
             policy=self._policy,
-            trained=self._trained,
+            trained=self._trained and not arrival.place.judge and self._is_trained(arrival.place.agent),
             agent=arrival.place.agent,
             parent_call_id=None if parent is None else parent.call_id,
             model=arrival.request.model,
@@ -378,6 +391,9 @@ class Sampler:
             divergence=asked.prompt.divergence,
             error=error,
         )
+
+    def _is_trained(self, agent: str | None) -> bool:
+        return self._train_agents is None or (agent is not None and self._train_agents.search(agent) is not None)
 
     def _record_refusal(self, arrival: Arrival, refusal: Refusal) -> None:
         arrival.live.count(failed=1)

@@ -1,0 +1,187 @@
+"""Answering one request over HTTP: sampling in a task, sending here, whichever ends first ends the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol, TypeVar
+
+from agentlightning.gateway.dialects import Dialect
+from agentlightning.gateway.dialects.base import StreamWriter
+from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
+from agentlightning.gateway.http import Receive, Send, cancel_when_gone, send_body, send_part
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.sampler import Arrival, Emit
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_SECONDS = 10.0
+"""How long a stream may be silent before a comment is sent, so that no proxy or client gives it up."""
+
+_GONE = object()
+
+
+class Target(Protocol):
+    """Whatever answers requests from tokens: an engine behind a sampler."""
+
+    @property
+    def rendering(self) -> Rendering: ...
+
+    async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply: ...
+
+    async def count(self, request: CallRequest) -> int:
+        """How many tokens a request's prompt has."""
+        ...
+
+
+class Exchange:
+    """One request on its way: sampling in a task, sending here, whichever ends first."""
+
+    def __init__(
+        self, dialect: Dialect, target: Target, arrival: Arrival, admit: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._dialect = dialect
+        self._target = target
+        self._arrival = arrival
+        self._admit = admit
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        events: asyncio.Queue[Any] | None = asyncio.Queue() if self._arrival.request.stream else None
+        work = asyncio.create_task(self._work(events))
+        gone = asyncio.create_task(cancel_when_gone(receive, work))
+        _run_with(self._arrival.live.running, work)
+        try:
+            if events is None:
+                await self._answer(work, send)
+            else:
+                await self._stream(events, work, send)
+        finally:
+            gone.cancel()
+            work.cancel()
+
+    async def _work(self, events: asyncio.Queue[Any] | None) -> Reply:
+        await self._admit()
+        request = self._arrival.request
+        try:
+            reply = await self._target.answer(self._arrival, None if events is None else events.put_nowait)
+            if request.remember is not None:
+                said = reply.choices[0].message()
+                self._arrival.live.answered[reply.response_id] = [*request.remember, said]
+            return reply
+        finally:
+            if events is not None:
+                events.put_nowait(_GONE)
+
+    async def _answer(self, work: asyncio.Task[Reply], send: Send) -> None:
+        await asyncio.wait([work])
+        outcome = _outcome(work)
+        if isinstance(outcome, Refusal):
+            await send_body(send, outcome.status, self._dialect.refuse(outcome))
+        else:
+            await send_body(send, 200, self._dialect.respond(self._arrival.request, outcome, self._target.rendering))
+
+    async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Reply], send: Send) -> None:
+        """Headers wait for the first token, so that a request that is refused gets its status code."""
+        begin, first = await events.get(), None
+        if begin is not _GONE:
+            first = await _next(events)
+        if begin is _GONE or first is _GONE:
+            outcome = _outcome(await _finished(work))
+            if isinstance(outcome, Refusal):
+                await send_body(send, outcome.status, self._dialect.refuse(outcome))
+                return
+        arrival = self._arrival
+        writer = self._dialect.writer(arrival.request, arrival.response_id, int(arrival.start), self._target.rendering)
+        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_part(send, writer.start(begin.prompt_tokens))
+        event = first
+        while event is not _GONE:
+            await send_part(send, b": keep-alive\n\n" if event is None else _written(writer, event))
+            event = await _next(events)
+        outcome = _outcome(await _finished(work))
+        last = writer.fail(outcome) if isinstance(outcome, Refusal) else writer.finish(outcome)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def _next(events: asyncio.Queue[Any]) -> Any:
+    """The next event; None if there was none for a while."""
+    if not events.empty():
+        return events.get_nowait()
+    try:
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            return await events.get()
+    except TimeoutError:
+        return None
+
+
+async def _finished(work: asyncio.Task[Reply]) -> asyncio.Task[Reply]:
+    await asyncio.wait([work])
+    return work
+
+
+def _outcome(work: asyncio.Task[T]) -> T | Refusal:
+    """What became of a request; a bug in answering it is logged, and told as a server error."""
+    if work.cancelled():
+        return Refusal("The attempt ended before this call did.", status=410, code="attempt_closed")
+    error = work.exception()
+    if error is None:
+        return work.result()
+    if isinstance(error, Refusal):
+        return error
+    logger.error("Answering a model call failed.", exc_info=error)
+    return Refusal(
+        f"The gateway failed on this call ({type(error).__name__}: {error}). Its log has the details.",
+        status=500,
+        kind="server_error",
+        code="internal_error",
+    )
+
+
+def _written(writer: StreamWriter, event: Delta | Choice) -> bytes:
+    return writer.delta(event) if isinstance(event, Delta) else writer.choice(event)
+
+
+Forwarding = AbstractAsyncContextManager[tuple[int, str, AsyncIterator[bytes]]]
+
+
+class Forward:
+    """One request that another provider answers: its bytes go through."""
+
+    def __init__(self, dialect: Dialect, forwarding: Forwarding, running: set[asyncio.Task[Any]]) -> None:
+        self._dialect = dialect
+        self._forwarding = forwarding
+        self._running = running
+        self._started = False
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        work = asyncio.create_task(self._work(send))
+        gone = asyncio.create_task(cancel_when_gone(receive, work))
+        _run_with(self._running, work)
+        try:
+            await asyncio.wait([work])
+        finally:
+            gone.cancel()
+            work.cancel()
+        outcome = None if work.cancelled() or work.exception() is None else _outcome(work)
+        if isinstance(outcome, Refusal):
+            if self._started:  # the client sees that the body is cut off
+                raise outcome
+            await send_body(send, outcome.status, self._dialect.refuse(outcome))
+
+    async def _work(self, send: Send) -> None:
+        async with self._forwarding as (status, content_type, pieces):
+            headers = [(b"content-type", content_type.encode())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            self._started = True
+            async for piece in pieces:
+                await send_part(send, piece)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _run_with(running: set[asyncio.Task[Any]], work: asyncio.Task[Any]) -> None:
+    running.add(work)
+    work.add_done_callback(running.discard)

@@ -1,0 +1,72 @@
+"""Small parts of HTTP over ASGI: reading a body, sending one, and noticing that the client went away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from agentlightning.gateway.exchange import Refusal
+
+Scope = Mapping[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+MAX_BODY_BYTES = 64 * 2**20
+_JSON = (b"content-type", b"application/json")
+
+
+class DisconnectedError(Exception):
+    """The client went away while it was still sending its request."""
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise Refusal(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise Refusal("The request body must be a JSON object.", code="invalid_json")
+    return found
+
+
+async def read_body(receive: Receive) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+        part = message.get("body", b"")
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise Refusal(
+                f"The request body is larger than {MAX_BODY_BYTES // 2**20} MiB.", status=413, code="body_too_large"
+            )
+        parts.append(part)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def cancel_when_gone(receive: Receive, work: asyncio.Task[Any]) -> None:
+    """A client that hangs up ends the sampling of its answer."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    work.cancel()
+
+
+async def send_json(send: Send, status: int, body: Any) -> None:
+    await send_body(send, status, msgspec.json.encode(body))
+
+
+async def send_body(send: Send, status: int, body: bytes) -> None:
+    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_part(send: Send, part: bytes) -> None:
+    if part:
+        await send({"type": "http.response.body", "body": part, "more_body": True})

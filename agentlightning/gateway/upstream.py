@@ -1,0 +1,133 @@
+"""Other providers behind the gateway: a request goes on as it came, the answer comes back as it is, streams included.
+
+Such calls are recorded as spans, with both bodies, and never trained: their tokens are the provider's. Nothing is
+retried but a connection that could not be made; whatever was sent may have been answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.recorder import Recorder
+from agentlightning.gateway.records import Forwarded, Place, forwarded_span
+from agentlightning.types import Span
+
+logger = logging.getLogger(__name__)
+
+_CONNECT_TRIES = 3
+_KEPT_BYTES = 2**20
+"""How much of a response's body its span keeps."""
+
+
+class Provider(msgspec.Struct, frozen=True, kw_only=True):
+    """Any server that speaks one of the gateway's wire formats."""
+
+    base_url: str
+    """With /v1 if the provider's paths have it, for example https://api.openai.com/v1."""
+    api_key: str | None = None
+    model: str | None = None
+    """The model's name at the provider; the alias itself if None."""
+    max_concurrency: int = 64
+    """Calls at the same time; more wait."""
+    timeout_seconds: float = 600.0
+    """For one call, and between two pieces of a stream."""
+    headers: Mapping[str, str] = {}
+    """Sent with every request."""
+
+
+class Upstream:
+    """One alias of a provider."""
+
+    def __init__(self, alias: str, provider: Provider, recorder: Recorder) -> None:
+        self._alias = alias
+        self._provider = provider
+        self._recorder = recorder
+        self._places = asyncio.Semaphore(provider.max_concurrency)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def forward(
+        self, path: str, dialect: str, body: Mapping[str, Any], live: LiveAttempt, place: Place
+    ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
+        """The provider's answer to a request: status, content type, and the body in pieces. Raises `Refusal`."""
+        sent = {**body, "model": self._provider.model or self._alias}
+        call = Forwarded(
+            call_id=f"fwd-{uuid.uuid4().hex}:0",
+            alias=self._alias,
+            dialect=dialect,
+            request=msgspec.json.encode(sent).decode(),
+            start=time.time(),
+        )
+        kept = bytearray()
+        status, error = 0, "the client went away"
+        try:
+            async with self._places, await self._post(path, dialect, call.request) as response:
+                status = response.status
+                yield status, response.content_type, _pieces(response, kept)
+                error = None if status < 400 else f"the provider answered {status}"
+        except (aiohttp.ClientError, TimeoutError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+            raise Refusal(
+                f"The provider of '{self._alias}' ({self._provider.base_url}) did not answer: {error}.",
+                status=502,
+                kind="server_error",
+                code="upstream_error",
+            ) from failure
+        finally:
+            self._record(live, place, call, bytes(kept), error)
+
+    async def _post(self, path: str, dialect: str, body: str) -> aiohttp.ClientResponse:
+        url = self._provider.base_url.rstrip("/") + path
+        headers = {"content-type": "application/json", **self._credentials(dialect), **self._provider.headers}
+        for number in range(1, _CONNECT_TRIES + 1):
+            try:
+                return await self._client().post(url, data=body.encode(), headers=headers)
+            except aiohttp.ClientConnectorError:
+                if number == _CONNECT_TRIES:
+                    raise
+                await asyncio.sleep(0.1 * number)
+        raise AssertionError("the loop returns or raises")
+
+    def _credentials(self, dialect: str) -> dict[str, str]:
+        key = self._provider.api_key
+        if dialect == "messages":
+            return {"anthropic-version": "2023-06-01", **({"x-api-key": key} if key else {})}
+        return {"authorization": f"Bearer {key}"} if key else {}
+
+    def _client(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            limit = self._provider.timeout_seconds
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=limit)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=True
+            )
+        return self._session
+
+    def _record(self, live: LiveAttempt, place: Place, call: Forwarded, kept: bytes, error: str | None) -> None:
+        end = time.time()
+
+        def draft() -> Span:
+            return forwarded_span(live.rollout_id, live.attempt_id, place, call, kept, end, error)
+
+        self._recorder.put(draft)
+
+
+async def _pieces(response: aiohttp.ClientResponse, kept: bytearray) -> AsyncIterator[bytes]:
+    async for piece in response.content.iter_any():
+        kept += piece[: max(0, _KEPT_BYTES - len(kept))]
+        yield piece

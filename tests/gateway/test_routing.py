@@ -1,0 +1,125 @@
+"""Other models behind the gateway: names, frozen engines, other providers (a second gateway plays one)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+
+from agentlightning.errors import ConfigError
+from agentlightning.gateway import Frozen, Gateway, Provider
+from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import RolloutMode
+from tests.gateway.conftest import CALC, Site, calculator
+from tests.gateway.scripted import ScriptedEngine
+
+ASK: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+
+
+@pytest.fixture
+async def provider(site: Site) -> AsyncIterator[Site]:
+    """The other provider: a gateway of its own, whose attempt's key is the provider's API key."""
+    engine = ScriptedEngine(site.engine.rendering, lambda prompt, params: "From afar.")
+    async with Gateway(site.store, engine, site.engine.rendering, policy="far-model") as gateway:
+        claimed = await site.store.start_rollout(input={}, mode=RolloutMode.VAL)
+        found = Site(site.store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        far = Provider(base_url=gateway.endpoint, api_key=found.key, model="far-model")
+        await site.gateway.update_model_list({"gpt-far": far, "gpt-near": "policy", "twin": "gpt-far"})
+        yield found
+
+
+async def test_a_provider_answers_as_if_asked_directly(site: Site, provider: Site) -> None:
+    async with site.client() as client:
+        create: Any = client.chat.completions.create
+        reply = await create(model="gpt-far", messages=ASK)
+        parts = [p async for p in await create(model="twin", messages=ASK, stream=True)]
+        message = await client.responses.create(model="gpt-far", input="Hello?")
+        assert [m.id for m in (await client.models.list()).data] == [
+            "policy",
+            "scripted",
+            "gpt-far",
+            "gpt-near",
+            "twin",
+        ]
+    assert reply.choices[0].message.content == "From afar."
+    assert "".join(p.choices[0].delta.content or "" for p in parts if p.choices) == "From afar."
+    assert len(parts) > 3
+    assert message.output_text == "From afar."
+    assert await site.close() == [], "what a provider says is never trained"
+    spans = await site.spans()
+    assert [span.name for span in spans] == ["chat gpt-far"] * 3
+    assert spans[0].attributes["gen_ai.response.id"] == reply.id
+    assert json.loads(spans[0].attributes["agentlightning.request"])["messages"] == ASK
+    assert "From afar." in spans[0].attributes["agentlightning.response"]
+
+
+async def test_a_providers_errors_are_its_own(site: Site, provider: Site) -> None:
+    async with site.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="gpt-far", messages=ASK, temperature=-1)
+        assert refused.value.param == "temperature"
+        await provider.gateway.stop()
+        with pytest.raises(openai.InternalServerError, match="gpt-far"):
+            await client.chat.completions.create(model="gpt-far", messages=ASK)
+    await site.close()
+    assert {span.status.status_code for span in await site.spans()} == {"ERROR"}
+
+
+async def test_a_stalled_provider_is_given_up_with_its_client(site: Site, provider: Site) -> None:
+    provider.engine.delay = 30.0
+    async with site.client(timeout=0.3) as client:
+        with pytest.raises(openai.APITimeoutError):
+            await client.chat.completions.create(model="gpt-far", messages=ASK)
+    async with asyncio.timeout(5):
+        while provider.engine.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await site.close()
+    (span,) = await site.spans()
+    assert span.status.description == "the client went away"
+
+
+async def test_another_name_for_the_policy_is_trained(site: Site, provider: Site) -> None:
+    async with site.client() as client:
+        await client.chat.completions.create(model="gpt-near", messages=ASK)
+    (call,) = await site.close()
+    assert (call.info.model, call.info.policy, call.info.trained) == ("gpt-near", "policy", True)
+
+
+async def test_frozen_engines_and_judges_are_recorded_and_not_trained(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    engine = ScriptedEngine(rendering, calculator)
+    frozen = Frozen(ScriptedEngine(rendering, lambda prompt, params: "Seven."), rendering)
+    claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
+    async with Gateway(
+        store, engine, rendering, models={"judge": frozen}, train_sampling={"temperature": 1.0}, train_agents="^solver$"
+    ) as gateway:
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        async with site.client() as client:
+            create: Any = client.chat.completions.create
+            await create(model="judge", messages=ASK, temperature=0.0)
+            for headers in ({"x-agl-agent": "solver"}, {"x-agl-agent": "solver", "x-agl-role": "judge"}, {}):
+                await create(model="policy", messages=ASK, tools=[CALC], extra_headers=headers)
+        calls = await site.close()
+    assert [(c.info.policy, c.info.trained) for c in calls] == [
+        ("judge", False),
+        ("policy", True),
+        ("policy", False),
+        ("policy", False),
+    ]
+    assert calls[0].info.temperature == 0.0, "only the policy is sampled as the training asks"
+    assert rendering.decode(calls[0].response_ids).startswith("Seven.")
+
+
+async def test_names_that_mean_nothing_are_errors(site: Site) -> None:
+    for models in ({"policy": "policy"}, {"a": "b"}, {"a": "b", "b": "a"}):
+        with pytest.raises(ConfigError):
+            await site.gateway.update_model_list(models)
+    async with site.client() as client:
+        with pytest.raises(openai.NotFoundError, match="Use one of: policy, scripted"):
+            await client.chat.completions.create(model="gpt-far", messages=ASK)
