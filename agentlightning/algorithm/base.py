@@ -31,6 +31,8 @@ class PolicySpec:
     """Requests that are sampled at the same time."""
     temperature: float = 1.0
     """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
+    seed: int | None = None
+    """Of what is sampled for requests that bring no seed; with several at once their order has a part in it too."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
 

@@ -93,6 +93,7 @@ class GRPO(Algorithm):
     dtype: str = "float32"
     renderer: str | None = None
     seed: int = 0
+    """Decides the order of the tasks, and seeds the sampling."""
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -111,6 +112,7 @@ class GRPO(Algorithm):
             max_context=self.max_context,
             max_concurrency=self.max_concurrency,
             temperature=self.temperature,
+            seed=self.seed,
             renderer=self.renderer,
         )
 

@@ -43,7 +43,7 @@ def demo(
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps; the example's own number if not given.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Decides the order of tasks and what is sampled.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides the order of the tasks, and seeds the sampling.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Step size of AdamW.")] = None,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Train a LoRA adapter of this rank.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="Where the run leaves its files [default: runs/calc-…].")] = None,

@@ -38,6 +38,7 @@ async def start_policy(
             lora=Lora(rank=spec.lora_rank) if spec.lora_rank else None,
             max_context=spec.max_context,
             max_concurrency=spec.max_concurrency,
+            seed=spec.seed,
         )
     )
     await process.start()
