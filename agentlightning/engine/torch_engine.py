@@ -12,7 +12,6 @@ Shape letters: B requests, V vocabulary.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -23,18 +22,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import Ended, Event, Failed, Request, Sampled
 from agentlightning.engine.kv_cache import probe
+from agentlightning.engine.limits import check_params, check_prompt, slot_count
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
-from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.errors import EngineError
 from agentlightning.types.call import Float32Array, Int32Array
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
-MAX_TOP_LOGPROBS = 100
+PREFILL_COST = 0.25
+"""What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
 
 
 @dataclass(slots=True)
@@ -114,7 +113,7 @@ class TorchEngine:
         model.eval()
         shape = probe(model)
         self.max_context = min(max_context or DEFAULT_CONTEXT, model.config.get_text_config().max_position_embeddings)
-        slots = _slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
+        slots = slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
         self.max_concurrency = min(max_concurrency, slots)
         self.version = version
         self.eos_ids = eos_ids
@@ -129,6 +128,7 @@ class TorchEngine:
         self._columns = _Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
+        self._held = 0
         self._random = np.random.default_rng(seed)
         self._stop_strings = StopStrings(tokenizer)
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
@@ -163,8 +163,8 @@ class TorchEngine:
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `ModelError` or `ConfigError` if it can never be sampled."""
-        _check_params(request.params)
-        self._check_prompt(request.prompt_ids)
+        check_params(request.params)
+        check_prompt(request.prompt_ids, self.max_context, self.vocab_size)
         if request.request_id in self._running or request.request_id in self._waiting:
             raise EngineError(f"Request {request.request_id} is being sampled already; use another id.")
         self._waiting[request.request_id] = request
@@ -204,26 +204,13 @@ class TorchEngine:
             self._decode()
         return self._events
 
-    def _check_prompt(self, prompt_ids: Int32Array) -> None:
-        if not len(prompt_ids):
-            raise ModelError("The prompt is empty; give at least one token.")
-        if len(prompt_ids) >= self.max_context:
-            raise ModelError(
-                f"The prompt has {len(prompt_ids)} tokens, but the context ends at {self.max_context} (prompt and "
-                "response). Shorten the prompt, or raise max_context if the model allows it."
-            )
-        low, high = int(prompt_ids.min()), int(prompt_ids.max())
-        if low < 0 or high >= self.vocab_size:
-            raise ModelError(
-                f"The prompt holds token id {low if low < 0 else high}, outside the model's vocabulary of "
-                f"{self.vocab_size}. Was it made with another model's tokenizer?"
-            )
-
     def _admit(self) -> None:
         """Start waiting requests, oldest first, as long as there is room.
 
         One whose prefix is being computed by another right now is passed over until that is done.
         """
+        if not self._worth_admitting():
+            return
         passed_over: list[Request] = []
         while self._waiting and len(self._running) < self.max_concurrency > len(passed_over):
             _, request = self._waiting.popitem(last=False)
@@ -235,6 +222,18 @@ class TorchEngine:
         for request in reversed(passed_over):
             self._waiting[request.request_id] = request
             self._waiting.move_to_end(request.request_id, last=False)
+
+    def _worth_admitting(self) -> bool:
+        """Whether waiting requests should start now rather than be joined by others.
+
+        A prefill costs part of a step, however few tokens it computes; a request held back for a step costs its share
+        of that step. So they are held until the second sum reaches the first.
+        """
+        self._held += min(self.waiting, self.max_concurrency - self.running)
+        if self._held < self.running * PREFILL_COST:
+            return False
+        self._held = 0
+        return True
 
     def _start(self, request: Request, placement: Placement) -> None:
         params, slot, prompt = request.params, placement.slot, request.prompt_ids
@@ -451,37 +450,3 @@ def _sampled(
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )
-
-
-def _slot_count(slot_bytes: int, budget: int, concurrency: int) -> int:
-    """As many slots as the budget holds, up to two per request: one to sample in, one to keep a context for later."""
-    slots = min(budget // slot_bytes, 2 * concurrency)
-    if slots < 1:
-        raise ConfigError(
-            f"One context takes {slot_bytes / 2**20:,.0f} MiB of KV cache, more than the budget of "
-            f"{budget / 2**20:,.0f} MiB. Raise kv_budget_bytes or lower max_context."
-        )
-    if slots < concurrency:
-        logger.warning(
-            "The KV cache holds %d contexts of %.0f MiB, so only %d of %d requests are sampled at the same time. "
-            "Raise kv_budget_bytes or lower max_context for more.",
-            slots, slot_bytes / 2**20, slots, concurrency,
-        )  # fmt: skip
-    return slots
-
-
-def _check_params(params: SamplingParams) -> None:
-    """Refuse settings that mean nothing."""
-    checks = {
-        f"temperature must be 0 or more and finite, not {params.temperature}": 0 <= params.temperature < float("inf"),
-        f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
-        f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
-        f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None or params.max_tokens >= 1,
-        f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {params.top_logprobs}": (
-            0 <= params.top_logprobs <= MAX_TOP_LOGPROBS
-        ),
-        "stop must not hold an empty string": all(params.stop),
-    }
-    wrong = [message for message, right in checks.items() if not right]
-    if wrong:
-        raise ConfigError("; ".join(wrong) + ".")

@@ -6,6 +6,7 @@ A call that changes the weights first lets the running requests finish; requests
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
@@ -98,6 +99,7 @@ class Server:
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
+        gc.freeze()  # the libraries' objects stay for good; scanning them again and again would stall steps
         self._send(Ready(self._engine.info(self._policy.path)))
         while not self._stopped:
             self._receive()
