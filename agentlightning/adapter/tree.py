@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -43,7 +44,7 @@ def build_tree(sequences: Sequence[Int32Array]) -> TokenTree:
         raise ValueError("build_tree needs at least one sequence")
     order = sorted(range(len(sequences)), key=lambda i: sequences[i].astype(">i4").tobytes())
     ordered = [sequences[i] for i in order]
-    common = np.array([_common_prefix(a, b) for a, b in zip(ordered, ordered[1:], strict=False)], dtype=np.int64)
+    common = np.array([_common_prefix(a, b) for a, b in pairwise(ordered)], dtype=np.int64)
 
     pieces: list[tuple[int, int, int]] = []  # sequence to read from, first depth, end depth
     parents: list[int] = []
@@ -61,7 +62,7 @@ def build_tree(sequences: Sequence[Int32Array]) -> TokenTree:
             paths[order[low]] = path
             continue
         cuts = [low, *(low + 1 + np.flatnonzero(between == end)).tolist(), high]
-        stack.extend((a, b, end, path) for a, b in reversed(list(zip(cuts, cuts[1:], strict=False))))
+        stack.extend((a, b, end, path) for a, b in reversed(list(pairwise(cuts))))
 
     lengths = np.array([end - start for _, start, end in pieces], dtype=np.int32)
     return TokenTree(

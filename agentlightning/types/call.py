@@ -1,7 +1,7 @@
 """Calls: model calls that went through the gateway, with the exact tokens that were sampled.
 
-Tokens are kept as immutable *segments*. A segment is a run of tokens that follows (the first `parent_keep` tokens of) its
-parent; a prompt or a prompt + response is the path from a root to a segment. So an attempt of many turns costs its
+Tokens are kept as immutable *segments*. A segment is a run of tokens that follows (the first `parent_keep` tokens of)
+its parent; a prompt or a prompt + response is the path from a root to a segment. So an attempt of many turns costs its
 unique tokens once. `Call` is the view for readers: whole arrays, put together once.
 """
 
@@ -91,8 +91,8 @@ class CallInfo:
 class CallRecord:
     """What the gateway writes: a call, the segments it adds, and where its prompt and its response end.
 
-    `span` is the same call as a span for people and adapters, by the OpenTelemetry GenAI conventions; its messages are only
-    those since the call it continues (`info.parent_call_id`), so that text does not grow with turns squared either.
+    `span` is the same call as a span for people and adapters, by the OpenTelemetry GenAI conventions; its messages are
+    only those since the call it continues (`info.parent_call_id`), so that text does not grow with turns squared either.
     """
 
     info: CallInfo
