@@ -18,6 +18,9 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.policy_host import start_policy
 from agentlightning.trainer.sync import run_sync
 
+KEPT_REQUESTS = 1000
+PRUNE_SECONDS = 60.0
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -42,8 +45,17 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         key = ' -H "Authorization: Bearer $AGL_API_KEY"' if api_key else ""
         request = '{"model": "policy", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
         console.print(f"  curl {url}/chat/completions{key} -d '{request}'", markup=False)
+        forgetting = asyncio.create_task(_forget_old_requests(store))
         await _interrupted()
+        forgetting.cancel()
         console.print("Stopped.")
+
+
+async def _forget_old_requests(store: InMemoryLightningStore) -> None:
+    """Every request is recorded in a temporary file; a server that runs for months must not fill the disk with it."""
+    while True:
+        await asyncio.sleep(PRUNE_SECONDS)
+        await store.prune(keep=KEPT_REQUESTS)
 
 
 def _resolve(model: str) -> str:
