@@ -16,6 +16,8 @@ from .tasks import Problem, Tree, make_problem, write
 Step = tuple[int | None, str, int | None]
 """One operation; None stands for the result of the step before it."""
 
+GIVEN_UP = "I do not know."
+
 
 @dataclass(frozen=True)
 class Demonstration:
@@ -49,15 +51,14 @@ def careful(problem: Problem, rng: random.Random) -> Demonstration:
     return _play(problem.question, steps_of(problem.tree))
 
 
-def guess(problem: Problem, rng: random.Random) -> Demonstration:
-    """An answer without the tool."""
-    return Demonstration(problem.question, (answer(_near(problem.answer, rng)),), ())
+def give_up(problem: Problem, rng: random.Random) -> Demonstration:
+    """No attempt at all."""
+    return Demonstration(problem.question, (GIVEN_UP,), ())
 
 
 def hasty(problem: Problem, rng: random.Random) -> Demonstration:
-    """The first result as the answer; where there is only one operation, a guess."""
-    steps = steps_of(problem.tree)
-    return _play(problem.question, steps[:1]) if len(steps) > 1 else guess(problem, rng)
+    """The first result as the answer, which is right where there is only one operation."""
+    return _play(problem.question, steps_of(problem.tree)[:1])
 
 
 def wrong_operator(problem: Problem, rng: random.Random) -> Demonstration:
@@ -78,15 +79,14 @@ def slip(problem: Problem, rng: random.Random) -> Demonstration:
 
 
 def whole_expression(problem: Problem, rng: random.Random) -> Demonstration:
-    """The whole calculation in one argument, which the tool refuses, then a guess."""
+    """The whole calculation in one argument, which the tool refuses."""
     arguments = json.dumps({"a": write(problem.tree), "op": "+", "b": 0})
-    turns = (_call(arguments), answer(_near(problem.answer, rng)))
-    return Demonstration(problem.question, turns, (calculate(arguments),))
+    return Demonstration(problem.question, (_call(arguments), GIVEN_UP), (calculate(arguments),))
 
 
 BEHAVIOURS: dict[str, Callable[[Problem, random.Random], Demonstration]] = {
     "careful": careful,
-    "guess": guess,
+    "give up": give_up,
     "hasty": hasty,
     "wrong operator": wrong_operator,
     "slip": slip,
@@ -94,17 +94,12 @@ BEHAVIOURS: dict[str, Callable[[Problem, random.Random], Demonstration]] = {
 }
 
 
-def answer(number: object) -> str:
-    """The model's last turn."""
-    return f"The answer is {number}."
-
-
 def _call(arguments: str) -> str:
     return f'<tool_call>\n{{"name": "calc", "arguments": {arguments}}}\n</tool_call>'
 
 
 def _play(question: str, steps: list[Step]) -> Demonstration:
-    """Do the steps with the tool and answer with the last result (or 0 after an error)."""
+    """Do the steps with the tool and answer with the last result; give up after an error."""
     turns: list[str] = []
     results: list[str] = []
     for a, op, b in steps:
@@ -113,14 +108,8 @@ def _play(question: str, steps: list[Step]) -> Demonstration:
         turns.append(_call(arguments))
         results.append(calculate(arguments))
         if results[-1].startswith("Error"):
-            return Demonstration(question, (*turns, answer(0)), tuple(results))
-    return Demonstration(question, (*turns, answer(results[-1])), tuple(results))
-
-
-def _near(number: int, rng: random.Random) -> int:
-    """A wrong number of about the same size."""
-    spread = max(5, number // 4)
-    return max(0, number + rng.choice((-1, 1)) * rng.randint(1, spread))
+            return Demonstration(question, (*turns, GIVEN_UP), tuple(results))
+    return Demonstration(question, (*turns, f"The answer is {results[-1]}."), tuple(results))
 
 
 def _misread(number: int | None, rng: random.Random) -> int | None:

@@ -52,7 +52,7 @@ MIXED = Stage(
     24,
     0.003,
     6e-4,
-    {"careful": 48, "guess": 18, "hasty": 14, "wrong operator": 10, "slip": 4, "whole expression": 6},
+    {"careful": 33, "give up": 22, "hasty": 16, "wrong operator": 14, "slip": 4, "whole expression": 11},
 )
 
 

@@ -155,6 +155,8 @@ assert output[-1] == tokenizer.eos_token_id, tokenizer.decode(output)
 print(model.config.model_type, tokenizer.decode(output))
 """
     environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PATH": ""}
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=110)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=110
+    )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("qwen3 ")

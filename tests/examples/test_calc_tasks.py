@@ -65,4 +65,4 @@ def test_only_the_careful_behaviour_is_reliable(name: str) -> None:
         assert len(demonstration.turns) == len(demonstration.results) + 1
         rewards.append(score(demonstration.turns[-1], problem.answer))
     success = sum(rewards) / len(rewards)
-    assert success == 1.0 if name == "careful" else success < 0.05
+    assert success == 1.0 if name == "careful" else success < 0.6  # hasty is right where one operation is enough
