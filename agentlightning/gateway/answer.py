@@ -18,9 +18,6 @@ from agentlightning.gateway.sampler import Arrival, Emit
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
-KEEP_ALIVE_SECONDS = 10.0
-"""How long a stream may be silent before a comment is sent, so that no proxy or client gives it up."""
-
 _GONE = object()
 
 
@@ -41,12 +38,18 @@ class Exchange:
     """One request on its way: sampling in a task, sending here, whichever ends first."""
 
     def __init__(
-        self, dialect: Dialect, target: Target, arrival: Arrival, admit: Callable[[], Awaitable[None]]
+        self,
+        dialect: Dialect,
+        target: Target,
+        arrival: Arrival,
+        admit: Callable[[], Awaitable[None]],
+        keep_alive_seconds: float,
     ) -> None:
         self._dialect = dialect
         self._target = target
         self._arrival = arrival
         self._admit = admit
+        self._keep_alive = keep_alive_seconds
 
     async def run(self, receive: Receive, send: Send) -> None:
         events: asyncio.Queue[Any] | None = asyncio.Queue() if self._arrival.request.stream else None
@@ -87,7 +90,7 @@ class Exchange:
         """Headers wait for the first token, so that a request that is refused gets its status code."""
         begin, first = await events.get(), None
         if begin is not _GONE:
-            first = await _next(events)
+            first = await _next(events, self._keep_alive)
         if begin is _GONE or first is _GONE:
             outcome = _outcome(await _finished(work))
             if isinstance(outcome, Refusal):
@@ -101,18 +104,18 @@ class Exchange:
         event = first
         while event is not _GONE:
             await send_part(send, b": keep-alive\n\n" if event is None else _written(writer, event))
-            event = await _next(events)
+            event = await _next(events, self._keep_alive)
         outcome = _outcome(await _finished(work))
         last = writer.fail(outcome) if isinstance(outcome, Refusal) else writer.finish(outcome)
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def _next(events: asyncio.Queue[Any]) -> Any:
+async def _next(events: asyncio.Queue[Any], seconds: float) -> Any:
     """The next event; None if there was none for a while."""
     if not events.empty():
         return events.get_nowait()
     try:
-        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+        async with asyncio.timeout(seconds):
             return await events.get()
     except TimeoutError:
         return None

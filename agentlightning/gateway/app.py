@@ -51,11 +51,14 @@ class Router(Protocol):
 class GatewayApp:
     """The ASGI application."""
 
-    def __init__(self, attempts: Attempts, router: Router, recorder: Recorder, secret: bytes) -> None:
+    def __init__(
+        self, attempts: Attempts, router: Router, recorder: Recorder, secret: bytes, keep_alive_seconds: float
+    ) -> None:
         self._attempts = attempts
         self._router = router
         self._recorder = recorder
         self._secret = secret
+        self._keep_alive_seconds = keep_alive_seconds
         self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
         self._counting = {path: dialect for dialect in DIALECTS for path in dialect.counting_paths}
 
@@ -118,7 +121,8 @@ class GatewayApp:
             raise
         if path in self._counting:
             return _Count(target, request)
-        return Exchange(dialect, target, _arrive(live, request, dialect, place, start), self._recorder.admit)
+        arrival = _arrive(live, request, dialect, place, start)
+        return Exchange(dialect, target, arrival, self._recorder.admit, self._keep_alive_seconds)
 
     def _record(self, live: LiveAttempt, place: Place, model: str, refusal: Refusal, start: float) -> None:
         live.count(failed=1)

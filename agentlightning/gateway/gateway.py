@@ -54,6 +54,7 @@ class Gateway:
         models: Mapping[str, Model] | None = None,
         rerender: bool = False,
         idle_seconds: float = 3600.0,
+        keep_alive_seconds: float = 10.0,
     ) -> None:
         """
         policy: the alias by which clients name the model.
@@ -63,6 +64,7 @@ class Gateway:
         models: other models by alias: a `Provider`, a `Frozen` engine, or another name for one that exists.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
+        keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
@@ -79,7 +81,7 @@ class Gateway:
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
-        self._app = GatewayApp(self._attempts, self, self._recorder, self._secret)
+        self._app = GatewayApp(self._attempts, self, self._recorder, self._secret, keep_alive_seconds)
         self._server = LoopServer(self._app, self._host, port)
         self._sweeper: asyncio.Task[None] | None = None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -231,7 +231,9 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
     name = renderer or settings.get("renderer") or MODEL_RENDERER_MAP.get(path)
     if name is not None:
         return _named(name, options, tokenizer, path)
-    for candidate in _candidates():
+    for candidate in _candidates() if tokenizer.chat_template is not None else ():
+        if candidate == "gpt-oss" and "<|channel|>" not in tokenizer.get_vocab():
+            continue  # it would fetch its vocabulary from the network only to disagree
         found = _try(candidate, options, tokenizer)
         if found is not None and _agrees(found, tokenizer):
             logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
@@ -305,14 +307,19 @@ def _candidates() -> list[str]:
 
 
 def _create(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any:
-    from renderers import CustomRendererConfig, RendererConfig, config_from_name, create_renderer
+    from openai_harmony import HarmonyError
+    from renderers import CustomRendererConfig, config_from_name, create_renderer
 
     if ":" in name:
         return create_renderer(tokenizer, CustomRendererConfig.model_validate({"import_path": name, **options}))
     config = config_from_name(name)
     if config is None:
         raise ValueError("'auto' is what happens when no renderer is named")
-    return create_renderer(tokenizer, cast(RendererConfig, type(config).model_validate(dict(options))))
+    try:
+        checked: Any = type(config).model_validate(dict(options))
+        return create_renderer(tokenizer, checked)
+    except HarmonyError as error:
+        raise ValueError(f"its vocabulary cannot be loaded: {error}") from error
 
 
 def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
@@ -359,8 +366,6 @@ def _agrees(renderer: Any, tokenizer: Any) -> bool:
     """
     from jinja2 import TemplateError
 
-    if tokenizer.chat_template is None:
-        return False
     agreed = 0
     for messages, tools in _PROBES:
         try:

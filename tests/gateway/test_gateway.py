@@ -234,6 +234,33 @@ async def test_a_stream_says_when_it_breaks_off(site: Site) -> None:
         await reading
 
 
+async def test_new_weights_in_the_middle_of_a_stream(site: Site) -> None:
+    site.engine.delay = 0.01
+    reading = asyncio.create_task(read(site, stream=True))
+    await _until(lambda: site.engine.running == 1)
+    await asyncio.sleep(0.05)
+    site.engine.version = 1
+    await reading
+    (call,) = await site.close()
+    first, second = call.versions
+    assert (first.start, first.version, second.version) == (0, 0, 1)
+    assert 0 < second.start < len(call.response_ids)
+    site.check_exact([call])
+
+
+async def test_a_silent_stream_is_kept_alive(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
+    engine = ScriptedEngine(rendering, lambda prompt, params: "x")
+    engine.delay = 0.2
+    claimed = await store.start_rollout(input={}, mode=RolloutMode.VAL)
+    async with Gateway(store, engine, rendering, keep_alive_seconds=0.05) as gateway:
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        body = json.dumps({"model": "policy", "messages": ASK, "stream": True}).encode()
+        status, sent = await raw(site, f"POST /v1/chat/completions HTTP/1.1\r\nAuthorization: Bearer {site.key}", body)
+    assert status == 200
+    assert sent.count(b": keep-alive") >= 2
+    assert b"[DONE]" in sent
+
+
 # ---- spans ---------------------------------------------------------------------------------------------------------
 
 

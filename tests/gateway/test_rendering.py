@@ -1,0 +1,136 @@
+"""How a model's renderer is found, and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentlightning.errors import ModelError
+from agentlightning.gateway import load_rendering
+from agentlightning.gateway.reader import StreamReader
+from agentlightning.models import resolve_model
+from tests.gateway.conftest import CALC, call_text
+
+CALC_DIR = Path(resolve_model("calc"))
+USER: Any = {"role": "user", "content": "What is 2 + 3?"}
+
+LLAMA_LIKE = (
+    "{% for m in messages %}<<{{ m.role }}>>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[[{{ c.function.name }}|{{ c.function.arguments | tojson }}]]{% endfor %}\n{% "
+    "endfor %}"
+    "{% if add_generation_prompt %}<<assistant>>{% endif %}"
+)
+"""A format of its own, whose tool calls nobody knows how to read."""
+
+HERMES_LIKE = (
+    "{% for m in messages %}<<{{ m.role }}>>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<<assistant>>{% endif %}"
+)
+"""A format of its own, with tool calls in a syntax that is known."""
+
+
+def model_dir(tmp_path: Path, template: str | None = None, settings: dict[str, Any] | None = None) -> str:
+    """The shipped model's tokenizer, with another template and settings."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(CALC_DIR / name, tmp_path)
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    if settings is not None:
+        (tmp_path / "agentlightning.json").write_text(json.dumps(settings))
+    return str(tmp_path)
+
+
+def test_the_renderer_is_the_one_that_agrees_with_the_template(tmp_path: Path) -> None:
+    found = load_rendering(model_dir(tmp_path, (CALC_DIR / "chat_template.jinja").read_text()))
+    assert found.name == "qwen3"
+    assert found.parses_tools
+
+
+def test_a_named_renderer_wins_and_takes_options(tmp_path: Path) -> None:
+    settings = {"renderer": "qwen3", "renderer_options": {"enable_thinking": False}}
+    found = load_rendering(model_dir(tmp_path, LLAMA_LIKE, settings))
+    assert found.name == "qwen3"
+    assert found.decode(found.render([USER], None)).endswith("<think>\n\n</think>\n\n")
+    assert load_rendering(str(tmp_path), renderer="default").name == "default"
+
+
+def test_tools_that_could_not_be_read_back_stop_the_start(tmp_path: Path) -> None:
+    path = model_dir(tmp_path, LLAMA_LIKE)
+    with pytest.raises(ModelError, match="--renderer default"):
+        load_rendering(path)
+    without = load_rendering(path, renderer="default")
+    assert not without.parses_tools
+    assert without.decode(without.render([USER], None)) == "<<user>>What is 2 + 3?<<assistant>>"
+
+
+def test_a_template_of_its_own_with_known_tool_calls(tmp_path: Path) -> None:
+    found = load_rendering(model_dir(tmp_path, HERMES_LIKE))
+    assert (found.name, found.parses_tools) == ("default", True)
+    prompt = found.render([USER], [CALC])
+    (call,) = found.parse(found.encode(call_text(2, 3) + "<|im_end|>"), prompt, [CALC]).tool_calls
+    assert (call.name, json.loads(call.arguments)) == ("calc", {"a": 2, "b": 3})
+    assert found.bridge(prompt, found.encode("x"), [USER], None, keep_reasoning=True) is None
+
+
+@pytest.mark.parametrize(
+    ("renderer", "template", "message"),
+    [("no-such", HERMES_LIKE, "no-such"), ("llama-3", HERMES_LIKE, "does not fit"), (None, None, "no chat template")],
+)
+def test_wrong_choices_say_what_to_do(tmp_path: Path, renderer: str | None, template: str | None, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as error:
+        load_rendering(model_dir(tmp_path, template), renderer=renderer)
+    assert "--renderer" in str(error.value)
+
+
+def test_a_missing_model_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no model directory"):
+        load_rendering(str(tmp_path / "none"))
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        load_rendering(str(tmp_path))
+
+
+def test_rendering_needs_no_torch() -> None:
+    code = (
+        "import sys; from agentlightning.gateway import load_rendering; from agentlightning.models import "
+        "resolve_model;"
+        "r = load_rendering(resolve_model('calc')); r.render([{'role': 'user', 'content': 'x'}], None);"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Plain text.",
+        "  <think>\nOne\n two </think>\n\n Three  \n four.\n",
+        "<think>\nnever closed",
+        "Some text\n" + call_text(1, 2) + "\n" + call_text(3, 4),
+        "<think>x</think>" + call_text(1, 2),
+        "<tool_call>\nbroken",
+        "ünï 🙂 \U0001f600 end STOP after",
+        "",
+    ],
+)
+@pytest.mark.parametrize("tools", [[CALC], None])
+def test_what_is_streamed_is_what_is_parsed(text: str, tools: Any) -> None:
+    """Fed token by token, a reader never sends what the parser would take back, and in the end sends all of it."""
+    rendering = load_rendering(str(CALC_DIR))
+    prompt = rendering.render([USER], tools)
+    ids = [*rendering.encode(text).tolist(), rendering.stop_token_ids[0]]
+    reader = StreamReader(rendering, prompt, tools=bool(tools), stop=())
+    content = reasoning = ""
+    for token in ids:
+        part = reader.feed([token])
+        content, reasoning = content + part.content, reasoning + part.reasoning
+    parsed = rendering.parse(rendering.encode(text), prompt, tools)
+    assert parsed.content.startswith(content)
+    rest = reader.finish(parsed.content, parsed.reasoning)
+    assert (content + rest.content, reasoning + rest.reasoning) == (parsed.content, parsed.reasoning or "")
