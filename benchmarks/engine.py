@@ -183,8 +183,8 @@ def load(path: str | None) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
-def measure(path: str | None, concurrency: int, rounds: int, same_length: bool) -> dict[str, float]:
-    """Tokens per second of the three at one concurrency, medians over rounds."""
+def measure(path: str | None, concurrency: int, rounds: int, batches: int, same_length: bool) -> dict[str, float]:
+    """Tokens per second of the three at one concurrency: medians over rounds of `batches` times as many requests."""
     model, other = load(path), load(path)
     work = Work(model.config.get_text_config().vocab_size)
     continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
@@ -193,11 +193,11 @@ def measure(path: str | None, concurrency: int, rounds: int, same_length: bool) 
         "generate": Generate(model, concurrency),
         "transformers_cb": continuous,
     }
-    count = max(4, 3 * concurrency)
+    count = max(4, batches * concurrency)
     speeds: dict[str, list[float]] = {name: [] for name in runners}
     try:
         for runner in runners.values():
-            runner(work.jobs(min(count, 2 * concurrency), same_length))
+            runner(work.jobs(concurrency, same_length))
         for _ in range(rounds):
             jobs = work.jobs(count, same_length)
             tokens = sum(job.tokens for job in jobs)
@@ -250,10 +250,10 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     console = Console()
-    rounds = 2 if arguments.quick else 5
+    rounds, batches = (2, 2) if arguments.quick else (5, 4)
     figures: dict[str, float] = {}
     for same_length in (False,) if arguments.quick else (False, True):
-        results = {c: measure(arguments.model, c, rounds, same_length) for c in CONCURRENCY}
+        results = {c: measure(arguments.model, c, rounds, batches, same_length) for c in CONCURRENCY}
         console.print(report("All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", results))
         figures |= keys(results, "_same_length" if same_length else "")
     if arguments.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from agentlightning.engine.base import SamplingParams
 from agentlightning.errors import ConfigError, ModelError
@@ -11,6 +12,8 @@ from agentlightning.types.call import Int32Array
 logger = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 100
+MIN_CONTEXT = 16
+MIN_PREFILL = 16
 
 
 def slot_count(slot_bytes: int, budget: int, concurrency: int) -> int:
@@ -30,21 +33,48 @@ def slot_count(slot_bytes: int, budget: int, concurrency: int) -> int:
     return slots
 
 
+def check_engine(max_context: int, max_concurrency: int, prefill_tokens: int) -> None:
+    """Refuse sizes with which nothing could be sampled."""
+    _refuse(
+        {
+            f"max_context must be {MIN_CONTEXT} or more, not {max_context}": max_context >= MIN_CONTEXT,
+            f"max_concurrency must be 1 or more, not {max_concurrency}": max_concurrency >= 1,
+            f"prefill_tokens must be {MIN_PREFILL} or more, not {prefill_tokens}": prefill_tokens >= MIN_PREFILL,
+        }
+    )
+
+
+def check_end_ids(eos_ids: tuple[int, ...], vocab_size: int) -> None:
+    """Refuse a model that could never end a response as its settings say."""
+    outside = [token for token in eos_ids if not 0 <= token < vocab_size]
+    if outside:
+        raise ModelError(
+            f"The end-of-sequence ids {outside} are outside the model's vocabulary of {vocab_size}. "
+            "Correct eos_token_id in its generation_config.json."
+        )
+
+
 def check_params(params: SamplingParams) -> None:
     """Refuse settings that mean nothing."""
-    checks = {
-        f"temperature must be 0 or more and finite, not {params.temperature}": 0 <= params.temperature < float("inf"),
-        f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
-        f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
-        f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None or params.max_tokens >= 1,
-        f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {params.top_logprobs}": (
-            0 <= params.top_logprobs <= MAX_TOP_LOGPROBS
-        ),
-        "stop must not hold an empty string": all(params.stop),
-    }
-    wrong = [message for message, right in checks.items() if not right]
-    if wrong:
-        raise ConfigError("; ".join(wrong) + ".")
+    top = params.top_logprobs
+    _refuse(
+        {
+            f"temperature must be 0 or more and finite, not {params.temperature}": 0 <= params.temperature < math.inf,
+            f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
+            f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
+            f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None
+            or params.max_tokens > 0,
+            f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {top}": 0 <= top <= MAX_TOP_LOGPROBS,
+            "stop must not hold an empty string": all(params.stop),
+        }
+    )
+
+
+def _refuse(rules: dict[str, bool]) -> None:
+    """Raise the messages of the rules that do not hold."""
+    broken = [message for message, holds in rules.items() if not holds]
+    if broken:
+        raise ConfigError("; ".join(broken) + ".")
 
 
 def check_prompt(prompt_ids: Int32Array, max_context: int, vocab_size: int) -> None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import Ended, Event, Failed, Request, Sampled
 from agentlightning.engine.kv_cache import probe
-from agentlightning.engine.limits import check_params, check_prompt, slot_count
+from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt, slot_count
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
@@ -113,6 +113,7 @@ class TorchEngine:
         model.eval()
         shape = probe(model)
         self.max_context = min(max_context or DEFAULT_CONTEXT, model.config.get_text_config().max_position_embeddings)
+        check_engine(self.max_context, max_concurrency, prefill_tokens)
         slots = slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
         self.max_concurrency = min(max_concurrency, slots)
         self.version = version
@@ -120,6 +121,7 @@ class TorchEngine:
         self.counters = Counters()
         self._model = SlotModel(model, shape, slots, self.max_context)
         self.vocab_size = self._model.self_check()
+        check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._running: dict[int, _Running] = {}

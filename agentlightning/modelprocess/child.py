@@ -38,6 +38,9 @@ _KILL_SECONDS = 10.0
 _WORDS = 20
 """How many lines of its output a dead process is quoted with."""
 
+_LEVELS = logging.getLevelNamesMapping()
+"""By the word that the child's own log lines begin with."""
+
 Answers = asyncio.Queue[Chunk | AgentLightningError]
 
 
@@ -222,7 +225,8 @@ class Child(asyncio.Protocol):
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
             for line in lines:
                 self._output.append(line)
-                logger.info("model process: %s", line)
+                level = _LEVELS.get(line.partition(" ")[0], logging.INFO)
+                logger.log(level, "model process: %s", line)
         if rest:
             self._output.append(rest)
 

@@ -34,10 +34,12 @@ class Inbox:
 
     def _read(self) -> None:
         frames = Frames()
-        while data := self._receive():
-            for body in frames.feed(data):
-                self._queue.put(to_child.decode(body))
-        self._queue.put(Stop())
+        try:
+            while data := self._receive():
+                for body in frames.feed(data):
+                    self._queue.put(to_child.decode(body))
+        finally:
+            self._queue.put(Stop())
         # Nobody is left to wait for a checkpoint being written, but half of one helps nobody either.
         threading.Event().wait(_GRACE_SECONDS)
         os._exit(1)

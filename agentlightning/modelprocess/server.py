@@ -18,7 +18,7 @@ import transformers
 
 from agentlightning.engine.events import Event, Failed, Request
 from agentlightning.engine.torch_engine import TorchEngine
-from agentlightning.errors import AgentLightningError
+from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.modelprocess.inbox import Inbox
@@ -49,6 +49,7 @@ from agentlightning.modelprocess.protocol import (
 
 logger = logging.getLogger(__name__)
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
 _CHANGES_WEIGHTS = (OptimStep, LoadState)
 
 
@@ -217,6 +218,8 @@ def _failed(request_id: int, error: AgentLightningError) -> Failed:
 
 
 def _load(settings: Settings) -> Policy:
+    if settings.dtype not in DTYPES:
+        raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")
     lora = settings.lora
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules)
     return load_policy(settings.model, device=settings.device, dtype=settings.dtype, lora=spec)

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import Learner, LossConfig, OptimParams, PackedBatch
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
 from agentlightning.types.call import Int32Array
@@ -36,6 +36,11 @@ async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
     settings = Settings(model=str(tiny_model_dir), max_concurrency=CONCURRENCY, learning_threads=1, device="cpu")
     async with ModelProcess(settings) as process:
         yield process
+
+
+def seams(process: ModelProcess) -> tuple[Engine, Learner]:
+    """For the type checker: it is both."""
+    return process, process
 
 
 async def sample(process: ModelProcess, prompt: Int32Array, *, stream: bool = False, **params: object) -> Chunk:

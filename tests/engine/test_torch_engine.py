@@ -258,6 +258,42 @@ def test_requests_that_can_never_be_sampled_are_refused(policy: Policy) -> None:
         engine.submit(request(0, random_ids(4, 1)))
 
 
+@pytest.mark.parametrize("wrong", [{"max_context": 8}, {"max_concurrency": 0}, {"prefill_tokens": 1}])
+def test_sizes_that_cannot_work_are_refused(policy: Policy, wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        make_engine(policy, **wrong)
+
+
+def test_an_end_token_outside_the_vocabulary_is_refused(policy: Policy) -> None:
+    policy.eos_ids = (5, 300)
+    with pytest.raises(ModelError, match=r"\[300\] are outside"):
+        make_engine(policy)
+
+
+def test_after_a_failed_step_the_engine_goes_on(policy: Policy) -> None:
+    class Fragile(type(policy.model)):
+        broken = False
+
+        def forward(self, *args: object, **kwargs: object) -> object:
+            if self.broken:
+                raise RuntimeError("out of memory")
+            return super().forward(*args, **kwargs)
+
+    policy.model.__class__ = Fragile
+    engine = make_engine(policy, max_concurrency=2)
+    for number in range(5):
+        engine.submit(request(number, random_ids(9, number), max_tokens=50))
+    engine.step()
+    Fragile.broken = True
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    Fragile.broken = False
+    assert sorted(engine.abort_all()) == [0, 1, 2, 3, 4]
+    assert not engine.active
+    one = request(9, random_ids(20, 9))
+    assert gap(policy, one, run(engine, [one])[9]) < EXACT
+
+
 def test_a_budget_decides_how_many_slots_there_are(policy: Policy, caplog: pytest.LogCaptureFixture) -> None:
     per_token = 2 * 2 * (16 + 16) * 4
     engine = make_engine(policy, max_context=99, kv_budget_bytes=per_token * 100 * 3, max_concurrency=8)
