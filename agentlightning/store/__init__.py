@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, LightningStore, Statistics, Unset
-from agentlightning.store.sql import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.store.stores import InMemoryLightningStore, PostgresLightningStore, SqliteLightningStore
 
 if TYPE_CHECKING:
     from agentlightning.store.client import LightningStoreClient
@@ -17,6 +17,7 @@ __all__ = [
     "LightningStore",
     "LightningStoreClient",
     "LightningStoreServer",
+    "PostgresLightningStore",
     "SqliteLightningStore",
     "Statistics",
     "Unset",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from agentlightning.errors import StoreUnavailableError
 from agentlightning.store.transaction import Operation
 
 T = TypeVar("T")
+
+MAX_BATCH = 512
+"""Operations per commit."""
 
 
 class Job:
@@ -36,6 +39,32 @@ class Job:
 
 JobQueue = SimpleQueue["Job | None"]
 """None asks a thread to end."""
+
+
+class Tick(Job):
+    """The watchdog's job: nobody waits for it."""
+
+    __slots__ = ()
+
+    def __init__(self, operation: Operation[None]):
+        self.operation = operation
+        self.result = None
+        self.error = None
+
+
+def next_batch(queue: JobQueue, wait: float) -> tuple[list[Job], bool]:
+    """What is queued, after waiting up to `wait` seconds for the first job; False with the last batch of all."""
+    batch: list[Job] = []
+    try:
+        job = queue.get(timeout=max(wait, 0.0))
+        while job is not None:
+            batch.append(job)
+            if len(batch) >= MAX_BATCH:
+                return batch, True
+            job = queue.get_nowait()
+    except Empty:
+        return batch, True
+    return batch, False
 
 
 def submit(queue: JobQueue, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:

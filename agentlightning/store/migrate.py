@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -19,6 +20,7 @@ from agentlightning.store.transaction import DIALECTS
 
 if TYPE_CHECKING:
     from alembic.config import Config
+    from psycopg import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,25 @@ def _sqlite_revision(connection: sqlite3.Connection, path: Path) -> str | None:
     return revision
 
 
+def prepare_postgres(connection: Connection[Any], dsn: str) -> None:
+    """Create or migrate the tables; several servers may start at the same moment."""
+    import psycopg
+
+    connection.execute("SELECT pg_advisory_lock(hashtext('agentlightning'))")
+    try:
+        found = connection.execute("SELECT to_regclass('alembic_version')").fetchone()
+        if found is None or found[0] is None:
+            with connection.transaction():
+                for statement in create_statements("postgresql"):
+                    connection.execute(cast(LiteralString, statement))
+            return
+        row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        if row is not None and row[0] != HEAD:
+            upgrade("postgresql+psycopg://", row[0], connect=lambda: psycopg.connect(dsn))
+    finally:
+        connection.execute("SELECT pg_advisory_unlock(hashtext('agentlightning'))")
+
+
 def alembic_config(url: str) -> Config:
     from alembic.config import Config
 
@@ -70,12 +91,13 @@ def alembic_config(url: str) -> Config:
     return config
 
 
-def upgrade(url: str, revision: str | None) -> None:
-    """Run the migrations from `revision` to the current schema."""
+def upgrade(url: str, revision: str | None, connect: Callable[[], Any] | None = None) -> None:
+    """Run the migrations from `revision` to the current schema. `connect` makes a connection, if the URL does not."""
     from alembic import command
     from alembic.script import ScriptDirectory
 
     config = alembic_config(url)
+    config.attributes["connect"] = connect
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if revision is not None and revision not in known:
         raise StoreError(

@@ -114,6 +114,13 @@ class Notifier:
         for waiter in chosen:
             waiter.call()
 
+    def everybody(self) -> None:
+        """News may have been missed: let all who wait look again."""
+        with self._lock:
+            waiters = {*self._claimers, *(waiter for group in self._watchers.values() for waiter in group)}
+        for waiter in waiters:
+            waiter.call()
+
     def finished(self, rollout_ids: Iterable[str]) -> None:
         """These rollouts reached a final status."""
         called: list[Waiter] = []

@@ -9,12 +9,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
-import shutil
-import tempfile
 import time
-import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentlightning.errors import NotFoundError, StoreError
@@ -25,9 +21,7 @@ from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, Filter
 from agentlightning.store.codec import new_id
 from agentlightning.store.notify import Notifier
 from agentlightning.store.query import Page
-from agentlightning.store.sqlite import BUSY_SECONDS, SqliteDatabase
-from agentlightning.store.transaction import Changes, Operation, Transaction
-from agentlightning.store.watchdog import TICK_SECONDS, Watchdog
+from agentlightning.store.transaction import Operation, Transaction
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -244,17 +238,21 @@ class SqlLightningStore:
         ids = list(dict.fromkeys(rollout_ids))
         if not ids:
             return []
+        end = None if timeout is None else time.monotonic() + timeout
         with self._notifier.watcher(ids, any_of=any_of) as waiter:
-            found = await self._db.read(lambda tx: rollouts.read_many(tx, ids))
-            if len(found) < len(ids):
-                missing = next(rollout_id for rollout_id in ids if rollout_id not in found)
-                raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")
-            finished = [rollout for rollout in found.values() if rollout.status in FINISHED_ROLLOUT]
-            if len(finished) == len(ids) or (any_of and finished) or (timeout is not None and timeout <= 0):
-                return finished
-            self._notifier.forget(waiter, [rollout.rollout_id for rollout in finished])
-            await waiter.wait(timeout)
+            while True:
+                finished = await self._finished(ids)
+                left = None if end is None else end - time.monotonic()
+                if len(finished) == len(ids) or (any_of and finished) or (left is not None and left <= 0):
+                    return finished
+                self._notifier.forget(waiter, [rollout.rollout_id for rollout in finished])
+                await waiter.wait(left)
+
+    async def _finished(self, ids: Sequence[str]) -> Sequence[Rollout]:
         found = await self._db.read(lambda tx: rollouts.read_many(tx, ids))
+        if len(found) < len(ids):
+            missing = next(rollout_id for rollout_id in ids if rollout_id not in found)
+            raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")
         return [rollout for rollout in found.values() if rollout.status in FINISHED_ROLLOUT]
 
     # ---- spans and calls -------------------------------------------------------------------------------------------
@@ -418,63 +416,3 @@ def _request(
     return EnqueueRolloutRequest(
         input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata, rollout_id=rollout_id
     )
-
-
-def _sqlite(
-    path: Path, synchronous: str, tick_seconds: float, busy_seconds: float, notifier: Notifier
-) -> SqliteDatabase:
-    def on_commit(changes: Changes) -> None:
-        if changes.queued:
-            notifier.queued(changes.queued)
-        if changes.finished:
-            notifier.finished(changes.finished)
-
-    watchdog = Watchdog()
-    return SqliteDatabase(
-        path,
-        synchronous=synchronous,
-        on_commit=on_commit,
-        tick=watchdog,
-        tick_seconds=tick_seconds,
-        busy_seconds=busy_seconds,
-    )
-
-
-class SqliteLightningStore(SqlLightningStore):
-    """The store in a SQLite file, owned by this process.
-
-    An acknowledged write survives kill -9 of the process; with `power_safe=True` also the loss of power (slower: one
-    fsync per group of commits). Other processes use it through `LightningStoreServer`. `busy_seconds` is how long a
-    write waits for another program that has locked the file.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        power_safe: bool = False,
-        watchdog_seconds: float = TICK_SECONDS,
-        busy_seconds: float = BUSY_SECONDS,
-    ):
-        self.path = Path(path).expanduser()
-        capabilities = Capabilities(
-            thread_safe=True, async_safe=True, multi_process=False, durable=True, otlp_traces=False
-        )
-        open_ = _call(_sqlite, self.path, "FULL" if power_safe else "NORMAL", watchdog_seconds, busy_seconds)
-        super().__init__(open_, capabilities)
-
-
-class InMemoryLightningStore(SqlLightningStore):
-    """The same store on a temporary file that is gone with it: for tests and trials."""
-
-    def __init__(self, *, watchdog_seconds: float = TICK_SECONDS):
-        self.folder = Path(tempfile.mkdtemp(prefix="agl-store-"))
-        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        capabilities = Capabilities(
-            thread_safe=True, async_safe=True, multi_process=False, durable=False, otlp_traces=False
-        )
-        super().__init__(_call(_sqlite, self.folder / "store.db", "OFF", watchdog_seconds, BUSY_SECONDS), capabilities)
-
-    async def close(self) -> None:
-        await super().close()
-        self._remove()

@@ -15,14 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
 
 from agentlightning.errors import StoreError, StoreUnavailableError
 from agentlightning.store.counters import write_counters
-from agentlightning.store.jobs import Job, JobQueue, closed_error, deliver, refuse, submit
+from agentlightning.store.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
 from agentlightning.store.migrate import prepare_sqlite
 from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
 
@@ -34,7 +34,6 @@ except ImportError:  # Windows has no advisory locks of this kind; there the sec
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_BATCH = 512
 BUSY_SECONDS = 5.0
 OLDEST_SQLITE = (3, 35, 0)
 
@@ -176,25 +175,12 @@ class SqliteDatabase:
         next_tick = time.monotonic()
         open_ = True
         while open_:
-            batch, open_ = self._next_batch(next_tick - time.monotonic())
+            batch, open_ = next_batch(self._writes, next_tick - time.monotonic())
             if batch:
                 self._commit_batch(batch)
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + self._tick_seconds
                 self._run_tick()
-
-    def _next_batch(self, wait: float) -> tuple[list[Job], bool]:
-        batch: list[Job] = []
-        try:
-            job = self._writes.get(timeout=max(wait, 0.0))
-            while job is not None:
-                batch.append(job)
-                if len(batch) >= MAX_BATCH:
-                    return batch, True
-                job = self._writes.get_nowait()
-        except Empty:
-            return batch, True
-        return batch, False
 
     def _commit_batch(self, batch: Sequence[Job]) -> None:
         try:
@@ -254,7 +240,7 @@ class SqliteDatabase:
         return True
 
     def _run_tick(self) -> None:
-        loop_free = _Tick(self._tick)
+        loop_free = Tick(self._tick)
         try:
             with translated(self.path):
                 changes = self._transact([loop_free])
@@ -279,17 +265,6 @@ class SqliteDatabase:
             except Exception as error:  # the caller's: it must reach the caller and not end the thread
                 job.error = error
             deliver((job,))
-
-
-class _Tick(Job):
-    """The watchdog's job: nobody waits for it."""
-
-    __slots__ = ()
-
-    def __init__(self, operation: Operation[None]):
-        self.operation = operation
-        self.result = None
-        self.error = None
 
 
 def _acquire(path: Path) -> IO[str] | None:

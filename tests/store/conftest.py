@@ -1,25 +1,69 @@
-"""Stores for the tests: a real SQLite file, and the same one behind a real HTTP server."""
+"""Stores for the tests, all real: a SQLite file, the same behind an HTTP server, PostgreSQL where it is installed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
+from agentlightning.store import (
+    LightningStore,
+    LightningStoreClient,
+    LightningStoreServer,
+    PostgresLightningStore,
+    SqliteLightningStore,
+)
+from tests.store.postgres_server import find_binaries, postgres_server
+
+WATCHDOG_SECONDS = 0.05
 
 
-@pytest.fixture(params=["sqlite", "http"])
+@pytest.fixture(scope="session")
+def postgres_address() -> Iterator[str]:
+    pytest.importorskip("psycopg")
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed")
+    with postgres_server(binaries) as address:
+        yield address
+
+
+@pytest.fixture
+def postgres_dsn(postgres_address: str) -> str:
+    """An empty database."""
+    import psycopg
+
+    name = f"test_{secrets.token_hex(6)}"
+    with psycopg.connect(postgres_address, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return postgres_address.replace("/postgres?", f"/{name}?")
+
+
+@asynccontextmanager
+async def over_http(tmp_path: Path) -> AsyncIterator[LightningStore]:
+    store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=WATCHDOG_SECONDS)
+    server = LightningStoreServer(store, port=0, admin_key="admin")
+    await server.start()
+    client = LightningStoreClient(server.endpoint, key="admin")
+    yield client
+    await client.close()
+    await server.stop()
+    await store.close()
+
+
+@pytest.fixture(params=["sqlite", "http", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[LightningStore]:
-    opened = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=0.05)
-    if request.param == "sqlite":
-        yield opened
-    else:
-        server = LightningStoreServer(opened, port=0, admin_key="admin")
-        await server.start()
-        client = LightningStoreClient(server.endpoint, key="admin")
-        yield client
-        await client.close()
-        await server.stop()
+    if request.param == "http":
+        async with over_http(tmp_path) as client:
+            yield client
+        return
+    opened = (
+        SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=WATCHDOG_SECONDS)
+        if request.param == "sqlite"
+        else PostgresLightningStore(request.getfixturevalue("postgres_dsn"), watchdog_seconds=WATCHDOG_SECONDS)
+    )
+    yield opened
     await opened.close()

@@ -11,7 +11,10 @@ from agentlightning.store.schema import metadata
 def run() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
     assert url is not None
-    engine = create_engine(url, poolclass=pool.NullPool)
+    # PostgreSQL is given as a function that connects, so that its own kind of address goes to its driver as it is.
+    connect = context.config.attributes.get("connect")
+    arguments = {} if connect is None else {"creator": connect}
+    engine = create_engine(url, poolclass=pool.NullPool, **arguments)
     with engine.connect() as connection:
         # SQLite changes columns by copying the table.
         batch = connection.dialect.name == "sqlite"

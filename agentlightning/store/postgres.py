@@ -1,0 +1,343 @@
+"""The PostgreSQL database of a store that several machines share.
+
+Keeps the promises of `sqlite`: results are delivered after their commit, and a failing operation does not disturb the
+others of its group. Rows that decide about a status are locked when they are read, claims skip what others have
+locked, and news travels by NOTIFY. A transaction that lost against another one (a deadlock, the same id at the same
+moment) is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import LiteralString, TypeVar, cast
+
+import msgspec
+import psycopg
+from psycopg import errors, sql
+from sqlalchemy.sql import ClauseElement
+
+from agentlightning.errors import StoreError, StoreUnavailableError
+from agentlightning.store.counters import write_counters
+from agentlightning.store.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
+from agentlightning.store.migrate import prepare_postgres
+from agentlightning.store.notify import Notifier
+from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CHANNEL = "agl_store"
+IDS_PER_NOTIFICATION = 100
+"""A notification holds 8,000 bytes."""
+COUNTER_SHARDS = 64
+TRIES = 6
+RECONNECT_SECONDS = 1.0
+_LOST_RACE = (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation)
+
+Connection = psycopg.Connection[Row]
+
+
+class _Broken(psycopg.OperationalError):
+    """The connection broke before the commit was asked for, so nothing has happened and all may be run again."""
+
+
+class PostgresTransaction:
+    """The `Transaction` of a PostgreSQL connection. `wrote` tells whether it may have changed anything."""
+
+    __slots__ = ("_connection", "changes", "now", "wrote")
+
+    def __init__(self, connection: Connection):
+        self._connection = connection
+        self.changes = Changes()
+        self.now = time.time()
+        self.wrote = False
+
+    def row(self, statement: Statement, parameters: Parameters) -> Row | None:
+        return self._run(statement.text("postgresql"), parameters).fetchone()
+
+    def rows(self, statement: Statement, parameters: Parameters) -> list[Row]:
+        return self._run(statement.text("postgresql"), parameters).fetchall()
+
+    def run(self, statement: Statement, parameters: Parameters) -> int:
+        self.wrote = True
+        return self._run(statement.text("postgresql"), parameters).rowcount
+
+    def many(self, statement: Statement, parameters: Sequence[Parameters]) -> int:
+        self.wrote = True
+        if not parameters:
+            return 0
+        with self._connection.cursor() as cursor:
+            cursor.executemany(_trusted(statement.text("postgresql")), parameters)
+            return cursor.rowcount
+
+    def select(self, element: ClauseElement) -> list[Row]:
+        return self._execute(element).fetchall()
+
+    def change(self, element: ClauseElement) -> int:
+        self.wrote = True
+        return self._execute(element).rowcount
+
+    def _execute(self, element: ClauseElement) -> psycopg.Cursor[Row]:
+        compiled = element.compile(dialect=DIALECTS["postgresql"], compile_kwargs={"render_postcompile": True})
+        return self._run(str(compiled), compiled.params or {})
+
+    def _run(self, text: str, parameters: Parameters) -> psycopg.Cursor[Row]:
+        return self._connection.execute(_trusted(text), parameters)
+
+
+def _trusted(text: str) -> sql.SQL:
+    """SQL that SQLAlchemy made, with its values apart."""
+    return sql.SQL(cast(LiteralString, text))
+
+
+class PostgresDatabase:
+    """A pool of connections to a PostgreSQL server, each with a thread of its own."""
+
+    def __init__(self, dsn: str, notifier: Notifier, tick: Operation[None], tick_seconds: float, writers: int = 4):
+        self._dsn = dsn
+        self._notifier = notifier
+        self._tick = tick
+        self._tick_seconds = tick_seconds
+        self._name = secrets.token_hex(8)
+        self._writes: JobQueue = SimpleQueue()
+        self._reads: JobQueue = SimpleQueue()
+        self._closed = threading.Event()
+        with _connect(dsn) as connection:
+            prepare_postgres(connection, dsn)
+        self._writers = writers
+        self._threads = [threading.Thread(target=self._listen, name="agl-store-listener", daemon=True)]
+        for number in range(writers):
+            write = threading.Thread(target=self._write_loop, args=(number,), name=f"agl-store-writer-{number}")
+            read = threading.Thread(target=self._read_loop, name=f"agl-store-reader-{number}")
+            self._threads += [write, read]
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def write(self, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+        """See `SqliteDatabase.write`."""
+        if self._closed.is_set():
+            raise closed_error()
+        return submit(self._writes, operation, undo)
+
+    def read(self, operation: Operation[T]) -> asyncio.Future[T]:
+        """See `SqliteDatabase.read`."""
+        if self._closed.is_set():
+            raise closed_error()
+        return submit(self._reads, operation)
+
+    async def close(self) -> None:
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        for _ in range(self._writers):
+            self._writes.put(None)
+            self._reads.put(None)
+        await asyncio.to_thread(self._join)
+
+    def _join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+        refuse(self._writes)
+        refuse(self._reads)
+
+    # ---- writing ---------------------------------------------------------------------------------------------------
+
+    def _write_loop(self, number: int) -> None:
+        writer = _Link(self._dsn)
+        shard = str(secrets.randbelow(COUNTER_SHARDS))
+        # One of the writers also runs the watchdog.
+        next_tick = time.monotonic() if number == 0 else float("inf")
+        open_ = True
+        while open_:
+            batch, open_ = next_batch(self._writes, min(next_tick - time.monotonic(), 3600.0))
+            if batch:
+                self._commit(writer, batch, shard)
+                deliver(batch)
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + self._tick_seconds
+                self._run_tick(writer, shard)
+        writer.close()
+
+    def _run_tick(self, writer: _Link, shard: str) -> None:
+        tick = Tick(self._tick)
+        self._commit(writer, [tick], shard)
+        if tick.error is not None:
+            logger.error("The store's watchdog failed; it tries again soon.", exc_info=tick.error)
+
+    def _commit(self, writer: _Link, batch: Sequence[Job], shard: str) -> None:
+        """Run a batch in one transaction, again and again while it loses against others."""
+        failure: Exception = closed_error()
+        for attempt in range(TRIES):
+            try:
+                changes = self._transact(writer.connection(), batch, shard, savepoints=attempt > 0)
+            except (_Broken, *_LOST_RACE) as error:
+                writer.drop()
+                failure = error
+                time.sleep(secrets.randbelow(1 + 10 * attempt) / 1000)
+            except Exception as error:  # belongs to those who wait for the batch, and must not end the thread
+                writer.drop()
+                failure = error
+                break
+            else:
+                self._tell_waiters(changes)
+                return
+        for job in batch:
+            job.error = translate(failure)
+
+    def _transact(self, connection: Connection, batch: Sequence[Job], shard: str, savepoints: bool) -> Changes:
+        changes = Changes()
+        committing = False
+        try:
+            with connection.transaction():
+                for job in batch:
+                    _run_job(connection, job, changes, savepoints)
+                # Always in the same order, so that writers do not deadlock.
+                write_counters(PostgresTransaction(connection), shard, dict(sorted(changes.counts.items())))
+                self._notify(connection, changes)
+                committing = True
+        except psycopg.OperationalError as error:
+            if connection.broken and not committing:
+                raise _Broken(str(error)) from error
+            raise
+        return changes
+
+    def _notify(self, connection: Connection, changes: Changes) -> None:
+        """Tell the other servers, with the commit."""
+        if not changes.queued and not changes.finished:
+            return
+        for start in range(0, max(len(changes.finished), 1), IDS_PER_NOTIFICATION):
+            finished = changes.finished[start : start + IDS_PER_NOTIFICATION]
+            news = [self._name, changes.queued if start == 0 else 0, finished]
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, msgspec.json.encode(news).decode()))
+
+    def _tell_waiters(self, changes: Changes) -> None:
+        if changes.queued:
+            self._notifier.queued(changes.queued)
+        if changes.finished:
+            self._notifier.finished(changes.finished)
+
+    # ---- reading and listening -------------------------------------------------------------------------------------
+
+    def _read_loop(self) -> None:
+        reader = _Link(self._dsn)
+        while (job := self._reads.get()) is not None:
+            try:
+                try:
+                    self._read_once(reader, job)
+                except psycopg.OperationalError:
+                    # A connection may have broken while it was idle; a read can be repeated.
+                    reader.drop()
+                    self._read_once(reader, job)
+            except Exception as error:  # the caller's: it must reach the caller and not end the thread
+                job.error = translate(error)
+                reader.drop()
+            deliver((job,))
+        reader.close()
+
+    def _read_once(self, reader: _Link, job: Job) -> None:
+        connection = reader.connection()
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            job.result = job.operation(PostgresTransaction(connection))
+
+    def _listen(self) -> None:
+        link = _Link(self._dsn)
+        while not self._closed.is_set():
+            try:
+                connection = link.connection()
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+                # What was committed while nobody listened is found by looking again.
+                self._notifier.everybody()
+                while not self._closed.is_set():
+                    for notification in connection.notifies(timeout=0.2):
+                        self._hear(notification.payload)
+            except (psycopg.Error, StoreUnavailableError):
+                logger.warning("The store lost its connection to PostgreSQL; connecting again.")
+                link.drop()
+                self._closed.wait(RECONNECT_SECONDS)
+        link.close()
+
+    def _hear(self, payload: str) -> None:
+        sender, queued, finished = msgspec.json.decode(payload, type=tuple[str, int, list[str]])
+        if sender == self._name:
+            return
+        if queued:
+            self._notifier.queued(queued)
+        if finished:
+            self._notifier.finished(finished)
+
+
+class _Link:
+    """One thread's connection, made when it is needed and made again after it broke."""
+
+    def __init__(self, dsn: str):
+        self._dsn = dsn
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = _connect(self._dsn)
+        return self._connection
+
+    def drop(self) -> None:
+        """Forget the connection if it is broken."""
+        if self._connection is not None and self._connection.broken:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _run_job(connection: Connection, job: Job, changes: Changes, savepoint: bool) -> None:
+    """Run one operation. Raises when the whole transaction has to be run again."""
+    tx = PostgresTransaction(connection)
+    job.error = None
+    try:
+        if savepoint:
+            with connection.transaction():
+                job.result = job.operation(tx)
+        else:
+            job.result = job.operation(tx)
+    except _LOST_RACE:
+        raise
+    except Exception as error:  # the caller's: it must reach the caller, whatever it is, and not end the thread
+        if connection.broken:
+            raise
+        if not savepoint and (tx.wrote or isinstance(error, psycopg.Error)):
+            # It left something behind: again, with a savepoint around each operation.
+            raise errors.SerializationFailure(str(error)) from error
+        job.error = translate(error)
+    else:
+        changes.merge(tx.changes)
+
+
+def _connect(dsn: str) -> Connection:
+    try:
+        return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
+    except psycopg.Error as error:
+        raise StoreUnavailableError(
+            f"PostgreSQL cannot be reached: {str(error).strip()}. Check that it runs, and its address."
+        ) from error
+
+
+def translate(error: Exception) -> Exception:
+    """PostgreSQL's errors as `StoreError`s; all others as they are."""
+    if isinstance(error, psycopg.DataError):
+        translation: Exception = StoreError(f"A value cannot be stored: {error}.")
+    elif isinstance(error, psycopg.Error):
+        translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
+    elif isinstance(error, UnicodeEncodeError):
+        translation = StoreError(f"A value cannot be stored: {error}. Texts are Unicode.")
+    else:
+        return error
+    translation.__cause__ = error
+    return translation

@@ -1,0 +1,129 @@
+"""PostgreSQL shared by several stores: no claim twice, news in both, and connections that break."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agentlightning.errors import StoreUnavailableError
+from agentlightning.store import LightningStoreClient, LightningStoreServer, PostgresLightningStore
+from agentlightning.store.migrate import create_statements, upgrade
+from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, RolloutStatus
+from tests.store.builders import make_call, make_segment
+
+psycopg = pytest.importorskip("psycopg")
+
+
+@pytest.fixture
+async def pair(postgres_dsn: str) -> AsyncIterator[list[PostgresLightningStore]]:
+    """Two stores on one database, as two machines have them."""
+    stores = [PostgresLightningStore(postgres_dsn, watchdog_seconds=0.1) for _ in range(2)]
+    yield stores
+    for store in stores:
+        await store.close()
+
+
+async def test_two_servers_and_32_runners(pair: list[PostgresLightningStore]) -> None:
+    servers = [LightningStoreServer(store, port=0) for store in pair]
+    for server in servers:
+        await server.start()
+    clients = [LightningStoreClient(server.endpoint) for server in servers]
+    tasks, done = 300, Counter[str]()
+
+    async def runner(number: int) -> None:
+        store = clients[number % 2]
+        while done.total() < tasks:
+            claim = await store.dequeue_rollout(f"w{number}", timeout=0.3)
+            if claim is None:
+                continue
+            segments = make_segment("p", None, 0, [1]), make_segment("r", "p", 1, [2], 1)
+            await store.add_calls([make_call(claim, "c", "p", "r", *segments)])
+            # The other server finishes it.
+            await clients[(number + 1) % 2].update_attempt(
+                claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED
+            )
+            done[claim.rollout_id] += 1
+
+    runners = asyncio.gather(*[runner(number) for number in range(32)])
+    requests = [EnqueueRolloutRequest(input=n) for n in range(tasks)]
+    ids = [r.rollout_id for r in await clients[0].enqueue_many_rollouts(requests)]
+    finished = await clients[1].wait_for_rollouts(rollout_ids=ids, timeout=60)
+    await asyncio.wait_for(runners, 30)
+    assert len(finished) == tasks
+    assert done == Counter(ids)
+    for store in pair:
+        statistics = await store.statistics()
+        assert statistics["rollouts"] == {s.value: tasks * (s is RolloutStatus.SUCCEEDED) for s in RolloutStatus}
+        assert (statistics["total_attempts"], statistics["total_calls"]) == (tasks, tasks)
+    for client, server in zip(clients, servers, strict=True):
+        await client.close()
+        await server.stop()
+
+
+async def test_news_travels_between_servers(pair: list[PostgresLightningStore]) -> None:
+    waiting = asyncio.ensure_future(pair[0].dequeue_rollout("w", timeout=10))
+    await asyncio.sleep(0.5)
+    start = time.perf_counter()
+    rollout = await pair[1].enqueue_rollout(1)
+    claim = await waiting
+    assert claim is not None
+    watching = asyncio.ensure_future(pair[1].wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=10))
+    await asyncio.sleep(0.1)
+    await pair[0].update_attempt(rollout.rollout_id, "latest", status=AttemptStatus.SUCCEEDED)
+    assert len(await watching) == 1
+    assert time.perf_counter() - start < 2
+
+
+async def test_the_same_ids_at_the_same_moment(pair: list[PostgresLightningStore]) -> None:
+    """A request that is repeated on another server while the first one is still under way."""
+    for number in range(10):
+        new = [store.enqueue_rollout(number, rollout_id=f"r{number}") for store in pair * 3]
+        assert len({r.rollout_id for r in await asyncio.gather(*new)}) == 1
+        claims = await asyncio.gather(*[store.dequeue_rollout("w", attempt_id=f"a{number}") for store in pair * 3])
+        assert {claim.rollout_id for claim in claims if claim is not None} == {f"r{number}"}
+    assert (await pair[0].statistics())["total_attempts"] == 10
+
+
+async def test_broken_connections_are_made_again(pair: list[PostgresLightningStore], postgres_dsn: str) -> None:
+    store = pair[0]
+    await store.enqueue_rollout(1)
+    with psycopg.connect(postgres_dsn, autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+    await asyncio.gather(*[store.enqueue_rollout(n) for n in range(20)])
+    assert (await store.query_rollouts()).total == 21
+    assert len(await store.dequeue_many_rollouts(100, "w", timeout=10)) == 21
+    waiting = asyncio.ensure_future(store.dequeue_rollout("w", timeout=20))
+    await asyncio.sleep(1.5)  # the listener connects again
+    await pair[1].enqueue_rollout("news")
+    assert (await waiting) is not None
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+        PostgresLightningStore("postgresql://nobody@127.0.0.1:9/nothing")
+
+
+def _describe(dsn: str) -> set[tuple[object, ...]]:
+    with psycopg.connect(dsn) as connection:
+        columns = connection.execute(
+            "SELECT table_name, column_name, data_type, is_nullable FROM information_schema.columns"
+            " WHERE table_schema = 'public' AND table_name <> 'alembic_version'"
+        ).fetchall()
+        indexes = connection.execute("SELECT indexdef FROM pg_indexes WHERE schemaname = 'public'").fetchall()
+    return {*columns, *(row for row in indexes if "alembic_version" not in row[0])}
+
+
+def test_migrations_lead_to_the_schema(postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn) as connection:
+        for statement in create_statements("postgresql"):
+            connection.execute(statement)
+    created = _describe(postgres_dsn)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    upgrade("postgresql+psycopg://", None, connect=lambda: psycopg.connect(postgres_dsn))
+    assert _describe(postgres_dsn) == created
