@@ -11,9 +11,9 @@ import argparse
 import asyncio
 import gc
 import json
-import resource
 import sys
 import time
+import tracemalloc
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -172,7 +172,9 @@ async def measure_load(bench: Bench, quick: bool) -> dict[str, float]:
     spec = {"kind": "load", "places": places, "bodies": bodies_of(bench.messages(PROMPT_TOKENS))}
     await in_other_process({**spec, "count": 128, "concurrency": 8})  # first sight of each attempt
     one = await in_other_process({**spec, "count": 400 if quick else 2000, "concurrency": 1})
+    before = time.process_time()
     many = await in_other_process({**spec, "count": 2000 if quick else 10000, "concurrency": 32})
+    cpu = time.process_time() - before
     assert one["failures"] == many["failures"] == 0
     start = time.perf_counter()
     await bench.close(places)
@@ -180,6 +182,7 @@ async def measure_load(bench: Bench, quick: bool) -> dict[str, float]:
         "added_p50_ms": percentile(one["latencies"], 50),
         "added_p99_ms": percentile(one["latencies"], 99),
         "rps_32": len(many["latencies"]) / many["seconds"],
+        "cpu_ms_32": 1e3 * cpu / len(many["latencies"]),
         "p99_32_ms": percentile(many["latencies"], 99),
         "barrier_ms": 1e3 * (time.perf_counter() - start),
     }
@@ -216,24 +219,21 @@ async def measure_long(bench: Bench, quick: bool) -> dict[str, float]:
 
 
 async def measure_memory(bench: Bench, quick: bool) -> dict[str, float]:
-    """Resident bytes per call in the first and the second half of conversations of 50 turns."""
-    conversations = 8 if quick else 32
+    """Bytes of Python memory per call in the first and the second half of conversations of 50 turns."""
+    conversations = 4 if quick else 16
     halves = []
+    tracemalloc.start()
     for turns in (25, 50):
         gc.collect()
-        before = resident()
+        before, _ = tracemalloc.get_traced_memory()
         for place in await bench.places(conversations):
             spec = {"kind": "converse", "places": [place], "messages": bench.messages(PROMPT_TOKENS), "turns": turns}
             await in_other_process(spec)
         gc.collect()
-        halves.append((resident() - before) / conversations)
+        halves.append((tracemalloc.get_traced_memory()[0] - before) / conversations)
+    tracemalloc.stop()
     first, second = halves[0] / 25, (halves[1] - halves[0]) / 25
     return {"bytes_per_call_turns_1_25": first, "bytes_per_call_turns_26_50": second}
-
-
-def resident() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
 
 
 async def run(quick: bool) -> dict[str, float]:

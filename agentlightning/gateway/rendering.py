@@ -82,6 +82,10 @@ class Rendering(Protocol):
 
     def decode(self, ids: Int32Array | Sequence[int]) -> str: ...
 
+    def token_text(self, token: int) -> str:
+        """One token as text; half a character is a replacement character."""
+        ...
+
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
         """The whole prompt, ending where the assistant's next turn begins."""
         ...
@@ -126,6 +130,7 @@ class RenderersRendering:
         self._tail = _TAIL if name in _TAIL_ONLY else None
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self.markers = _markers(tokenizer, name)
+        self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
 
     def encode(self, text: str) -> Int32Array:
@@ -133,6 +138,12 @@ class RenderersRendering:
 
     def decode(self, ids: Int32Array | Sequence[int]) -> str:
         return self._tokenizer.decode(_ints(ids), skip_special_tokens=False)
+
+    def token_text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token])
+        return text
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
         from jinja2 import TemplateError

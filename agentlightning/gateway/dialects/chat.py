@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, logprob_rows, openai_error, sse
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
@@ -23,7 +23,6 @@ from agentlightning.gateway.dialects.fields import (
 from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, unsupported
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.gateway.sampling import check_asked
-from agentlightning.types.call import Float32Array, Int32Array
 
 READ = (
     "model",
@@ -166,9 +165,7 @@ class _Writer:
         extra: dict[str, Any] = {}
         if delta.ids is not None and delta.logprobs is not None:
             if self._request.logprobs:
-                extra["logprobs"] = _logprobs(
-                    delta.ids, delta.logprobs, delta.top_ids, delta.top_logprobs, self._request, self._rendering
-                )
+                extra["logprobs"] = _logprobs(delta, self._request, self._rendering)
             if self._request.return_token_ids:
                 extra["token_ids"] = delta.ids.tolist()
         if not change and not extra:
@@ -242,7 +239,7 @@ def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[
         message["reasoning_content"] = choice.reasoning
     logprobs = None
     if request.logprobs:
-        logprobs = _logprobs(choice.ids, choice.logprobs, choice.top_ids, choice.top_logprobs, request, rendering)
+        logprobs = _logprobs(choice, request, rendering)
     found = {
         "index": choice.index,
         "message": message,
@@ -268,24 +265,5 @@ def _usage(reply: Reply) -> dict[str, Any]:
     }
 
 
-def _logprobs(
-    ids: Int32Array,
-    logprobs: Float32Array,
-    top_ids: Int32Array | None,
-    top_logprobs: Float32Array | None,
-    request: CallRequest,
-    rendering: Rendering,
-) -> dict[str, Any]:
-    content = []
-    for at, (token, logprob) in enumerate(zip(ids.tolist(), logprobs.tolist(), strict=True)):
-        top: Sequence[dict[str, Any]] = ()
-        if request.top_logprobs and top_ids is not None and top_logprobs is not None:
-            pairs = zip(top_ids[at].tolist(), top_logprobs[at].tolist(), strict=True)
-            top = [_token(rendering, i, p) for i, p in pairs]
-        content.append({**_token(rendering, token, logprob), "top_logprobs": top})
-    return {"content": content, "refusal": None}
-
-
-def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
-    text = rendering.decode([token])
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+def _logprobs(tokens: Choice | Delta, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
+    return {"content": logprob_rows(tokens, request.top_logprobs, rendering), "refusal": None}

@@ -152,7 +152,7 @@ def _choice(request: CallRequest, choice: Choice, text: str, rendering: Renderin
 
 
 def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
-    tokens = [rendering.decode([token]) for token in choice.ids.tolist()]
+    tokens = [rendering.token_text(token) for token in choice.ids.tolist()]
     offsets, at = [], 0
     for token in tokens:
         offsets.append(at)
@@ -160,7 +160,7 @@ def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dic
     top: list[dict[str, float]] | None = None
     if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
         rows = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)
-        top = [{rendering.decode([i]): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
+        top = [{rendering.token_text(i): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
     return {
         "tokens": tokens,
         "token_logprobs": choice.logprobs.tolist(),

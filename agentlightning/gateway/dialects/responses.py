@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import Answered, StreamWriter, logprob_rows, openai_error, sse
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
@@ -336,7 +336,7 @@ def _items(choice: Choice, response_id: str, request: CallRequest, rendering: Re
     if choice.reasoning:
         items.append(_text_item("reasoning", response_id, choice.reasoning))
     if choice.content or not choice.tool_calls:
-        logprobs = _logprobs(choice, request, rendering) if request.logprobs else []
+        logprobs = logprob_rows(choice, request.top_logprobs, rendering) if request.logprobs else []
         items.append(_text_item("message", response_id, choice.content, logprobs))
     for number, call in enumerate(choice.tool_calls):
         items.append(
@@ -380,19 +380,3 @@ def _usage(reply: Reply) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": prompt + response,
     }
-
-
-def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> list[dict[str, Any]]:
-    rows = []
-    for at, (token, logprob) in enumerate(zip(choice.ids.tolist(), choice.logprobs.tolist(), strict=True)):
-        top = []
-        if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
-            pairs = zip(choice.top_ids[at].tolist(), choice.top_logprobs[at].tolist(), strict=True)
-            top = [_token(rendering, i, p) for i, p in pairs]
-        rows.append({**_token(rendering, token, logprob), "top_logprobs": top})
-    return rows
-
-
-def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
-    text = rendering.decode([token])
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
