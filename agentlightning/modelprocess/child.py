@@ -70,6 +70,7 @@ class Child(asyncio.Protocol):
         root = str(Path(agentlightning.__file__).parents[1])
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # Threads that spin while they wait make learning several times slower when another process wants a core.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "agentlightning.modelprocess", str(theirs.fileno())),
@@ -77,7 +78,7 @@ class Child(asyncio.Protocol):
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
-                env={"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path},
+                env=environment,
             )
         child = cls(process)
         ours.setblocking(False)

@@ -17,7 +17,7 @@ import pytest
 import pytest_asyncio
 
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
-from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.errors import ConfigError, EngineError, ModelError, ModelProcessDied
 from agentlightning.learner.base import Learner, LossConfig, OptimParams, PackedBatch
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
@@ -165,10 +165,11 @@ async def test_death_is_told_to_everyone_and_restart_brings_the_checkpoint(
         asyncio.create_task(sample(process, random_ids(9, s), max_tokens=400)) for s in range(20)
     ]
     waiting.append(asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.1))))
+    waiting.append(asyncio.create_task(process.watch()))
     await process.info()
     os.kill(process.pid, signal.SIGKILL)
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(outcome, EngineError) and "SIGKILL" in str(outcome) for outcome in outcomes), outcomes
+    assert all(isinstance(outcome, ModelProcessDied) and "SIGKILL" in str(outcome) for outcome in outcomes), outcomes
     with pytest.raises(EngineError, match=r"restart\(\)"):
         await sample(process, prompt)
     await process.restart(str(tmp_path / "model"))
