@@ -28,6 +28,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import uvloop
 
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.types import (
@@ -148,8 +149,6 @@ async def in_process(folder: Path, seconds: float) -> dict[str, float]:
 
 
 def serve(path: str, port: int) -> None:
-    import uvloop
-
     async def run() -> None:
         await LightningStoreServer(SqliteLightningStore(path), port=port).run_forever()
 
@@ -261,4 +260,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute, smaller sizes")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
-    asyncio.run(main(parser.parse_args()))
+    uvloop.run(main(parser.parse_args()))

@@ -38,7 +38,7 @@ def postgres_server(binaries: Path) -> Iterator[str]:
         _wait_until_up(folder)
         yield f"postgresql://postgres@/postgres?host={folder}"
     finally:
-        process.terminate()
+        subprocess.run([*prefix, str(binaries / "pg_ctl"), "-D", data, "-m", "immediate", "stop"], capture_output=True)
         process.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
