@@ -183,8 +183,8 @@ def load(path: str | None) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
-def measure(path: str | None, concurrency: int, rounds: int, batches: int, same_length: bool) -> dict[str, float]:
-    """Tokens per second of the three at one concurrency: medians over rounds of `batches` times as many requests."""
+def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) -> dict[str, float]:
+    """Tokens per second of the three at one concurrency: medians over rounds."""
     model, other = load(path), load(path)
     work = Work(model.config.get_text_config().vocab_size)
     continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
@@ -193,7 +193,8 @@ def measure(path: str | None, concurrency: int, rounds: int, batches: int, same_
         "generate": Generate(model, concurrency),
         "transformers_cb": continuous,
     }
-    count = max(4, batches * concurrency)
+    count = max(2 * concurrency, min(4 * concurrency, 32)) if quick else 4 * concurrency
+    rounds = (3 if concurrency < 32 else 2) if quick else 5
     speeds: dict[str, list[float]] = {name: [] for name in runners}
     try:
         for runner in runners.values():
@@ -250,10 +251,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     console = Console()
-    rounds, batches = (2, 2) if arguments.quick else (5, 4)
     figures: dict[str, float] = {}
     for same_length in (False,) if arguments.quick else (False, True):
-        results = {c: measure(arguments.model, c, rounds, batches, same_length) for c in CONCURRENCY}
+        results = {c: measure(arguments.model, c, arguments.quick, same_length) for c in CONCURRENCY}
         console.print(report("All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", results))
         figures |= keys(results, "_same_length" if same_length else "")
     if arguments.json:

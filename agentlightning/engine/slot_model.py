@@ -30,7 +30,9 @@ class SlotModel:
         self.cache = SlotCache(shape, slots, self.capacity)
         self._slots = slots
         self._device = shape.device
-        self._mask_dtype = shape.dtype if model.config._attn_implementation == "eager" else torch.bool
+        # Added to the attention's scores: what eager attention needs, and spares sdpa a conversion in every layer.
+        self._seen = torch.zeros((), dtype=shape.dtype, device=shape.device)
+        self._unseen = torch.full((), torch.finfo(shape.dtype).min, dtype=shape.dtype, device=shape.device)
         self._context_T = torch.arange(self.capacity, device=shape.device)
 
     def prefill(self, tokens: list[np.ndarray], slots: np.ndarray, starts: np.ndarray) -> torch.Tensor:
@@ -60,10 +62,7 @@ class SlotModel:
         self, ids_RQ: np.ndarray, positions_RQ: np.ndarray, rows: slice | torch.Tensor, write: np.ndarray, context: int
     ) -> torch.Tensor:
         positions = torch.from_numpy(positions_RQ).to(self._device)
-        mask_RQT = self._context_T[:context] <= positions[:, :, None]
-        if self._mask_dtype is not torch.bool:
-            lowest = torch.finfo(self._mask_dtype).min
-            mask_RQT = torch.zeros(mask_RQT.shape, dtype=self._mask_dtype).masked_fill_(~mask_RQT, lowest)
+        mask_RQT = torch.where(self._context_T[:context] <= positions[:, :, None], self._seen, self._unseen)
         flat = torch.from_numpy(write.reshape(-1)).to(self._device)
         self.cache.plan(rows, flat, context, ids_RQ.shape[1])
         return self.model(
