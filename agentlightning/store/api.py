@@ -1,6 +1,7 @@
 """The store over HTTP: one endpoint per operation of the protocol, under /v1/agl.
 
-Bodies are in `wire`; who may call what is in `access`; errors are problem details that say what to do next.
+Bodies are in `wire`; who may call what is in `access`; errors are problem details that say what to do next. The
+endpoints that carry the load come first, because routes are tried in their order; `hot` answers them without FastAPI.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.store import otlp, prometheus, wire
@@ -52,7 +54,8 @@ _problems: dict[int | str, dict[str, Any]] = {
 router = APIRouter(prefix=wire.PREFIX, responses=_problems)
 
 
-def _store(request: Request) -> SqlLightningStore:
+async def _store(request: Request) -> SqlLightningStore:
+    # Async although it waits for nothing: FastAPI sends other dependencies through a thread.
     return request.app.state.store
 
 
@@ -94,19 +97,6 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-# ---- the store itself ------------------------------------------------------------------------------------------------
-
-
-@router.get("/health", summary="Is the server there?")
-async def health() -> dict[str, str]:
-    return {"status": "ok"}
-
-
-@router.get("/statistics", summary="Counts per status")
-async def statistics(store: Store) -> Statistics:
-    return await store.statistics()
-
-
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
@@ -125,54 +115,6 @@ async def dequeue(request: Request, store: Store, body: wire.Dequeue) -> list[At
 async def wait(request: Request, store: Store, body: wire.Wait) -> list[Rollout]:
     wait_for = store.wait_for_any_rollout if body.any else store.wait_for_rollouts
     return list(await while_connected(request, wait_for(rollout_ids=body.rollout_ids, timeout=body.timeout)))
-
-
-# ---- rollouts and attempts -------------------------------------------------------------------------------------------
-
-
-@router.post("/rollouts", summary="Create a rollout and claim it")
-async def start_rollout(store: Store, body: wire.StartRollout) -> AttemptedRollout:
-    return await store.start_rollout(**body.__dict__)
-
-
-@router.get("/rollouts", summary="Rollouts by filter")
-async def list_rollouts(store: Store, query: Annotated[wire.SearchRollouts, Query()]) -> Response:
-    return _page(await store.query_rollouts(**query.__dict__))
-
-
-@router.post("/rollouts/search", summary="Rollouts by filter")
-async def search_rollouts(store: Store, body: wire.SearchRollouts) -> Response:
-    return _page(await store.query_rollouts(**body.__dict__))
-
-
-@router.get("/rollouts/{rollout_id}", summary="A rollout with its latest attempt", response_model=None)
-async def get_rollout(store: Store, rollout_id: str) -> Response:
-    return _found(await store.get_rollout_by_id(rollout_id), f"There is no rollout '{rollout_id}' in the store.")
-
-
-@router.post("/rollouts/{rollout_id}", summary="Change a rollout")
-async def update_rollout(store: Store, rollout_id: str, body: wire.UpdateRollout) -> Rollout:
-    return await store.update_rollout(rollout_id, **_given(body))
-
-
-@router.post("/rollouts/{rollout_id}/attempts", summary="Claim this rollout")
-async def start_attempt(store: Store, rollout_id: str, body: wire.StartAttempt) -> AttemptedRollout:
-    return await store.start_attempt(rollout_id, body.worker_id, body.attempt_id)
-
-
-@router.get("/rollouts/{rollout_id}/attempts", summary="Attempts of a rollout")
-async def list_attempts(store: Store, rollout_id: str, query: Annotated[wire.SearchAttempts, Query()]) -> Response:
-    return _page(await store.query_attempts(rollout_id, **query.__dict__))
-
-
-@router.post("/rollouts/{rollout_id}/attempts/search", summary="Attempts of a rollout")
-async def search_attempts(store: Store, rollout_id: str, body: wire.SearchAttempts) -> Response:
-    return _page(await store.query_attempts(rollout_id, **body.__dict__))
-
-
-@router.post("/rollouts/{rollout_id}/attempts/{attempt_id}", summary="Change an attempt, or send its heartbeat")
-async def update_attempt(store: Store, rollout_id: str, attempt_id: str, body: wire.UpdateAttempt) -> Attempt:
-    return await store.update_attempt(rollout_id, attempt_id, **_given(body))
 
 
 @router.post("/attempts/update", summary="Change many attempts; each succeeds or fails by itself")
@@ -225,6 +167,54 @@ async def add_calls(request: Request, store: Store) -> None:
 async def search_calls(store: Store, body: wire.SearchCalls) -> Response:
     table = await store.fetch_calls(body.rollout_ids, latest_attempt_only=body.latest_attempt_only)
     return Response(wire.encode_table(table), media_type=wire.MSGPACK)
+
+
+# ---- rollouts and attempts -------------------------------------------------------------------------------------------
+
+
+@router.post("/rollouts", summary="Create a rollout and claim it")
+async def start_rollout(store: Store, body: wire.StartRollout) -> AttemptedRollout:
+    return await store.start_rollout(**body.__dict__)
+
+
+@router.get("/rollouts", summary="Rollouts by filter")
+async def list_rollouts(store: Store, query: Annotated[wire.SearchRollouts, Query()]) -> Response:
+    return _page(await store.query_rollouts(**query.__dict__))
+
+
+@router.post("/rollouts/search", summary="Rollouts by filter")
+async def search_rollouts(store: Store, body: wire.SearchRollouts) -> Response:
+    return _page(await store.query_rollouts(**body.__dict__))
+
+
+@router.get("/rollouts/{rollout_id}", summary="A rollout with its latest attempt", response_model=None)
+async def get_rollout(store: Store, rollout_id: str) -> Response:
+    return _found(await store.get_rollout_by_id(rollout_id), f"There is no rollout '{rollout_id}' in the store.")
+
+
+@router.post("/rollouts/{rollout_id}", summary="Change a rollout")
+async def update_rollout(store: Store, rollout_id: str, body: wire.UpdateRollout) -> Rollout:
+    return await store.update_rollout(rollout_id, **_given(body))
+
+
+@router.post("/rollouts/{rollout_id}/attempts", summary="Claim this rollout")
+async def start_attempt(store: Store, rollout_id: str, body: wire.StartAttempt) -> AttemptedRollout:
+    return await store.start_attempt(rollout_id, body.worker_id, body.attempt_id)
+
+
+@router.get("/rollouts/{rollout_id}/attempts", summary="Attempts of a rollout")
+async def list_attempts(store: Store, rollout_id: str, query: Annotated[wire.SearchAttempts, Query()]) -> Response:
+    return _page(await store.query_attempts(rollout_id, **query.__dict__))
+
+
+@router.post("/rollouts/{rollout_id}/attempts/search", summary="Attempts of a rollout")
+async def search_attempts(store: Store, rollout_id: str, body: wire.SearchAttempts) -> Response:
+    return _page(await store.query_attempts(rollout_id, **body.__dict__))
+
+
+@router.post("/rollouts/{rollout_id}/attempts/{attempt_id}", summary="Change an attempt, or send its heartbeat")
+async def update_attempt(store: Store, rollout_id: str, attempt_id: str, body: wire.UpdateAttempt) -> Attempt:
+    return await store.update_attempt(rollout_id, attempt_id, **_given(body))
 
 
 # ---- resources and workers -------------------------------------------------------------------------------------------
@@ -282,6 +272,19 @@ async def heartbeat(store: Store, worker_id: str, body: wire.Heartbeat) -> Worke
     return await store.update_worker(worker_id, UNSET if given is None else given)
 
 
+# ---- the store itself ------------------------------------------------------------------------------------------------
+
+
+@router.get("/health", summary="Is the server there?")
+async def health() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/statistics", summary="Counts per status")
+async def statistics(store: Store) -> Statistics:
+    return await store.statistics()
+
+
 # ---- the application -------------------------------------------------------------------------------------------------
 
 
@@ -300,17 +303,17 @@ def _found(record: Any, otherwise: str) -> Response:
     return Response(record.model_dump_json(), media_type="application/json")
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
+async def on_error(request: Request, error: Exception) -> Response:
     return problem(_status_of(error), str(error))
 
 
-async def _on_invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
+async def on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError | ValidationError)
     parts = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
     return problem(422, "The request is not valid: " + "; ".join(parts))
 
 
-async def _on_bug(request: Request, error: Exception) -> Response:
+async def on_bug(request: Request, error: Exception) -> Response:
     # The traceback is for the log of the server, never for its clients.
     return problem(500, "The server failed; its log says why.")
 
@@ -322,8 +325,8 @@ def create_app(store: SqlLightningStore) -> FastAPI:
     app.include_router(router)
     app.include_router(otlp.router)
     app.include_router(prometheus.router)
-    app.add_exception_handler(StoreError, _on_error)
-    app.add_exception_handler(ConfigError, _on_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_exception_handler(StoreError, on_error)
+    app.add_exception_handler(ConfigError, on_error)
+    app.add_exception_handler(RequestValidationError, on_invalid)
+    app.add_exception_handler(Exception, on_bug)
     return app

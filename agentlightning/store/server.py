@@ -14,6 +14,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.keys import sign_attempt_key
 from agentlightning.store.access import AccessControl
 from agentlightning.store.api import create_app
+from agentlightning.store.hot import HotPaths
 from agentlightning.store.serving import LoopServer
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.wire import OTLP_PATH
@@ -48,7 +49,7 @@ class LightningStoreServer:
             raise ConfigError("Keys for attempts mean nothing on an open server; give an admin_key too.")
         self.store = store
         self._secret = secret
-        app: ASGIApp = create_app(store)
+        app: ASGIApp = HotPaths(create_app(store), store)
         if admin_key is not None:
             app = AccessControl(app, admin_key, secret)
         self._server = LoopServer(app, host, port)

@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.api import create_app
+from agentlightning.store.hot import HotPaths
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -30,7 +31,7 @@ def _explore(store: SqliteLightningStore) -> None:
     def as_bytes(context: object, value: object) -> bytes:
         return value if isinstance(value, bytes) else str(value).encode()
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", create_app(store))
+    schema = schemathesis.openapi.from_asgi("/openapi.json", HotPaths(create_app(store), store))
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) > 30
     for operation in operations:

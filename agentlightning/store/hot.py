@@ -1,0 +1,85 @@
+"""The endpoints that carry the load, answered without the web framework, which costs more than the store does.
+
+They call the same functions as `api`, which also describes them in its OpenAPI document; only reading the body and
+writing the answer is done here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+
+from fastapi import Request, Response
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from agentlightning.errors import ConfigError, StoreError
+from agentlightning.store import api, wire
+from agentlightning.store.sql import SqlLightningStore
+from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+
+logger = logging.getLogger(__name__)
+
+
+class Hot(NamedTuple):
+    """How to read a body, what to do, and how to write the answer (None: there is none)."""
+
+    read: Callable[[bytes], Any]
+    work: Callable[[Request, SqlLightningStore, Any], Awaitable[Any]]
+    write: Callable[[Any], bytes] | None
+
+
+def _json(kind: Any) -> Callable[[Any], bytes]:
+    return TypeAdapter(kind).dump_json
+
+
+HOT: dict[str, Hot] = {
+    "/queues/rollouts/enqueue": Hot(
+        wire.Enqueue.model_validate_json, lambda _, store, body: api.enqueue(store, body), _json(list[Rollout])
+    ),
+    "/queues/rollouts/dequeue": Hot(wire.Dequeue.model_validate_json, api.dequeue, _json(list[AttemptedRollout])),
+    "/attempts/update": Hot(
+        TypeAdapter(list[wire.AttemptChange]).validate_json,
+        lambda _, store, body: api.update_attempts(store, body),
+        _json(list[Attempt | wire.Problem]),
+    ),
+    "/spans": Hot(
+        TypeAdapter(list[Span]).validate_json,
+        lambda _, store, body: api.add_spans(store, body),
+        _json(list[dict[str, Any]]),
+    ),
+    "/calls": Hot(wire.decode_records, lambda _, store, records: store.add_calls(records), None),
+}
+
+
+class HotPaths:
+    """An ASGI middleware in front of `api`'s application."""
+
+    def __init__(self, app: ASGIApp, store: SqlLightningStore):
+        self._app = app
+        self._store = store
+        self._paths = {wire.PREFIX + path: hot for path, hot in HOT.items()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hot = self._paths.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if hot is None:
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        response = await self._answer(hot, request)
+        await response(scope, receive, send)
+
+    async def _answer(self, hot: Hot, request: Request) -> Response:
+        try:
+            result = await hot.work(request, self._store, hot.read(await request.body()))
+            if hot.write is None:
+                return Response(status_code=204)
+            return Response(hot.write(result), media_type="application/json")
+        except ValidationError as error:
+            return await api.on_invalid(request, error)
+        except (StoreError, ConfigError) as error:
+            return await api.on_error(request, error)
+        except Exception as error:  # a bug: the client gets an answer, the log the traceback
+            logger.exception("%s failed", request.url.path)
+            return await api.on_bug(request, error)
