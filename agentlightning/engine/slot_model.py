@@ -7,6 +7,7 @@ Shape letters: R rows of a pass, Q new tokens per row, T tokens attended to, V v
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agentlightning.engine.kv_cache import KVShape, SlotCache, unsupported
+from agentlightning.errors import ModelError
 
 _GAP_FLOAT32 = 1e-3
 _GAP_HALF = 0.05
@@ -80,24 +82,36 @@ class SlotModel:
 
         Models that ignore the positions or the mask they are given would sample nonsense without any other sign.
         """
+        try:
+            gap, logits = self._compare()
+        except (TypeError, ValueError, IndexError, RuntimeError) as error:
+            raise unsupported(f"its forward fails when it is given masks and positions ({error})") from error
+        allowed = _GAP_FLOAT32 if logits.dtype in (torch.float32, torch.float64) else _GAP_HALF
+        if math.isnan(gap):
+            raise ModelError(
+                "The model's log-probs are not finite (NaN): its weights are broken. Load another checkpoint."
+            )
+        if gap > allowed:
+            raise unsupported(
+                f"with its context in slots, its log-probs differ by {gap:.2g} from a plain forward ({allowed:.2g} "
+                "allowed), so it does not follow the positions and masks that it is given"
+            )
+        return logits.shape[-1]
+
+    def _compare(self) -> tuple[float, torch.Tensor]:
+        """Two sequences prefilled alone, then together, then decoded: the largest gap, and the last logits."""
         rows = min(2, self._slots)
         ids = np.random.default_rng(0).integers(0, self.model.get_input_embeddings().num_embeddings, _CHECK_TOKENS)
         for row in range(rows):  # alone, so that the rows' positions are not merely shifted by padding
             self.prefill([ids[: 4 - 2 * row]], np.array([row]), np.array([0]))
         counts = [5, 4][:rows]
         logits = self.prefill([ids[4:5], ids[2:4]][:rows], np.arange(rows), np.array([4, 2][:rows]))
-        gap = max(self._gap(logits[row], ids[:n]) for row, n in enumerate(counts))
+        gaps = [self._gap(logits[row], ids[:n]) for row, n in enumerate(counts)]
         while max(counts) < len(ids):
             logits = self.decode(ids[counts], np.array(counts), max(counts) + 1)
             counts = [n + 1 for n in counts]
-            gap = max(gap, *(self._gap(logits[row], ids[:n]) for row, n in enumerate(counts)))
-        allowed = _GAP_FLOAT32 if logits.dtype in (torch.float32, torch.float64) else _GAP_HALF
-        if not gap <= allowed:
-            raise unsupported(
-                f"with its context in slots, its log-probs differ by {gap:.2g} from a plain forward ({allowed:.2g} "
-                "allowed), so it does not follow the positions and masks that it is given"
-            )
-        return logits.shape[-1]
+            gaps += [self._gap(logits[row], ids[:n]) for row, n in enumerate(counts)]
+        return float(np.max(gaps)), logits  # NaN if one of them is
 
     def _gap(self, logits_V: torch.Tensor, sequence: np.ndarray) -> float:
         """Mean difference of the log-probs from those of a plain forward, weighted by probability."""

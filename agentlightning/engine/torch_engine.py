@@ -12,6 +12,7 @@ Shape letters: B requests, V vocabulary.
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
@@ -112,7 +113,9 @@ class TorchEngine:
         """
         model.eval()
         shape = probe(model)
-        self.max_context = min(max_context or DEFAULT_CONTEXT, model.config.get_text_config().max_position_embeddings)
+        # Not every configuration names a longest position; a model without one has no limit of its own.
+        own_limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+        self.max_context = min(DEFAULT_CONTEXT if max_context is None else max_context, own_limit)
         check_engine(self.max_context, max_concurrency, prefill_tokens)
         slots = slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
         self.max_concurrency = min(max_concurrency, slots)

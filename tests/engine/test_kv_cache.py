@@ -10,6 +10,8 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
+    BloomForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -51,6 +53,10 @@ def gemma_with_windows() -> PreTrainedModel:
     return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, intermediate_size=64, num_key_value_heads=2, head_dim=8))
 
 
+def bloom() -> PreTrainedModel:
+    return BloomForCausalLM(BloomConfig(vocab_size=320, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.2))
+
+
 def mamba() -> PreTrainedModel:
     return MambaForCausalLM(MambaConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2))
 
@@ -69,7 +75,13 @@ def test_other_families_are_exact(policy: Policy, build: type) -> None:
 
 
 @pytest.mark.parametrize(
-    ("build", "reason"), [(gemma_with_windows, "Sliding"), (mamba, "Linear"), (t5, "encoder-decoder")]
+    ("build", "reason"),
+    [
+        (gemma_with_windows, "Sliding"),
+        (mamba, "Linear"),
+        (t5, "encoder-decoder"),
+        (bloom, "its forward fails"),
+    ],
 )
 def test_models_that_do_not_fit_are_refused(policy: Policy, build: type, reason: str) -> None:
     policy.model = build().eval()

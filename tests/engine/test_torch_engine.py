@@ -270,6 +270,13 @@ def test_an_end_token_outside_the_vocabulary_is_refused(policy: Policy) -> None:
         make_engine(policy)
 
 
+def test_broken_weights_are_refused(policy: Policy) -> None:
+    with torch.no_grad():
+        embedding(policy)[3] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        make_engine(policy)
+
+
 def test_after_a_failed_step_the_engine_goes_on(policy: Policy) -> None:
     class Fragile(type(policy.model)):
         broken = False
