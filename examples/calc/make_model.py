@@ -45,13 +45,20 @@ class Stage:
     weights: dict[str, float]
 
 
-SKILL = Stage("skill", 1000, 24, 0.01, 2e-3, {"careful": 1.0})
+SKILL = Stage(
+    "skill",
+    1000,
+    24,
+    0.01,
+    2e-3,
+    {"careful": 84, "give up": 4, "hasty": 4, "wrong operator": 4, "slip": 0, "whole expression": 4},
+)
 MIXED = Stage(
     "mixed quality",
     150,
     24,
-    0.003,
-    6e-4,
+    0.002,
+    4e-4,
     {"careful": 33, "give up": 22, "hasty": 16, "wrong operator": 14, "slip": 4, "whole expression": 11},
 )
 
