@@ -92,7 +92,7 @@ class CallRecord:
     """What the gateway writes: a call, the segments it adds, and where its prompt and its response end.
 
     `span` is the same call as a span for people and adapters, by the OpenTelemetry GenAI conventions; its messages are
-    only those since the call it continues (`info.parent_call_id`), so that text does not grow with turns squared either.
+    only those since the call it continues (`info.parent_call_id`), so that text does not grow with turns squared.
     """
 
     info: CallInfo
