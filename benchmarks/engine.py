@@ -7,8 +7,8 @@ responses of 16 to 111 tokens that nobody knows beforehand. All three sample at 
 response ends where it should; tokens past that, which `generate` computes for the rows of a batch that are done, do not
 count. A second table has responses of one length, where a static batch has nothing to lose.
 
-Ours returns the log-probs of what it samples; the others are not asked to. Rounds of the three take turns and the
-median counts, so that a busy machine is busy for all.
+Ours returns the log-probs of what it samples; the others are not asked to. The three take turns in rounds of the same
+jobs, and medians count, so that a busy machine is busy for all.
 """
 
 from __future__ import annotations
@@ -183,8 +183,19 @@ def load(path: str | None) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="sdpa").eval()
 
 
-def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) -> dict[str, float]:
-    """Tokens per second of the three at one concurrency: medians over rounds."""
+@dataclass(frozen=True)
+class Result:
+    """Tokens per second at one concurrency, and how many times the peers' ours are: medians over rounds."""
+
+    ours: float
+    generate: float
+    transformers_cb: float
+    vs_generate: float
+    vs_transformers_cb: float
+
+
+def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) -> Result:
+    """All three at one concurrency, in rounds of the same jobs; each round begins with another of them."""
     model, other = load(path), load(path)
     work = Work(model.config.get_text_config().vocab_size)
     continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
@@ -193,50 +204,56 @@ def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) 
         "generate": Generate(model, concurrency),
         "transformers_cb": continuous,
     }
-    count = max(2 * concurrency, min(4 * concurrency, 32)) if quick else 4 * concurrency
-    rounds = (3 if concurrency < 32 else 2) if quick else 5
+    # The fewer at once, the shorter a round and the more of them.
+    count = max(2, concurrency * 3 // 2) if quick else 4 * concurrency
+    rounds = {1: 7, 8: 5}.get(concurrency, 2) if quick else {1: 15, 8: 9}.get(concurrency, 5)
     speeds: dict[str, list[float]] = {name: [] for name in runners}
     try:
         for runner in runners.values():
-            runner(work.jobs(concurrency, same_length))
-        for _ in range(rounds):
+            runner(work.jobs(max(1, concurrency // 2), same_length))
+        for turn in range(rounds):
             jobs = work.jobs(count, same_length)
             tokens = sum(job.tokens for job in jobs)
-            for name, runner in runners.items():
+            names = list(runners)
+            for name in names[turn % 3 :] + names[: turn % 3]:
                 began = time.perf_counter()
-                runner(jobs)
+                runners[name](jobs)
                 speeds[name].append(tokens / (time.perf_counter() - began))
     finally:
         continuous.close()
-    return {name: statistics.median(values) for name, values in speeds.items()}
+    return summary(speeds)
 
 
-def report(title: str, results: dict[int, dict[str, float]]) -> Table:
+def summary(speeds: dict[str, list[float]]) -> Result:
+    """The ratios are taken round by round: what slows the machine down for a while slows both sides of a ratio."""
+
+    def ratio(peer: str) -> float:
+        return statistics.median(a / b for a, b in zip(speeds["ours"], speeds[peer], strict=True))
+
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    return Result(**medians, vs_generate=ratio("generate"), vs_transformers_cb=ratio("transformers_cb"))
+
+
+def report(title: str, results: dict[int, Result]) -> Table:
     table = Table(title=title)
     for heading in ("concurrent", "ours tok/s", "generate", "transformers CB", "ours / generate", "ours / CB"):
         table.add_column(heading, justify="right")
-    for concurrency, speeds in results.items():
-        ours, generate, continuous = speeds["ours"], speeds["generate"], speeds["transformers_cb"]
-        table.add_row(
-            str(concurrency),
-            f"{ours:,.0f}",
-            f"{generate:,.0f}",
-            f"{continuous:,.0f}",
-            f"{ours / generate:.2f}x",
-            f"{ours / continuous:.2f}x",
-        )
+    for concurrency, result in results.items():
+        speeds = (result.ours, result.generate, result.transformers_cb)
+        ratios = (result.vs_generate, result.vs_transformers_cb)
+        table.add_row(str(concurrency), *(f"{speed:,.0f}" for speed in speeds), *(f"{ratio:.2f}x" for ratio in ratios))
     return table
 
 
-def keys(results: dict[int, dict[str, float]], suffix: str = "") -> dict[str, float]:
+def keys(results: dict[int, Result], suffix: str = "") -> dict[str, float]:
     out: dict[str, float] = {}
-    for concurrency, speeds in results.items():
+    for concurrency, result in results.items():
         end = f"{suffix}_{concurrency}"
-        out[f"tokens_per_s{end}"] = round(speeds["ours"], 1)
-        out[f"generate_tokens_per_s{end}"] = round(speeds["generate"], 1)
-        out[f"transformers_cb_tokens_per_s{end}"] = round(speeds["transformers_cb"], 1)
-        out[f"vs_generate{end}"] = round(speeds["ours"] / speeds["generate"], 3)
-        out[f"vs_transformers_cb{end}"] = round(speeds["ours"] / speeds["transformers_cb"], 3)
+        out[f"tokens_per_s{end}"] = round(result.ours, 1)
+        out[f"generate_tokens_per_s{end}"] = round(result.generate, 1)
+        out[f"transformers_cb_tokens_per_s{end}"] = round(result.transformers_cb, 1)
+        out[f"vs_generate{end}"] = round(result.vs_generate, 3)
+        out[f"vs_transformers_cb{end}"] = round(result.vs_transformers_cb, 3)
     return out
 
 
