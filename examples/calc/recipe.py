@@ -7,15 +7,15 @@ from typing import Any
 from .tasks import make_tasks
 
 SETTINGS: dict[str, Any] = {
-    "steps": 40,
+    "steps": 64,
     "tasks_per_step": 12,
     "group_size": 8,
     "minibatches": 2,
     "learning_rate": 2e-4,
     "max_context": 512,
     "max_concurrency": 64,
-    "val_every": 10,
-    "save_every": 10,
+    "val_every": 16,
+    "save_every": 16,
 }
 CONCURRENCY = 96
 """Rollouts that run at the same time: a whole step."""
