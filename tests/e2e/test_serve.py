@@ -34,7 +34,7 @@ def test_a_chat_with_a_tool(url: str) -> None:
     tool = {"name": "calc", "description": "One operation on two numbers.", "parameters": {"type": "object"}}
     with OpenAI(base_url=url, api_key=KEY) as client:
         for stream in (False, True):
-            answer = client.chat.completions.create(
+            answer = client.chat.completions.create(  # pyright: ignore[reportCallIssue]
                 model="policy",
                 messages=[{"role": "user", "content": "What is 12 + 30?"}],
                 tools=[{"type": "function", "function": tool}],  # pyright: ignore[reportArgumentType]
