@@ -61,6 +61,8 @@ class GRPO(Algorithm):
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: float = 1e-5
+    schedule: Literal["constant", "linear"] = "constant"
+    """Of the learning rate; "linear" falls to zero at the end of the run."""
     minibatches: int = 1
     """Updates per step; each takes whole groups and its share of the step's rollouts."""
     temperature: float = 1.0
@@ -103,6 +105,8 @@ class GRPO(Algorithm):
             raise ConfigError(
                 f"minibatches ({self.minibatches}) must be between 1 and tasks_per_step ({self.tasks_per_step})."
             )
+        if self.schedule not in ("constant", "linear"):
+            raise ConfigError(f"schedule is {self.schedule!r}; it can be 'constant' or 'linear'.")
         self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
         self.policy = PolicySpec(
             model=self.model,
@@ -124,14 +128,14 @@ class GRPO(Algorithm):
         schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
         total = self.steps if self.steps is not None else self.epochs * schedule.steps_per_epoch
         done = await self._resume()
-        preflight = Preflight(self.context.reporter)
+        preflight = Preflight(self.context.reporter, learned=done > 0)
         self.context.reporter.columns(COLUMNS)
         val_reward = None
         try:
             if done == 0 and val_dataset:
                 val_reward = await self._validate(val_dataset, step=0)
-                self.context.reporter.step({"step": 0, "val_reward": val_reward})
-            while done < total:
+                self.context.reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
+            while done < total and not preflight.solved:
                 began = time.perf_counter()
                 episodes = await self._sample(schedule.tasks(done), step=done + 1)
                 sampled = time.perf_counter()
@@ -143,10 +147,10 @@ class GRPO(Algorithm):
                     normalize_std=self.normalize_std,
                     normalization=self.normalization,
                 )
-                metrics = await self._learn(batches)
+                metrics = await self._learn(batches, self._rate(done, total))
                 learned = time.perf_counter()
                 done += 1
-                last = done == total
+                last = done == total or preflight.solved
                 if val_dataset and (last or done % self.val_every == 0):
                     val_reward = metrics["val_reward"] = await self._validate(val_dataset, step=done)
                 self.context.reporter.step(
@@ -193,7 +197,10 @@ class GRPO(Algorithm):
         episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
         return float(np.mean([e.reward or 0.0 for e in episodes]))
 
-    async def _learn(self, batches: Sequence[Sequence[CreditedCall]]) -> dict[str, Any]:
+    def _rate(self, done: int, total: int) -> float:
+        return self.learning_rate * (1 - done / total if self.schedule == "linear" else 1.0)
+
+    async def _learn(self, batches: Sequence[Sequence[CreditedCall]], rate: float) -> dict[str, Any]:
         """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
         learner = self._learner()
         self.context.reporter.status("learning")
@@ -204,9 +211,7 @@ class GRPO(Algorithm):
                 parts.append(await learner.forward_backward(pack(credited), loss))
                 if number == 0:
                     self._check_gap(parts[-1]["logprob_gap_max"])
-            optim = OptimParams(
-                learning_rate=self.learning_rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm
-            )
+            optim = OptimParams(learning_rate=rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm)
             parts[-1].update(await learner.optim_step(optim))
         return _merge(parts)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -17,9 +18,14 @@ FLAT_STEPS = 5
 class Preflight:
     """Looks at each step's rollouts before they are learned from."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, *, learned: bool = False) -> None:
+        """`learned`: siblings have differed before, in the part of the run that is being resumed."""
         self._reporter = reporter
+        self._learned = learned
         self._flat = 0
+        self._highest = -math.inf
+        self.solved = False
+        """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
         self._told: set[str] = set()
 
     def check(self, episodes: Sequence[Episode], uses: Mapping[Outcome, str]) -> None:
@@ -49,12 +55,22 @@ class Preflight:
         groups: dict[str, set[float | None]] = {}
         for e in usable:
             groups.setdefault(str(e.rollout.metadata.get("group")), set()).add(e.reward)
+        rewards = sorted({r for values in groups.values() for r in values if r is not None})
+        self._highest = max([self._highest, *rewards])
         if any(len(rewards) > 1 for rewards in groups.values()):
             self._flat = 0
+            self._learned = True
             return
         self._flat += 1
-        rewards = sorted({r for values in groups.values() for r in values if r is not None})
-        if self._flat >= FLAT_STEPS:
+        if self._flat < FLAT_STEPS:
+            return
+        if self._learned and rewards == [self._highest]:
+            self.solved = True
+            self._tell(
+                f"For {FLAT_STEPS} steps every rollout earned the highest reward seen ({self._highest:g}): nothing is "
+                "left to learn from these tasks, and training ends here."
+            )
+        else:
             shown = ", ".join(f"{r:g}" for r in rewards[:5])
             raise AgentError(
                 f"For {FLAT_STEPS} steps all siblings earned the same reward ({shown}), so there is nothing to learn "

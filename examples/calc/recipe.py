@@ -7,11 +7,12 @@ from typing import Any
 from .tasks import make_tasks
 
 SETTINGS: dict[str, Any] = {
-    "steps": 64,
+    "steps": 48,
     "tasks_per_step": 12,
     "group_size": 8,
     "minibatches": 2,
     "learning_rate": 2e-4,
+    "schedule": "linear",
     "max_context": 512,
     "max_concurrency": 64,
     "val_every": 16,
