@@ -206,14 +206,6 @@ def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Re
     assert preflight.solved
 
 
-def test_a_run_whose_rewards_all_fell_is_not_solved(reporter: Reporter) -> None:
-    preflight = Preflight(reporter)
-    preflight.check([episode("g", 0.0), episode("g", 1.0)], OUTCOME_USE)
-    with pytest.raises(AgentError, match="nothing to learn"):
-        for _ in range(FLAT_STEPS):
-            preflight.check([episode("g", 0.0), episode("g", 0.0)], OUTCOME_USE)
-
-
 def test_an_unknown_schedule_is_an_error() -> None:
     with pytest.raises(ConfigError, match="'constant' or 'linear'"):
         GRPO(model="calc", schedule="cosine")  # pyright: ignore[reportArgumentType]
