@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -23,6 +22,7 @@ from agentlightning.emitter.record import error_status, exception_attributes, js
 from agentlightning.errors import ConfigError
 from agentlightning.tracer.trace import Trace, current_parent, current_trace
 from agentlightning.types import Attributes, Span
+from agentlightning.types.ids import random_hex
 from agentlightning.types.names import OPERATION, OPERATION_INPUT, OPERATION_NAME, OPERATION_OUTPUT
 
 P = ParamSpec("P")
@@ -128,7 +128,7 @@ class _Running:
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
         self._trace_id, self._parent_id = current_parent(trace)
-        self._span_id = secrets.token_hex(8)
+        self._span_id = random_hex(8)
         self._start_time = time.time()
         self._outside = otel_context.get_current()
         otel_context.attach(trace.parent_context(self._span_id, self._trace_id))

@@ -10,7 +10,6 @@ import asyncio
 import inspect
 import logging
 import os
-import secrets
 import socket
 import traceback
 from collections.abc import AsyncIterator, Sequence
@@ -35,6 +34,7 @@ from agentlightning.types import (
     RolloutMode,
     Span,
 )
+from agentlightning.types.ids import random_hex
 from agentlightning.types.reward import find_final_reward
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class LitAgentRunner:
         self._agent: LitAgent[Any] | None = None
         self._hooks: Sequence[Hook] = ()
         self._store: LightningStore | None = None
-        self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{random_hex(3)}"
 
     @property
     def worker_id(self) -> str:
@@ -172,7 +172,7 @@ class LitAgentRunner:
 
     async def _claim(self, limit: int, stopping: asyncio.Task[Any]) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts, or none when the runner is stopped meanwhile."""
-        attempt_ids = [f"at-{secrets.token_hex(8)}" for _ in range(limit)]
+        attempt_ids = [f"at-{random_hex(8)}" for _ in range(limit)]
         claim = asyncio.ensure_future(
             self._ready_store().dequeue_many_rollouts(
                 limit, self._worker_id, timeout=CLAIM_SECONDS, attempt_ids=attempt_ids

@@ -6,7 +6,6 @@ No SQL here. Values that are not JSON are refused with an error that names their
 from __future__ import annotations
 
 import json
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 
 from agentlightning.errors import StoreError
 from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, RolloutConfig, RolloutMode, RolloutStatus
+from agentlightning.types.ids import random_hex
 from agentlightning.types.rollout import Record
 
 DEFAULT_CONFIG = RolloutConfig()
@@ -23,7 +23,7 @@ DEFAULT_CONFIG = RolloutConfig()
 
 def new_id(prefix: str) -> str:
     """A unique id that grows with time, so that the indexes over ids grow at their end."""
-    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{secrets.token_hex(5)}"
+    return f"{prefix}-{time.time_ns() // 1_000_000:011x}{random_hex(5)}"
 
 
 def encode_task(value: Any, what: str) -> str:

@@ -28,6 +28,7 @@ from agentlightning.store.jobs import Job, JobQueue, Tick, closed_error, deliver
 from agentlightning.store.migrate import prepare_postgres
 from agentlightning.store.notify import Notifier
 from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class PostgresDatabase:
         self._notifier = notifier
         self._tick = tick
         self._tick_seconds = tick_seconds
-        self._name = secrets.token_hex(8)
+        self._name = random_hex(8)
         self._writes: JobQueue = SimpleQueue()
         self._reads: JobQueue = SimpleQueue()
         self._closed = threading.Event()

@@ -11,7 +11,6 @@ that context along, and in a variable beside it, because some start from an empt
 from __future__ import annotations
 
 import logging
-import secrets
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -22,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN_ID, NonRecordingSpan, SpanContext, 
 from opentelemetry.trace.propagation import set_span_in_context
 
 from agentlightning.types import Span
+from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +38,10 @@ class Trace:
 
     def __init__(self, name: str | None = None, rollout_id: str | None = None, attempt_id: str | None = None) -> None:
         self.name = name
-        self.rollout_id = rollout_id or f"ro-{secrets.token_hex(6)}"
-        self.attempt_id = attempt_id or f"at-{secrets.token_hex(6)}"
-        self.trace_id = secrets.token_hex(16)
-        self.root_id = secrets.token_hex(8)
+        self.rollout_id = rollout_id or f"ro-{random_hex(6)}"
+        self.attempt_id = attempt_id or f"at-{random_hex(6)}"
+        self.trace_id = random_hex(16)
+        self.root_id = random_hex(8)
         """The span id that top-level spans see as their parent. No span has it: recorded spans drop it."""
         self._spans: list[Span] = []
         self._stored = 0

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from typing import Any
 
 from pydantic import Field
 
+from agentlightning.types.ids import random_hex
 from agentlightning.types.rollout import Record
 
 Attributes = dict[str, Any]
@@ -88,8 +88,8 @@ class Span(Record):
             rollout_id=rollout_id,
             attempt_id=attempt_id,
             sequence_id=sequence_id,
-            trace_id=trace_id or secrets.token_hex(16),
-            span_id=span_id or secrets.token_hex(8),
+            trace_id=trace_id or random_hex(16),
+            span_id=span_id or random_hex(8),
             parent_id=parent_id,
             name=name,
             attributes=attributes,
