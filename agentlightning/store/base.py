@@ -187,6 +187,7 @@ class LightningStore(Protocol):
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Rollout]: ...
 
     async def query_attempts(
@@ -197,6 +198,7 @@ class LightningStore(Protocol):
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Attempt]: ...
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -247,6 +249,7 @@ class LightningStore(Protocol):
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Span]:
         """Spans of a rollout; `attempt_id=None` all attempts, "latest" the last one. Spans of calls are among them."""
         ...
@@ -282,6 +285,7 @@ class LightningStore(Protocol):
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[ResourcesUpdate]: ...
 
     async def query_workers(
@@ -294,6 +298,7 @@ class LightningStore(Protocol):
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Worker]: ...
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None: ...

@@ -218,13 +218,14 @@ class LightningStoreClient:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Rollout]:
         body = {
             "status_in": status_in,
             "rollout_id_in": rollout_id_in,
             "rollout_id_contains": rollout_id_contains,
             "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset),
+            **_page(sort_by, sort_order, limit, offset, cursor),
         }
         return _rollout_page.validate_json(await self._post("/rollouts/search", body))
 
@@ -236,8 +237,9 @@ class LightningStoreClient:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Attempt]:
-        body = _page(sort_by, sort_order, limit, offset)
+        body = _page(sort_by, sort_order, limit, offset, cursor)
         answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts/search", body)
         return _attempt_page.validate_json(answer)
 
@@ -333,6 +335,7 @@ class LightningStoreClient:
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Span]:
         body = {
             "rollout_id": rollout_id,
@@ -346,7 +349,7 @@ class LightningStoreClient:
             "name": name,
             "name_contains": name_contains,
             "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset),
+            **_page(sort_by, sort_order, limit, offset, cursor),
         }
         return _span_page.validate_json(await self._post("/spans/search", body))
 
@@ -385,11 +388,12 @@ class LightningStoreClient:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[ResourcesUpdate]:
         body = {
             "resources_id": resources_id,
             "resources_id_contains": resources_id_contains,
-            **_page(sort_by, sort_order, limit, offset),
+            **_page(sort_by, sort_order, limit, offset, cursor),
         }
         page = msgspec.json.decode(await self._post("/resources/search", body))
         page["items"] = [_make_update(item) for item in page["items"]]
@@ -405,12 +409,13 @@ class LightningStoreClient:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Worker]:
         body = {
             "status_in": status_in,
             "worker_id_contains": worker_id_contains,
             "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset),
+            **_page(sort_by, sort_order, limit, offset, cursor),
         }
         return _worker_page.validate_json(await self._post("/workers/search", body))
 
@@ -473,8 +478,8 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not isinstance(value, Unset)}
 
 
-def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int) -> dict[str, Any]:
-    return {"sort_by": sort_by, "sort_order": sort_order, "limit": limit, "offset": offset}
+def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int, cursor: str | None) -> dict[str, Any]:
+    return {"sort_by": sort_by, "sort_order": sort_order, "limit": limit, "offset": offset, "cursor": cursor}
 
 
 def _named(resources: NamedResources) -> msgspec.Raw:

@@ -201,8 +201,9 @@ class SqlLightningStore:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Rollout]:
-        page = Page(sort_by, sort_order, limit, offset)
+        page = Page(sort_by, sort_order, limit, offset, cursor)
         return await self._db.read(
             lambda tx: query.query_rollouts(tx, status_in, rollout_id_in, rollout_id_contains, filter_logic, page)
         )
@@ -215,8 +216,9 @@ class SqlLightningStore:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Attempt]:
-        page = Page(sort_by, sort_order, limit, offset)
+        page = Page(sort_by, sort_order, limit, offset, cursor)
         return await self._db.read(lambda tx: query.query_attempts(tx, rollout_id, page))
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
@@ -296,6 +298,7 @@ class SqlLightningStore:
         sort_order: SortOrder = "asc",
         limit: int = -1,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Span]:
         equals = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
         contains = {
@@ -304,7 +307,7 @@ class SqlLightningStore:
             "parent_id": parent_id_contains,
             "name": name_contains,
         }
-        page = Page(sort_by, sort_order, limit, offset)
+        page = Page(sort_by, sort_order, limit, offset, cursor)
         return await self._db.read(
             lambda tx: query.query_spans(tx, rollout_id, attempt_id, equals, contains, filter_logic, page)
         )
@@ -351,8 +354,9 @@ class SqlLightningStore:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[ResourcesUpdate]:
-        page = Page(sort_by, sort_order, limit, offset)
+        page = Page(sort_by, sort_order, limit, offset, cursor)
         return await self._db.read(lambda tx: query.query_resources(tx, resources_id, resources_id_contains, page))
 
     async def query_workers(
@@ -365,8 +369,9 @@ class SqlLightningStore:
         sort_order: SortOrder = "asc",
         limit: int = DEFAULT_LIMIT,
         offset: int = 0,
+        cursor: str | None = None,
     ) -> PaginatedResult[Worker]:
-        page = Page(sort_by, sort_order, limit, offset)
+        page = Page(sort_by, sort_order, limit, offset, cursor)
         return await self._db.read(
             lambda tx: query.query_workers(tx, status_in, worker_id_contains, filter_logic, page)
         )

@@ -115,6 +115,7 @@ class SearchPage(Body):
     sort_order: SortOrder = "asc"
     limit: int = Field(default=DEFAULT_LIMIT, ge=-1, le=2**31)
     offset: int = Field(default=0, ge=0, le=2**53)
+    cursor: str | None = None
 
 
 class SearchRollouts(SearchPage):

@@ -38,6 +38,8 @@ class PaginatedResult(Record, Generic[T]):
     limit: int
     offset: int
     total: int
+    next_cursor: str | None = None
+    """Give it as `cursor` to the same query for the page that follows; None on the last page."""
 
     def __iter__(self) -> Iterator[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return iter(self.items)
