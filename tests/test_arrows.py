@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "files"},
+    {"types", "errors", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
 
 SIBLINGS = {
     ("types", "errors"),
+    ("serving", "errors"),
     ("learner", "adapter"),
     ("learner", "models"),
     ("gateway", "engine"),

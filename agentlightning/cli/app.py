@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from agentlightning.cli.store_commands import store_app
+
 app = typer.Typer(
     name="agl",
     help="Agent Lightning: train any LLM agent with (almost) no change to its code.",
@@ -15,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(store_app)
 
 
 def _version(show: bool) -> None:
@@ -46,9 +49,11 @@ def demo(
     seed: Annotated[int, typer.Option(help="Decides the order of the tasks, and seeds the sampling.")] = 0,
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Step size of AdamW.")] = None,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Train a LoRA adapter of this rank.")] = None,
-    run_dir: Annotated[Path | None, typer.Option(help="Where the run leaves its files [default: runs/calc-…].")] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where the run leaves its files; runs/calc-… if not given.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the gateway [default: a free one].")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway; a free one if not given.")] = None,
 ) -> None:
     """Train an example agent by reinforcement learning, on this machine, and watch it get better."""
     from agentlightning.cli.demo import run_demo
@@ -69,11 +74,13 @@ def demo(
 @app.command("eval")
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, or a model.")],
-    agent: Annotated[str | None, typer.Option(help="The agent as file.py:name [default: the one of the run].")] = None,
-    tasks: Annotated[
-        Path | None, typer.Option(help="Held-out tasks, one JSON value per line [default: the example's].")
+    agent: Annotated[
+        str | None, typer.Option(help="The agent as file.py:name; the one of the run if not given.")
     ] = None,
-    base: Annotated[str | None, typer.Option(help="Model to compare with [default: the run's first one].")] = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Held-out tasks, one JSON value per line; the example's if not given.")
+    ] = None,
+    base: Annotated[str | None, typer.Option(help="Model to compare with; the run's first one if not given.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use at most so many tasks.")] = 400,
     repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -11,9 +10,10 @@ from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
-from agentlightning.errors import ConfigError
+from agentlightning.cli.interrupt import interrupted
+from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway.guests import GuestFront
-from agentlightning.gateway.server import LoopServer
+from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.policy_host import start_policy
 from agentlightning.trainer.sync import run_sync
@@ -37,7 +37,7 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
             _, gateway = await start_policy(stack, store, PolicySpec(model=model), None)
-        server = LoopServer(GuestFront(gateway, store, api_key), host, port)
+        server = LoopServer(GuestFront(gateway, store, api_key), host, port, what="model", error=GatewayError)
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"
@@ -46,7 +46,7 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         request = '{"model": "policy", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
         console.print(f"  curl {url}/chat/completions{key} -d '{request}'", markup=False)
         forgetting = asyncio.create_task(_forget_old_requests(store))
-        await _interrupted()
+        await interrupted()
         forgetting.cancel()
         console.print("Stopped.")
 
@@ -64,10 +64,3 @@ def _resolve(model: str) -> str:
         return str(model_path(latest_checkpoint(Path(model))))
     except ConfigError:
         return model
-
-
-async def _interrupted() -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await stop.wait()

@@ -24,10 +24,10 @@ from agentlightning.gateway.restore import restore
 from agentlightning.gateway.routing import Frozen, Model, check_models
 from agentlightning.gateway.sampler import Sampler
 from agentlightning.gateway.sampling import check_overrides
-from agentlightning.gateway.server import LoopServer
 from agentlightning.gateway.session import Session
 from agentlightning.gateway.upstream import Provider, Upstream
 from agentlightning.keys import new_secret, sign_attempt_key
+from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ProxyLLM
 
@@ -82,7 +82,7 @@ class Gateway:
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
         self._app = GatewayApp(self._attempts, self, self._recorder, self._secret, keep_alive_seconds)
-        self._server = LoopServer(self._app, self._host, port)
+        self._server = LoopServer(self._app, self._host, port, what="gateway", error=GatewayError)
         self._sweeper: asyncio.Task[None] | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+MIGRATIONS = Path(__file__).parent / "migrations"
+
 
 def create_statements(dialect: str) -> list[str]:
     """The DDL of the current schema, with Alembic's stamp."""
@@ -86,7 +88,7 @@ def alembic_config(url: str) -> Config:
     from alembic.config import Config
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
     config.set_main_option("sqlalchemy.url", url.replace("%", "%%"))
     return config
 

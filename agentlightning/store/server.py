@@ -10,12 +10,12 @@ import logging
 
 from starlette.types import ASGIApp
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.keys import sign_attempt_key
+from agentlightning.serving import LoopServer
 from agentlightning.store.access import AccessControl
 from agentlightning.store.api import create_app
 from agentlightning.store.hot import HotPaths
-from agentlightning.store.serving import LoopServer
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.wire import OTLP_PATH
 
@@ -52,7 +52,7 @@ class LightningStoreServer:
         app: ASGIApp = HotPaths(create_app(store), store)
         if admin_key is not None:
             app = AccessControl(app, admin_key, secret)
-        self._server = LoopServer(app, host, port)
+        self._server = LoopServer(app, host, port, what="store", error=StoreError)
 
     @property
     def endpoint(self) -> str:

@@ -391,23 +391,32 @@ class SqlLightningStore:
             total += deleted
         return total
 
-    async def export_lines(self) -> AsyncIterator[bytes]:
-        """The finished rollouts as JSON lines; see `transfer`."""
+    async def export_records(self) -> AsyncIterator[transfer.Record]:
+        """The finished rollouts with all that belongs to them, in the order they were enqueued; see `transfer`."""
         position = -1
         while True:
-            lines, position = await self._db.read(_call(transfer.export_page, after=position))
-            if not lines:
+            records, position = await self._db.read(_call(transfer.export_page, after=position))
+            if not records:
                 return
-            for line in lines:
-                yield line
+            for record in records:
+                yield record
 
-    async def import_lines(self, lines: Iterable[bytes]) -> int:
+    async def import_records(self, records: Iterable[transfer.Record]) -> int:
         """Store exported rollouts; returns how many were new. What was imported before an error stays."""
         total = 0
-        batches = iter(lines)
+        batches = iter(records)
         while batch := list(itertools.islice(batches, transfer.BATCH)):
-            total += await self._db.write(_call(transfer.import_lines, lines=batch))
+            total += await self._db.write(_call(transfer.import_records, records=batch))
         return total
+
+    async def export_lines(self) -> AsyncIterator[bytes]:
+        """The finished rollouts as JSON lines."""
+        async for record in self.export_records():
+            yield transfer.to_line(record)
+
+    async def import_lines(self, lines: Iterable[bytes]) -> int:
+        """Store exported JSON lines; as `import_records`."""
+        return await self.import_records(transfer.from_line(line) for line in lines)
 
 
 def _request(

@@ -1,7 +1,8 @@
-"""Rollouts as JSON lines, out of one store and into another: one line per rollout, with its attempts, spans and calls.
+"""Finished rollouts out of one store and into another: as records, and records as JSON lines.
 
-A line is what the tables hold, with JSON columns as JSON and token arrays as base64, so that nothing is lost and `jq`
-can read it. Importing a rollout that is there already changes nothing.
+A record is what the tables hold of one rollout, its attempts, spans, segments and calls. A line is a record with JSON
+columns as JSON and token arrays as base64, so that nothing is lost and `jq` can read it. Importing a rollout that is
+there already changes nothing.
 """
 
 from __future__ import annotations
@@ -19,22 +20,26 @@ from agentlightning.store.transaction import Statement, Transaction
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 100
+Record = dict[str, list[dict[str, Any]]]
+"""Rows as columns by name, by table; `rollout` has one."""
+
 _JSON_COLUMNS = {"input", "config", "metadata", "attributes", "rest", "info", "versions"}
-_TABLES: dict[str, Table] = {
+TABLES: dict[str, Table] = {
     "rollout": rollouts,
     "attempts": attempts,
     "spans": spans,
     "segments": segments,
     "calls": calls,
 }
-_BY_ATTEMPT = {"segments"}
+BY_ATTEMPT = {"segments"}
+"""Tables whose rows name their attempt only."""
 
 
-def _columns(table: Table) -> list[str]:
+def columns(table: Table) -> list[str]:
     return [column.name for column in table.c if column.name != "seq"]
 
 
-_BINARY = {column.name for table in _TABLES.values() for column in table.c if isinstance(column.type, LargeBinary)}
+_BINARY = {column.name for table in TABLES.values() for column in table.c if isinstance(column.type, LargeBinary)}
 _KEYS: dict[str, list[str]] = {
     "rollout": ["rollout_id"],
     "attempts": ["attempt_id"],
@@ -46,14 +51,14 @@ _KEYS: dict[str, list[str]] = {
 
 def _insert(name: str, table: Table) -> Statement:
     keys = _KEYS[name]
-    return Statement(lambda insert: insert(table).on_conflict_do_nothing(index_elements=keys), _columns(table))
+    return Statement(lambda insert: insert(table).on_conflict_do_nothing(index_elements=keys), columns(table))
 
 
-_inserts = {name: _insert(name, table) for name, table in _TABLES.items()}
+_inserts = {name: _insert(name, table) for name, table in TABLES.items()}
 
 
-def export_page(tx: Transaction, after: int, limit: int = BATCH) -> tuple[list[bytes], int]:
-    """The lines of the finished rollouts that follow position `after`, and the position of the last one."""
+def export_page(tx: Transaction, after: int, limit: int = BATCH) -> tuple[list[Record], int]:
+    """The finished rollouts that follow position `after`, and the position of the last one."""
     finished = rollouts.c.status.in_([status.value for status in FINISHED_ROLLOUT])
     found = tx.select(
         select(rollouts.c.seq, rollouts.c.rollout_id)
@@ -61,22 +66,23 @@ def export_page(tx: Transaction, after: int, limit: int = BATCH) -> tuple[list[b
         .order_by(rollouts.c.seq)
         .limit(limit)
     )
-    lines = [msgspec.json.encode(_export_one(tx, rollout_id)) for _, rollout_id in found]
-    return lines, found[-1][0] if found else after
+    return [_export_one(tx, rollout_id) for _, rollout_id in found], found[-1][0] if found else after
 
 
-def _export_one(tx: Transaction, rollout_id: str) -> dict[str, Any]:
-    line: dict[str, Any] = {}
-    attempt_ids: list[str] = []
-    for name, table in _TABLES.items():
-        names = _columns(table)
-        key = table.c.attempt_id.in_(attempt_ids) if name in _BY_ATTEMPT else table.c.rollout_id == rollout_id
+def _export_one(tx: Transaction, rollout_id: str) -> Record:
+    record: Record = {}
+    for name, table in TABLES.items():
+        names = columns(table)
+        attempt_ids = [row["attempt_id"] for row in record.get("attempts", [])]
+        key = table.c.attempt_id.in_(attempt_ids) if name in BY_ATTEMPT else table.c.rollout_id == rollout_id
         statement = select(*[table.c[column] for column in names]).where(key).order_by(table.c.seq)
-        rows = [_encode(dict(zip(names, row, strict=True))) for row in tx.select(statement)]
-        line[name] = rows[0] if name == "rollout" else rows
-        if name == "attempts":
-            attempt_ids = [row["attempt_id"] for row in rows]
-    return line
+        record[name] = [dict(zip(names, row, strict=True)) for row in tx.select(statement)]
+    return record
+
+
+def to_line(record: Record) -> bytes:
+    parts = {name: [_encode(dict(row)) for row in rows] for name, rows in record.items()}
+    return msgspec.json.encode({**parts, "rollout": parts["rollout"][0]})
 
 
 def _encode(row: dict[str, Any]) -> dict[str, Any]:
@@ -90,20 +96,23 @@ def _encode(row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def import_lines(tx: Transaction, lines: Sequence[bytes]) -> int:
-    """Store exported rollouts; returns how many were new."""
-    return sum(_import_one(tx, line) for line in lines)
-
-
-def _import_one(tx: Transaction, line: bytes) -> bool:
+def from_line(line: bytes) -> Record:
     try:
         parts = msgspec.json.decode(line, type=dict[str, Any])
-        rows = {
+        return {
             name: [_decode(row, table) for row in ([parts[name]] if name == "rollout" else parts[name])]
-            for name, table in _TABLES.items()
+            for name, table in TABLES.items()
         }
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"This line is not an exported rollout ({error!r}): {line[:100]!r}…") from error
+
+
+def import_records(tx: Transaction, records: Sequence[Record]) -> int:
+    """Store exported rollouts; returns how many were new."""
+    return sum(_import_one(tx, record) for record in records)
+
+
+def _import_one(tx: Transaction, rows: Record) -> bool:
     (rollout,) = rows["rollout"]
     if rollout["status"] not in FINISHED_ROLLOUT:
         raise StoreError(f"Rollout '{rollout['rollout_id']}' is {rollout['status']}; only finished ones are imported.")
@@ -121,7 +130,7 @@ def _import_one(tx: Transaction, line: bytes) -> bool:
 
 def _decode(row: dict[str, Any], table: Table) -> dict[str, Any]:
     values: dict[str, Any] = {}
-    for name in _columns(table):
+    for name in columns(table):
         value = row[name]
         if name in _JSON_COLUMNS and (value is not None or name == "input"):
             value = msgspec.json.encode(value).decode()

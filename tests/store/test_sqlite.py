@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -15,10 +17,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from agentlightning.errors import StoreError
-from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore, migrate
 from agentlightning.store.migrate import alembic_config, create_statements, upgrade
 from agentlightning.store.schema import HEAD
-from agentlightning.types import AttemptStatus, RolloutStatus
+from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 
 
 async def test_what_was_acknowledged_is_there_after_reopening(tmp_path: Path) -> None:
@@ -208,6 +210,38 @@ def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
     created.commit()
     created.close()
     assert _schema(tmp_path / "migrated.db") == _schema(tmp_path / "created.db")
+
+
+SECOND = """
+import sqlalchemy as sa
+from alembic import op
+
+revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+
+
+def upgrade() -> None:
+    op.add_column("workers", sa.Column("nickname", sa.Text(), server_default="none"))
+"""
+
+
+async def test_an_older_database_is_migrated_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a second migration, as a later version would bring it."""
+    path = tmp_path / "store.db"
+    store = SqliteLightningStore(path)
+    claim = await store.start_rollout("task", worker_id="w")
+    await store.close()
+    shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
+    (tmp_path / "migrations" / "versions" / "0002_second.py").write_text(SECOND)
+    monkeypatch.setattr(migrate, "MIGRATIONS", tmp_path / "migrations")
+    monkeypatch.setattr(migrate, "HEAD", "0002")
+    store = SqliteLightningStore(path)
+    found = await store.get_rollout_by_id(claim.rollout_id)
+    assert isinstance(found, AttemptedRollout)
+    assert found.attempt.attempt_id == claim.attempt.attempt_id
+    await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT nickname FROM workers").fetchall() == [("none",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
 
 
 async def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:

@@ -12,23 +12,28 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import AgentLightningError
 
 GRACE_SECONDS = 3
 
 
 class LoopServer:
-    """Serves an ASGI application on `host:port`; port 0 takes a free one."""
+    """Serves an ASGI application on `host:port`; port 0 takes a free one.
 
-    def __init__(self, app: ASGIApp, host: str, port: int):
+    `what` it is stands in messages; they are raised as `error`.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int, *, what: str, error: type[AgentLightningError]):
         self._app = app
+        self._what = what
+        self._error = error
         self.host = host
         self.port = port
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        listening = _bind(self.host, self.port)
+        listening = self._bind()
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -41,13 +46,13 @@ class LoopServer:
             backlog=4096,
         )
         self._server = _Server(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name="agl-store-http")
+        self._task = asyncio.create_task(self._server.serve(sockets=[listening]), name=f"agl-{self._what}-http")
         ready = asyncio.ensure_future(self._server.ready.wait())
         await asyncio.wait((ready, self._task), return_when=asyncio.FIRST_COMPLETED)
         if not self._server.ready.is_set():
             ready.cancel()
             await self._task
-            raise StoreError(f"The store's server did not start on {self.host}:{self.port}; the log says why.")
+            raise self._error(f"The {self._what}'s server did not start on {self.host}:{self.port}; the log says why.")
 
     async def serve(self) -> None:
         """Wait until it ends."""
@@ -61,6 +66,20 @@ class LoopServer:
         self._server.should_exit = True
         await self._task
         self._server = self._task = None
+
+    def _bind(self) -> socket.socket:
+        listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((self.host, self.port))
+        except OSError as error:
+            listening.close()
+            raise self._error(
+                f"The {self._what} cannot listen on {self.host}:{self.port}: {error.strerror or error}. "
+                "Give another port, or port 0 to take a free one."
+            ) from error
+        listening.setblocking(False)
+        return listening
 
 
 class _Server(uvicorn.Server):
@@ -76,18 +95,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals belong to the program that embeds this server."""
         yield
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((host, port))
-    except OSError as error:
-        listening.close()
-        raise StoreError(
-            f"The store cannot listen on {host}:{port}: {error.strerror or error}. Give another port, or port 0 to "
-            "take a free one."
-        ) from error
-    listening.setblocking(False)
-    return listening

@@ -1,0 +1,241 @@
+"""`agl store`: serve a store, look at it, move it, forget old rollouts."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from agentlightning.cli.interrupt import interrupted
+from agentlightning.errors import ConfigError
+from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
+from agentlightning.store import LightningStoreServer, PostgresLightningStore, SqliteLightningStore
+from agentlightning.store.base import Statistics
+from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.transfer import Record, from_line, to_line
+from agentlightning.trainer.sync import run_sync
+from agentlightning.types.status import FINISHED_ROLLOUT
+
+console = Console(highlight=False, soft_wrap=True)
+
+DEFAULT_PATH = Path("store.db")
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where the store is: a SQLite file, or a PostgreSQL database."""
+
+    path: Path | None
+    dsn: str | None
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.dsn is not None:
+            raise ConfigError("Give --path or --dsn, not both.")
+
+    @asynccontextmanager
+    async def opened(self, *, create: bool = False) -> AsyncIterator[SqlLightningStore]:
+        if self.dsn is not None:
+            store: SqlLightningStore = PostgresLightningStore(self.dsn)
+        else:
+            path = self.path or DEFAULT_PATH
+            if not create and not path.exists():
+                raise ConfigError(f"There is no store '{path}'. Give its file with --path, or --dsn for PostgreSQL.")
+            store = SqliteLightningStore(path)
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def __str__(self) -> str:
+        return re.sub(r"//([^:@/]*):[^@/]*@", r"//\1:…@", self.dsn) if self.dsn else str(self.path or DEFAULT_PATH)
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------
+
+
+def serve(location: Location, host: str, port: int, key: str | None, secret_file: Path | None) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    secret = None if secret_file is None else read_secret(secret_file, create=True)
+    run_sync(_serve(location, host, port, key, secret))
+
+
+async def _serve(location: Location, host: str, port: int, key: str | None, secret: bytes | None) -> None:
+    async with location.opened(create=True) as store:
+        server = LightningStoreServer(store, host, port, admin_key=key, secret=secret)
+        await server.start()
+        try:
+            console.print(
+                f"Serving the store [bold]{location}[/bold] at [bold]{server.endpoint}[/bold]  (Ctrl-C stops)\n"
+                f"\n  use it       LightningStoreClient({server.endpoint!r}{', key=…' if key else ''})"
+                f"\n  REST         {server.endpoint}/docs"
+                f"\n  traces       {server.otlp_traces_endpoint()}  (OTLP over HTTP)"
+                f"\n  metrics      {server.endpoint}/metrics",
+                markup=True,
+            )
+            await interrupted()
+        finally:
+            await server.stop()
+    console.print("Stopped.")
+
+
+def read_secret(path: Path, *, create: bool = False) -> bytes:
+    """The secret that attempt keys are signed with; a new one is written, readable by its owner only."""
+    if not path.exists():
+        if not create:
+            raise ConfigError(f"There is no secret in '{path}'. `agl store --secret-file {path}` makes one.")
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(new_secret().hex() + "\n")
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) < 16:
+        raise ConfigError(f"'{path}' holds no secret (at least 32 hexadecimal digits). Delete it to get a new one.")
+    return secret
+
+
+def attempt_key(rollout_id: str, attempt_id: str, scopes: list[str], secret_file: Path) -> str:
+    unknown = sorted(set(scopes) - set(ALL_SCOPES))
+    if unknown:
+        raise ConfigError(f"There is no scope {', '.join(unknown)}; choose from {', '.join(ALL_SCOPES)}.")
+    return sign_attempt_key(read_secret(secret_file), rollout_id, attempt_id, scopes or ALL_SCOPES)
+
+
+# ---- looking and forgetting ------------------------------------------------------------------------------------------
+
+
+def stats(location: Location) -> None:
+    found = run_sync(_statistics(location))
+    table = Table("", "count", title=str(location), show_header=False)
+    for noun in ("rollouts", "attempts"):
+        table.add_row(f"[bold]{noun}[/bold]", f"[bold]{sum(found[noun].values()):,}[/bold]")
+        for status, count in found[noun].items():
+            if count:
+                table.add_row(f"  {status}", f"{count:,}")
+    for noun in ("spans", "calls", "resources", "workers"):
+        table.add_row(f"[bold]{noun}[/bold]", f"[bold]{found[f'total_{noun}']:,}[/bold]")
+    console.print(table)
+
+
+async def _statistics(location: Location) -> Statistics:
+    async with location.opened() as store:
+        return await store.statistics()
+
+
+def prune(location: Location, older_than: str | None, keep: int | None) -> None:
+    if older_than is None and keep is None:
+        raise ConfigError("Say what to forget: --older-than 30d, or --keep 100000 for all but the last ones.")
+    before = None if older_than is None else time.time() - seconds_of(older_than)
+    deleted = run_sync(_prune(location, before, keep))
+    console.print(f"Deleted {deleted:,} finished rollouts with their attempts, spans and calls.")
+
+
+async def _prune(location: Location, before: float | None, keep: int | None) -> int:
+    async with location.opened() as store:
+        return await store.prune(finished_before=before, keep=keep)
+
+
+def seconds_of(duration: str) -> float:
+    """`90s`, `15m`, `12h`, `30d`, `2w`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhdw])", duration.strip())
+    if found is None:
+        raise ConfigError(f"'{duration}' is not a duration; write it like 90s, 15m, 12h, 30d or 2w.")
+    return float(found[1]) * UNITS[found[2]]
+
+
+# ---- moving ----------------------------------------------------------------------------------------------------------
+
+
+def export(location: Location, to: Path) -> None:
+    """JSON lines if the target ends in .jsonl, else a folder of Parquet files."""
+    if to.exists():
+        raise ConfigError(f"'{to}' is there already; export to a new one.")
+    run_sync(_export(location, to))
+
+
+async def _export(location: Location, to: Path) -> None:
+    async with location.opened() as store:
+        found = (await store.statistics())["rollouts"]
+        total = sum(found[status] for status in FINISHED_ROLLOUT)
+        with Passing("exported", total) as count:
+            records = count.awaited(store.export_records())
+            if to.suffix == ".jsonl":
+                await _write_lines(records, to)
+            else:
+                from agentlightning.store.parquet import write_folder
+
+                await write_folder(records, to)
+    console.print(f"Exported {count.done:,} finished rollouts to {to}")
+
+
+async def _write_lines(records: AsyncIterator[Record], to: Path) -> None:
+    """The file takes its name only when it is whole."""
+    part = to.with_name(to.name + ".part")
+    with part.open("wb") as file:
+        async for record in records:
+            file.write(to_line(record) + b"\n")
+    part.replace(to)
+
+
+def import_(location: Location, source: Path) -> None:
+    if not source.exists():
+        raise ConfigError(f"There is no '{source}'. Give a .jsonl file or a folder of Parquet files.")
+    run_sync(_import(location, source))
+
+
+async def _import(location: Location, source: Path) -> None:
+    async with location.opened(create=True) as store:
+        with Passing("read", None) as count:
+            new = await store.import_records(count.counted(_read(source)))
+    console.print(f"Imported {new:,} rollouts into {location}; {count.done - new:,} were there already.")
+
+
+def _read(source: Path) -> Iterator[Record]:
+    if source.is_dir():
+        from agentlightning.store.parquet import read_folder
+
+        yield from read_folder(source)
+        return
+    with source.open("rb") as file:
+        yield from (from_line(line) for line in file if line.strip())
+
+
+class Passing:
+    """Counts what passes through, and shows it."""
+
+    def __init__(self, verb: str, total: int | None):
+        self.done = 0
+        self._text = f"{{:,}}{'' if total is None else f' of {total:,}'} rollouts {verb}"
+        self.Passing = Progress(SpinnerColumn(), TextColumn("{task.description}"), console=console, transient=True)
+        self._task = self.Passing.add_task(self._text.format(0), total=total)
+
+    def __enter__(self) -> Passing:
+        self.Passing.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.Passing.stop()
+
+    def _step(self) -> None:
+        self.done += 1
+        if self.done % 100 == 0:
+            self.Passing.update(self._task, description=self._text.format(self.done), completed=self.done)
+
+    def counted(self, records: Iterator[Record]) -> Iterator[Record]:
+        for record in records:
+            self._step()
+            yield record
+
+    async def awaited(self, records: AsyncIterator[Record]) -> AsyncIterator[Record]:
+        async for record in records:
+            self._step()
+            yield record

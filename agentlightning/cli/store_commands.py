@@ -1,0 +1,92 @@
+"""The commands of `agl store`; their work is in `store`, imported when one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+store_app = typer.Typer(name="store", no_args_is_help=False, rich_markup_mode="rich")
+
+
+@store_app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    path: Annotated[Path | None, typer.Option(help="The SQLite file; store.db if not given.")] = None,
+    dsn: Annotated[
+        str | None, typer.Option(envvar="AGL_STORE_DSN", help="PostgreSQL instead: postgresql://user:password@host/db")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4747,
+    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key that clients must send.")] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
+    ] = None,
+) -> None:
+    """Serve a store to runners, trainers and other machines; or, with a command, look after one.
+
+    A run's store is the file store.db in its folder. One process owns a SQLite file: stop the run first, or read it
+    through its server.
+    """
+    from agentlightning.cli.store import Location, serve
+
+    context.obj = Location(path, dsn)
+    if context.invoked_subcommand is None:
+        serve(context.obj, host, port, key, secret_file)
+
+
+@store_app.command()
+def stats(context: typer.Context) -> None:
+    """Count what is stored, by status."""
+    from agentlightning.cli import store
+
+    store.stats(context.obj)
+
+
+@store_app.command()
+def export(
+    context: typer.Context,
+    to: Annotated[Path, typer.Argument(help="A new file ending in .jsonl, or a new folder for Parquet files.")],
+) -> None:
+    """Write the finished rollouts with their attempts, spans and calls to JSON lines or Parquet."""
+    from agentlightning.cli import store
+
+    store.export(context.obj, to)
+
+
+@store_app.command("import")
+def import_(
+    context: typer.Context, source: Annotated[Path, typer.Argument(help="What `agl store export` wrote.")]
+) -> None:
+    """Add exported rollouts to a store; those that are there already are left alone."""
+    from agentlightning.cli import store
+
+    store.import_(context.obj, source)
+
+
+@store_app.command()
+def prune(
+    context: typer.Context,
+    older_than: Annotated[str | None, typer.Option(help="Forget what finished so long ago: 12h, 30d, 2w.")] = None,
+    keep: Annotated[int | None, typer.Option(min=0, help="Forget all but so many of the last finished ones.")] = None,
+) -> None:
+    """Delete finished rollouts, by age or count. Unfinished ones, resources and workers stay."""
+    from agentlightning.cli import store
+
+    store.prune(context.obj, older_than, keep)
+
+
+@store_app.command()
+def key(
+    rollout_id: Annotated[str, typer.Argument(help="The rollout that the key opens.")],
+    attempt_id: Annotated[str, typer.Argument(help="Its attempt.")],
+    secret_file: Annotated[Path, typer.Option(help="The file that the server was started with.")],
+    scope: Annotated[
+        list[str] | None, typer.Option(help="What it may do: calls, spans, task, rewards; all if not given.")
+    ] = None,
+) -> None:
+    """Print a key that opens one attempt and nothing else, for an agent that is not trusted."""
+    from agentlightning.cli.store import attempt_key
+
+    typer.echo(attempt_key(rollout_id, attempt_id, scope or [], secret_file))

@@ -1,0 +1,135 @@
+"""`agl store`: moving, forgetting, keys and serving, as a user types them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agentlightning.errors import ConfigError
+from agentlightning.keys import verify_attempt_key
+from agentlightning.store import LightningStoreClient, SqliteLightningStore
+from agentlightning.types import AttemptStatus
+from tests.store.builders import make_call, make_segment, make_span
+
+
+async def _fill(path: Path) -> None:
+    store = SqliteLightningStore(path)
+    for n in range(7):
+        claim = await store.start_rollout({"n": n, "text": "ü\n"}, metadata={"group": "g"})
+        await store.add_span(make_span(claim, "step", note="x"))
+        segments = make_segment("p", None, 0, [1, 2]), make_segment("r", "p", 2, [3], 1)
+        await store.add_calls([make_call(claim, "c", "p", "r", *segments)])
+        await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+    await store.enqueue_rollout("waits")
+    await store.close()
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    asyncio.run(_fill(tmp_path / "store.db"))
+    return tmp_path
+
+
+def agl(folder: Path, *arguments: str) -> str:
+    """Run a command; returns what it printed, or raises with it."""
+    command = [sys.executable, "-m", "agentlightning", "store", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        assert "Traceback" not in done.stderr
+        raise ConfigError(done.stderr)
+    return done.stdout
+
+
+@pytest.mark.parametrize("target", ["out.jsonl", "out"])
+def test_what_is_exported_is_imported_whole(filled: Path, target: str) -> None:
+    assert "Exported 7 finished rollouts" in agl(filled, "export", target)
+    assert "Imported 7 rollouts" in agl(filled, "--path", "new.db", "import", target)
+    assert "Imported 0 rollouts into new.db; 7 were there" in agl(filled, "--path", "new.db", "import", target)
+    agl(filled, "--path", "new.db", "export", "again.jsonl")
+    if target.endswith(".jsonl"):
+        assert (filled / "again.jsonl").read_bytes() == (filled / target).read_bytes()
+    else:
+        agl(filled, "export", "direct.jsonl")
+        assert (filled / "again.jsonl").read_bytes() == (filled / "direct.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match="is there already"):
+        agl(filled, "export", target)
+
+
+def test_parquet_is_readable_without_us(filled: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    agl(filled, "export", "out")
+    assert pq.read_table(filled / "out" / "rollouts.parquet").num_rows == 7
+    ids = pq.read_table(filled / "out" / "segments.parquet").column("ids").to_pylist()
+    assert ids[:2] == [b"\x01\0\0\0\x02\0\0\0", b"\x03\0\0\0"]
+
+
+def test_parquet_files_that_do_not_belong_together_are_refused(filled: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    agl(filled, "export", "out")
+    spans = pq.read_table(filled / "out" / "spans.parquet")
+    pq.write_table(spans.take(list(reversed(range(len(spans))))), filled / "out" / "spans.parquet")
+    with pytest.raises(ConfigError, match="sorted in another order"):
+        agl(filled, "--path", "new.db", "import", "out")
+    (filled / "out" / "calls.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"calls\.parquet is missing"):
+        agl(filled, "--path", "new.db", "import", "out")
+
+
+def test_stats_and_prune(filled: Path) -> None:
+    assert re.search(r"rollouts\W+8\b", agl(filled, "stats"))
+    assert "Deleted 4" in agl(filled, "prune", "--keep", "3")
+    assert "Deleted 0" in agl(filled, "prune", "--older-than", "1h")
+    assert re.search(r"queuing\W+1\b", agl(filled, "stats"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--path", "none.db", "stats"], "There is no store 'none.db'"),
+        (["--path", "a", "--dsn", "postgresql://u:p@h/d", "stats"], "not both"),
+        (["prune"], "Say what to forget"),
+        (["prune", "--older-than", "soon"], "not a duration"),
+        (["import", "nothing.jsonl"], "There is no 'nothing.jsonl'"),
+        (["--host", "0.0.0.0"], "Give an admin_key"),
+        (["--secret-file", "s"], "give an admin_key too"),
+        (["key", "r", "a", "--secret-file", "none"], "There is no secret"),
+    ],
+)
+def test_mistakes_are_named(filled: Path, arguments: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        agl(filled, *arguments)
+
+
+@pytest.fixture
+def served(filled: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "agentlightning", "store", "--port", "0", "--key", "k", "--secret-file", "secret"]
+    with subprocess.Popen(command, cwd=filled, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield next(m for line in process.stdout if (m := re.search(r"at (http://\S+)", line)))[1]
+        process.send_signal(signal.SIGTERM)
+        assert "Stopped." in process.stdout.read()
+        assert process.wait(timeout=30) == 0
+
+
+async def test_serving_with_a_key(filled: Path, served: str) -> None:
+    client = LightningStoreClient(served, key="k")
+    claim = await client.dequeue_rollout("w")
+    await client.close()
+    assert claim is not None
+    assert (filled / "secret").stat().st_mode & 0o777 == 0o600
+    secret = bytes.fromhex((filled / "secret").read_text())
+    own = claim.rollout_id, claim.attempt.attempt_id
+    key = agl(filled, "key", *own, "--secret-file", "secret", "--scope", "spans").strip()
+    verified = verify_attempt_key(secret, key)
+    assert verified is not None
+    assert (verified.rollout_id, verified.attempt_id, verified.scopes) == (*own, ("spans",))
+    agent = LightningStoreClient(served, key=key)
+    assert await agent.add_span(make_span(claim)) is not None
+    await agent.close()
