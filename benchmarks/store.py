@@ -2,7 +2,10 @@
 
 A life cycle is enqueue, claim, four model calls of 256 + 64 token ids with a span of about 600 characters each, finish.
 
-    python benchmarks/store.py [--quick] [--json]
+    python benchmarks/store.py [--quick] [--json] [--peer PYTHON]
+
+With `--peer` (or AGL_PEER_PYTHON), the python of an environment that agentlightning 0.3.0 from PyPI is installed in, the
+same life cycle runs on its in-memory store, in process and over HTTP, in the same run.
 
 Keys: `in_process_rps` (SQLite file, 32 clients); `http_rps_8`, `http_rps_32` (8 and 32 clients, a rollout's calls in
 one request), `http_single_rps_32` (one request per operation); `http_batched_rps` (bulk requests of 64 rollouts);
@@ -21,6 +24,7 @@ import multiprocessing
 import os
 import socket
 import statistics
+import subprocess
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -29,6 +33,8 @@ from typing import Any
 
 import numpy as np
 import uvloop
+from rich.console import Console
+from rich.table import Table
 
 from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.types import (
@@ -241,18 +247,43 @@ async def growth(folder: Path, sizes: tuple[int, ...], repeats: int) -> dict[str
     return {"growth_worst_ratio": worst, "rss_mb_growth": memory[-1] - memory[0]}
 
 
+# ---- the peer --------------------------------------------------------------------------------------------------------
+
+PEER = "agentlightning 0.3.0"
+
+
+def peer_figures(python: str, seconds: float) -> dict[str, float]:
+    """What the peer's own interpreter measures; isolated, so that it does not import us."""
+    script = Path(__file__).parent / "peers" / "store_agentlightning_0_3_0.py"
+    command = [python, "-I", str(script), "--seconds", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"the peer failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show(figures: dict[str, float], peer: dict[str, float]) -> None:
+    table = Table("", "ours", *([PEER, "ratio"] if peer else []))
+    for key, value in figures.items():
+        other = peer.get(key)
+        table.add_row(key, f"{value:,.2f}", *([f"{other:,.0f}", f"{value / other:.1f}x"] if other else []))
+    Console(width=100).print(table)
+    if not peer:
+        print(f"{PEER} was not measured beside it: give the python it is installed in with --peer.")
+
+
 async def main(arguments: argparse.Namespace) -> None:
     seconds = 2.0 if arguments.quick else 8.0
     sizes = (1_000, 6_000) if arguments.quick else (1_000, 20_000, 200_000)
+    peer = peer_figures(arguments.peer, seconds) if arguments.peer else {}
     with TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         figures = await in_process(folder, seconds)
         figures |= await over_http(folder, seconds)
         figures |= await growth(folder, sizes, 100 if arguments.quick else 400)
-    print()
-    for key, value in figures.items():
-        print(f"{key:22}{value:10.2f}")
+    show(figures, peer)
     if arguments.json:
+        figures |= {f"peer_{key}": value for key, value in peer.items()}
         print(json.dumps({key: round(value, 3) for key, value in figures.items()}))
 
 
@@ -260,4 +291,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="under a minute, smaller sizes")
     parser.add_argument("--json", action="store_true", help="the last line is one JSON object")
+    parser.add_argument("--peer", default=os.environ.get("AGL_PEER_PYTHON"), help=f"python with {PEER}")
     uvloop.run(main(parser.parse_args()))

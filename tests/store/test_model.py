@@ -359,7 +359,7 @@ def opener(request: pytest.FixtureRequest, backend: str, tmp_path: Path) -> Open
 
 def _run(opener: Opener, examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        lambda: StoreAgainstModel(opener),
+        lambda: StoreAgainstModel(opener),  # pyright: ignore[reportArgumentType]
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,
