@@ -4,13 +4,15 @@ A life cycle is enqueue, claim, four model calls of 256 + 64 token ids with a sp
 
     python benchmarks/store.py [--quick] [--json] [--peer PYTHON]
 
-With `--peer` (or AGL_PEER_PYTHON), the python of an environment that agentlightning 0.3.0 from PyPI is installed in, the
-same life cycle runs on its in-memory store, in process and over HTTP, in the same run.
+With `--peer` (or AGL_PEER_PYTHON), the python of an environment that agentlightning 0.3.0 from PyPI is installed in,
+the same life cycle runs on its in-memory store, in process and over HTTP, in the same run.
 
 Keys: `in_process_rps` (SQLite file, 32 clients); `http_rps_8`, `http_rps_32` (8 and 32 clients, a rollout's calls in
 one request), `http_single_rps_32` (one request per operation); `http_batched_rps` (bulk requests of 64 rollouts);
 `wide_spans_ratio` (4,160 ids per call, against `in_process_rps`); `growth_worst_ratio` (the operation that slows down
-most between an almost empty and a full database); `rss_mb_growth` (resident memory while filling it).
+most between an almost empty and a full database); `rss_mb_growth` (resident memory while filling it);
+`claim_latency_ms`, `finish_latency_ms` (over HTTP, medians: from asking for an enqueue to a waiting runner's claim, and
+from asking for a finish to the answer of who waits for the rollout).
 """
 
 from __future__ import annotations
@@ -185,9 +187,33 @@ async def over_http(folder: Path, seconds: float) -> dict[str, float]:
             "http_rps_32": await throughput(functools.partial(life_cycle, client), 32, seconds),
             "http_single_rps_32": await throughput(functools.partial(life_cycle, client, single=True), 32, seconds),
             "http_batched_rps": await throughput(functools.partial(bulk_cycle, client), 8, seconds),
+            **await latencies(client, 50),
         }
         await client.close()
     return figures
+
+
+async def latencies(store: LightningStore, rounds: int) -> dict[str, float]:
+    """How long those who wait wait after the news was sent."""
+    claims, finishes = [], []
+    for _ in range(rounds):
+        waiting = asyncio.create_task(store.dequeue_rollout("waiter", timeout=10.0))
+        await asyncio.sleep(0.02)
+        start = time.perf_counter()
+        await store.enqueue_rollout(TASK)
+        claim = await waiting
+        claims.append(time.perf_counter() - start)
+        assert claim is not None
+        finished = asyncio.create_task(store.wait_for_rollouts(rollout_ids=[claim.rollout_id], timeout=10.0))
+        await asyncio.sleep(0.02)
+        start = time.perf_counter()
+        await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+        await finished
+        finishes.append(time.perf_counter() - start)
+    return {
+        "claim_latency_ms": 1e3 * statistics.median(claims),
+        "finish_latency_ms": 1e3 * statistics.median(finishes),
+    }
 
 
 # ---- growth ----------------------------------------------------------------------------------------------------------
