@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 from agentlightning.gateway.answer import Exchange, Forward, Target
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
@@ -34,7 +35,10 @@ from agentlightning.gateway.sampler import Arrival
 from agentlightning.gateway.upstream import Upstream
 from agentlightning.keys import CALLS, verify_attempt_key
 
-_PATH = re.compile(r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/v1)*(?P<rest>/.*)")
+_PATH = re.compile(
+    r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
+)
+_AGENT_IN_BAGGAGE = re.compile(r"(?:^|,)\s*agentlightning\.agent\s*=\s*([^,;\s]+)")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -95,7 +99,8 @@ class GatewayApp:
         try:
             body = await read_body(receive)
             live = await self._attempts.get(*self._attribute(path["rollout"], path["attempt"], headers))
-            handler = self._handler(dialect, path["rest"], body, live, headers)
+            place = _place(live, headers, path["agent"])
+            handler = self._handler(dialect, path["rest"], body, live, place)
         except Refusal as refusal:
             await send_body(send, refusal.status, dialect.refuse(refusal))
             return
@@ -103,11 +108,9 @@ class GatewayApp:
             return
         await handler.run(receive, send)
 
-    def _handler(
-        self, dialect: Dialect, path: str, body: bytes, live: LiveAttempt, headers: Mapping[bytes, bytes]
-    ) -> Handler:
+    def _handler(self, dialect: Dialect, path: str, body: bytes, live: LiveAttempt, place: Place) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
-        place, start = _place(live, headers), time.time()
+        start = time.time()
         model = "unknown"
         try:
             given = decode(body)
@@ -191,10 +194,17 @@ def _arrive(live: LiveAttempt, request: CallRequest, dialect: Dialect, place: Pl
     return Arrival(request=request, live=live, place=place, response_id=response_id, number=number, start=start)
 
 
-def _place(live: LiveAttempt, headers: Mapping[bytes, bytes]) -> Place:
-    """Where in a trace the call belongs: under the client's own span if it says so."""
-    agent = headers.get(b"x-agl-agent")
-    name = None if agent is None else agent.decode("utf-8", "replace")
+def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None) -> Place:
+    """Where in a trace the call belongs: under the client's own span if it says so.
+
+    The calling agent's name stands in a header of ours, in the URL (`LLM.for_agent`), or in W3C baggage.
+    """
+    if own := headers.get(b"x-agl-agent"):
+        name = own.decode("utf-8", "replace")
+    elif agent is None and (found := _AGENT_IN_BAGGAGE.search(headers.get(b"baggage", b"").decode("latin-1"))):
+        name = unquote(found[1])
+    else:
+        name = agent
     judge = headers.get(b"x-agl-role") == b"judge"
     found = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
     if found is None:

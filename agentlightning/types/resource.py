@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import Any, Literal, Self
+from urllib.parse import quote
 
 from pydantic import Field, SerializeAsAny
 
@@ -28,6 +29,15 @@ class LLM(Resource):
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The URL to give to a client as its base URL; the ids matter to a `ProxyLLM` only."""
         return self.endpoint
+
+    def for_agent(self, name: str) -> Self:
+        """The same endpoint under the name of one of several agents, for clients that cannot send a header.
+
+        The gateway records the name with each call, and `train_agents` selects by it. Only the gateway's URLs may be
+        extended like this, so do it inside the rollout.
+        """
+        base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
+        return self.model_copy(update={"endpoint": f"{base}/agent/{quote(name, safe='')}/v1"})
 
 
 class ProxyLLM(LLM):

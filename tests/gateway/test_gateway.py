@@ -17,7 +17,7 @@ from agentlightning.gateway import Gateway, LLMProxy
 from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.keys import CALLS, SPANS, sign_attempt_key, verify_attempt_key
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import AttemptStatus, CallRecord, RolloutMode
+from agentlightning.types import LLM, AttemptStatus, CallRecord, RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.scripted import ScriptedEngine
 
@@ -65,6 +65,23 @@ async def test_the_key_alone_attributes_a_call(site: Site) -> None:
         await client.chat.completions.create(model="policy", messages=ASK)
     assert site.gateway.call_count(site.rollout_id, site.attempt_id) == 1
     assert len(await site.close()) == 1
+
+
+async def test_the_agents_name_comes_by_header_url_or_baggage(site: Site) -> None:
+    llm = LLM(endpoint=site.base_url, model="policy")
+    ways: list[tuple[str, dict[str, str]]] = [
+        (site.base_url, {"x-agl-agent": "by header"}),
+        (llm.for_agent("by url").endpoint, {}),
+        (site.base_url, {"baggage": "k=v, agentlightning.agent=by%20baggage;p=1"}),
+        (llm.for_agent("by url").endpoint, {"x-agl-agent": "header wins"}),
+        (site.base_url, {"baggage": "other.agentlightning.agent=x"}),
+    ]
+    for url, headers in ways:
+        async with AsyncOpenAI(base_url=url, api_key=site.key, max_retries=0, default_headers=headers) as client:
+            await client.chat.completions.create(model="policy", messages=ASK)
+    assert [call.info.agent for call in await site.close()] == [
+        "by header", "by url", "by baggage", "header wins", None
+    ]  # fmt: skip
 
 
 async def test_an_attempts_key_opens_no_other_attempt(site: Site) -> None:

@@ -376,4 +376,4 @@ def test_any_sequence_of_operations(opener: Opener, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_any_sequence_of_operations_for_long(opener: Opener, backend: str) -> None:
-    _run(opener, 6 * EXAMPLES[backend], steps=50)
+    _run(opener, 3 * EXAMPLES[backend], steps=30)
