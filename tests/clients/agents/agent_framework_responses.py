@@ -1,0 +1,21 @@
+"""Microsoft's Agent Framework over Responses, its default, stateful."""
+
+from agent_framework import Agent
+from agent_framework.openai import OpenAIChatClient
+
+import agentlightning as agl
+from tests.clients.tool import SYSTEM_PROMPT, calc
+
+PACKAGE, WIRE, STREAMS = "agent-framework-openai", "Responses", (False, True)
+CHANGE = "OpenAIChatClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    client = OpenAIChatClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)
+    agent = Agent(client, SYSTEM_PROMPT, name="solver", tools=[calc])
+    if not stream:
+        return (await agent.run(question)).text
+    text = ""
+    async for update in agent.run(question, stream=True):
+        text += update.text or ""
+    return text

@@ -1,0 +1,30 @@
+"""AgentScope 2."""
+
+from agentscope.agent import Agent
+from agentscope.credential import OpenAICredential
+from agentscope.message import TextBlock, UserMsg
+from agentscope.model import OpenAIChatModel
+from agentscope.permission import PermissionBehavior, PermissionDecision
+from agentscope.tool import FunctionTool, ToolChunk, Toolkit
+
+import agentlightning as agl
+from tests.clients import tool
+from tests.clients.tool import SYSTEM_PROMPT
+
+PACKAGE, WIRE, STREAMS = "agentscope", "Chat Completions", (False, True)
+CHANGE = "OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key), llm.model)"
+ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
+
+
+async def calc(a: float, op: str, b: float) -> ToolChunk:
+    """One operation on two numbers."""
+    return ToolChunk(content=[TextBlock(text=tool.calc(a, op, b))])
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    credential = OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key)  # pyright: ignore[reportArgumentType]
+    model = OpenAIChatModel(credential, llm.model, stream=stream)
+    toolkit = Toolkit([FunctionTool(calc, permission=ALLOWED)])
+    agent = Agent("solver", SYSTEM_PROMPT, model, toolkit)
+    reply = await agent.reply(UserMsg(name="user", content=question))
+    return reply.get_text_content() or ""

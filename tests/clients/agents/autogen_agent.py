@@ -1,0 +1,29 @@
+"""AutoGen's AssistantAgent."""
+
+from autogen_agentchat.agents import AssistantAgent
+from autogen_agentchat.base import TaskResult
+from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+import agentlightning as agl
+from tests.clients.tool import SYSTEM_PROMPT, calc
+
+PACKAGE, WIRE, STREAMS = "autogen-ext", "Chat Completions", (False, True)
+CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=…)"
+INFO = {"vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True}
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    client = OpenAIChatCompletionClient(
+        model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=INFO  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    agent = AssistantAgent(
+        "solver", client, tools=[calc], system_message=SYSTEM_PROMPT, max_tool_iterations=3, model_client_stream=stream
+    )
+    try:
+        result = None
+        async for part in agent.run_stream(task=question):
+            result = part
+        assert isinstance(result, TaskResult)
+        return result.messages[-1].content  # pyright: ignore[reportAttributeAccessIssue]
+    finally:
+        await client.close()

@@ -1,0 +1,26 @@
+"""LangChain's agent on LangGraph, with langchain-openai."""
+
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
+
+import agentlightning as agl
+from tests.clients.tool import SYSTEM_PROMPT, calc
+
+PACKAGE, WIRE, STREAMS = "langchain-openai", "Chat Completions", (False, True)
+CHANGE = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr(llm.api_key or ""))
+    graph = create_agent(model, [tool(calc)], system_prompt=SYSTEM_PROMPT)
+    given = {"messages": [HumanMessage(question)]}
+    if not stream:
+        return str((await graph.ainvoke(given))["messages"][-1].content)
+    last = ""
+    async for mode, part in graph.astream(given, stream_mode=["messages", "values"]):
+        if mode == "values":
+            last = str(part["messages"][-1].content)
+    return last

@@ -1,0 +1,144 @@
+"""A gateway before the real engine with the shipped model, and a witness of what the engine sampled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest_asyncio
+
+import agentlightning as agl
+from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
+from agentlightning.gateway import Gateway
+from agentlightning.gateway.rendering import load_rendering
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Settings
+from agentlightning.models import resolve_model
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import OtelTracer
+from agentlightning.types import AttemptedRollout, Call, EnqueueRolloutRequest, RolloutMode, Span
+from agentlightning.types.call import Int32Array
+
+TRAINED, OTHER = "solver", "helper"
+MAX_CONTEXT = 1024
+
+
+class WitnessedEngine:
+    """Passes everything on to the engine and writes down what it sampled."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.sampled: list[tuple[Int32Array, Chunk]] = []
+
+    async def info(self) -> EngineInfo:
+        return await self._engine.info()
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        chunks: list[Chunk] = []
+        async for chunk in self._engine.generate(prompt_ids, params, stream=stream, request_id=request_id):
+            chunks.append(chunk)
+            yield chunk
+        self.sampled.append((prompt_ids.copy(), concat(chunks)))
+
+
+@dataclass
+class Run:
+    """What became of the rollouts of one agent."""
+
+    rollouts: list[AttemptedRollout]
+    calls: dict[str, list[Call]]
+    spans: dict[str, list[Span]]
+    sampled: list[tuple[Int32Array, Chunk]] = field(default_factory=list)
+
+    def all_calls(self) -> list[Call]:
+        return [call for calls in self.calls.values() for call in calls]
+
+    def exact(self) -> int:
+        """How many calls are, token by token and bit by bit, ones that the engine sampled."""
+        left: dict[tuple[bytes, bytes], list[Chunk]] = {}
+        for prompt, chunk in self.sampled:
+            left.setdefault((prompt.tobytes(), chunk.ids.tobytes()), []).append(chunk)
+        found = 0
+        for call in self.all_calls():
+            twins = left.get((call.prompt_ids.tobytes(), call.response_ids.tobytes()), [])
+            twin = next((t for t in twins if np.array_equal(t.logprobs, call.logprobs)), None)
+            if twin is not None:
+                twins.remove(twin)
+                found += 1
+        return found
+
+    def continued(self) -> int:
+        """How many calls after the first of their rollout go on from the tokens of an earlier one."""
+        count = 0
+        for calls in self.calls.values():
+            wholes = [call.prompt_ids.tobytes() + call.response_ids.tobytes() for call in calls]
+            for n, call in enumerate(calls[1:], start=1):
+                count += any(call.prompt_ids.tobytes().startswith(whole) for whole in wholes[:n])
+        return count
+
+
+Solve = Callable[[str, agl.LLM, bool], Awaitable[str]]
+
+
+class World:
+    """Runs an agent on tasks through store, runner, gateway and engine."""
+
+    def __init__(self, process: ModelProcess) -> None:
+        self._engine = WitnessedEngine(process)
+        self._rendering = load_rendering(resolve_model("calc"))
+
+    async def run(self, solve: Solve, stream: bool, tasks: list[dict[str, Any]]) -> Run:
+        """All at once; every second one under another agent's name, which is not trained."""
+
+        @agl.rollout
+        async def agent(task: dict[str, Any], llm: agl.LLM) -> float:
+            text = await solve(task["question"], llm.for_agent(task["agent"]), stream)
+            agl.emit_message(f"{task['question']} {text}")
+            return float(task["answer"] in text)
+
+        store = InMemoryLightningStore()
+        gateway = Gateway(
+            store, self._engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
+        )
+        await gateway.start()
+        runner = LitAgentRunner(OtelTracer(), concurrency=len(tasks), gateway=gateway)
+        runner.init(agent)
+        runner.init_worker(0, store)
+        await store.add_resources({"llm": gateway.as_resource()})
+        self._engine.sampled.clear()
+        requests = [EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN) for task in tasks]
+        ids = [r.rollout_id for r in await store.enqueue_many_rollouts(requests)]
+        stop = asyncio.Event()
+        running = asyncio.create_task(runner.iter(stop))
+        try:
+            async with asyncio.timeout(150):
+                await store.wait_for_rollouts(rollout_ids=ids)
+        finally:
+            stop.set()
+            await running
+            runner.teardown()
+            await gateway.stop()
+        calls = await store.query_calls(ids)
+        found = [await store.get_rollout_by_id(i) for i in ids]
+        result = Run(
+            rollouts=[r for r in found if isinstance(r, AttemptedRollout)],
+            calls={i: list(calls[i]) for i in ids},
+            spans={i: list(await store.query_spans(i)) for i in ids},
+            sampled=list(self._engine.sampled),
+        )
+        await store.close()
+        return result
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def world() -> AsyncIterator[World]:
+    process = ModelProcess(Settings(model=resolve_model("calc"), max_context=MAX_CONTEXT))
+    await process.start()
+    yield World(process)
+    await process.close()

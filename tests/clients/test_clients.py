@@ -1,0 +1,117 @@
+"""Real clients and frameworks, unchanged but for base URL and key: ten rollouts at once, two turns with a tool each.
+
+Every call is captured with exactly the tokens that the engine sampled, under the right rollout and agent. Packages that
+are not installed are skipped; `make test-clients` builds the environments for all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from agentlightning.types import Outcome
+from tests.clients import agents
+from tests.clients.conftest import OTHER, TRAINED, Run, World
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("default"),  # other people's packages
+]
+
+NAMES = sorted(module.name for module in pkgutil.iter_modules(agents.__path__))
+TASKS = [
+    {"question": f"What is {a} {op} {b}?", "answer": str(answer), "agent": TRAINED if n % 2 == 0 else OTHER}
+    for n, (a, op, b, answer) in enumerate(
+        [
+            (12, "+", 34, 46),
+            (90, "-", 25, 65),
+            (7, "*", 8, 56),
+            (84, "/", 4, 21),
+            (51, "+", 9, 60),
+            (66, "-", 60, 6),
+            (13, "*", 5, 65),
+            (45, "/", 9, 5),
+            (28, "+", 71, 99),
+            (33, "-", 18, 15),
+        ]
+    )
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_real_client(world: World, name: str, stream: bool) -> None:
+    agent = load(name)
+    if stream not in agent.STREAMS:
+        pytest.skip("has no streaming of its own")
+    run = await world.run(agent.solve, stream, TASKS)
+    result = summary(agent, run, stream)
+    report(name, agent, result)
+    errors = {r.attempt.error for r in run.rollouts if r.attempt.outcome not in (Outcome.OK, Outcome.TRUNCATED)}
+    if getattr(agent, "FINISHES", True):
+        assert not errors, errors
+        assert result["right"] >= 6, result
+    assert result["calls"] == result["sampled"] == result["exact"] >= 2 * len(TASKS)
+    assert result["continued"] == result["calls"] - len(TASKS)
+    check_attribution(run)
+
+
+def load(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"tests.clients.agents.{name}")
+    except ModuleNotFoundError as error:
+        pytest.skip(f"not installed here: {error.name}")
+
+
+def summary(agent: ModuleType, run: Run, stream: bool) -> dict[str, Any]:
+    rewards = [
+        span.attributes["agentlightning.reward.0.value"]
+        for spans in run.spans.values()
+        for span in spans
+        if "agentlightning.reward.0.value" in span.attributes
+    ]
+    return {
+        "stream": stream,
+        "version": version(agent.PACKAGE),
+        "calls": len(run.all_calls()),
+        "sampled": len(run.sampled),
+        "exact": run.exact(),
+        "continued": run.continued(),
+        "rollouts": len(run.rollouts),
+        "right": sum(1 for reward in rewards if reward == 1.0),
+    }
+
+
+def check_attribution(run: Run) -> None:
+    """Agents' names and training follow the task; no span of one rollout is in another."""
+    seen: set[str] = set()
+    for rollout in run.rollouts:
+        wanted = rollout.input["agent"]
+        for call in run.calls[rollout.rollout_id]:
+            assert call.info.agent == wanted
+            assert call.info.trained == (wanted == TRAINED)
+        spans = run.spans[rollout.rollout_id]
+        ids = {span.span_id for span in spans}
+        assert not ids & seen
+        seen |= ids
+        messages = [span for span in spans if span.name == "agentlightning.message"]
+        assert all(rollout.input["question"] in str(span.attributes) for span in messages)
+        responses = {call.info.response_id for call in run.calls[rollout.rollout_id]}
+        assert responses <= {span.attributes.get("gen_ai.response.id") for span in spans}
+
+
+def report(name: str, agent: ModuleType, result: dict[str, Any]) -> None:
+    """A line for the table in the documentation, where somebody asked for it."""
+    if folder := os.environ.get("AGL_CLIENTS_REPORT"):
+        line = {"package": agent.PACKAGE, "wire": agent.WIRE, "change": agent.CHANGE, **result}
+        Path(folder, f"{name}-{result['stream']}.json").write_text(json.dumps(line))
