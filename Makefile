@@ -20,10 +20,10 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo install dev test test-slow lint format types docs wheel bench clean
+.PHONY: help demo install dev test test-slow test-clients lint format types docs wheel bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/torch ## install what training on the CPU needs, then train the calculator agent
 	@$(BIN)/agl demo calc $(ARGS)
@@ -33,10 +33,13 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite
-	@$(BIN)/python -m pytest -q -m "not slow" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "not slow and not clients" $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
-	@$(BIN)/python -m pytest -q -m slow $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not clients" $(ARGS)
+
+test-clients: $(STAMPS)/dev ## the tests with real agent frameworks, each in an environment made for it (minutes, and gigabytes in .clients)
+	@$(BIN)/python scripts/clients.py $(ARGS)
 
 lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

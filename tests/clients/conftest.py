@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest_asyncio
+from transformers import AutoTokenizer
 
 import agentlightning as agl
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
@@ -22,6 +23,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
 from agentlightning.types import AttemptedRollout, Call, EnqueueRolloutRequest, RolloutMode, Span
 from agentlightning.types.call import Int32Array
+from tests.clients.script import ScriptedEngine
 
 TRAINED, OTHER = "solver", "helper"
 MAX_CONTEXT = 1024
@@ -90,11 +92,14 @@ class World:
     """Runs an agent on tasks through store, runner, gateway and engine."""
 
     def __init__(self, process: ModelProcess) -> None:
-        self._engine = WitnessedEngine(process)
+        tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
         self._rendering = load_rendering(resolve_model("calc"))
+        self._real = WitnessedEngine(process)
+        self._scripted = WitnessedEngine(ScriptedEngine(process, tokenizer, tokenizer.eos_token_id))
 
-    async def run(self, solve: Solve, stream: bool, tasks: list[dict[str, Any]]) -> Run:
+    async def run(self, solve: Solve, stream: bool, tasks: list[dict[str, Any]], *, scripted: bool) -> Run:
         """All at once; every second one under another agent's name, which is not trained."""
+        engine = self._scripted if scripted else self._real
 
         @agl.rollout
         async def agent(task: dict[str, Any], llm: agl.LLM) -> float:
@@ -104,14 +109,14 @@ class World:
 
         store = InMemoryLightningStore()
         gateway = Gateway(
-            store, self._engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
+            store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
         )
         await gateway.start()
         runner = LitAgentRunner(OtelTracer(), concurrency=len(tasks), gateway=gateway)
         runner.init(agent)
         runner.init_worker(0, store)
         await store.add_resources({"llm": gateway.as_resource()})
-        self._engine.sampled.clear()
+        engine.sampled.clear()
         requests = [EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN) for task in tasks]
         ids = [r.rollout_id for r in await store.enqueue_many_rollouts(requests)]
         stop = asyncio.Event()
@@ -130,7 +135,7 @@ class World:
             rollouts=[r for r in found if isinstance(r, AttemptedRollout)],
             calls={i: list(calls[i]) for i in ids},
             spans={i: list(await store.query_spans(i)) for i in ids},
-            sampled=list(self._engine.sampled),
+            sampled=list(engine.sampled),
         )
         await store.close()
         return result

@@ -8,6 +8,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "agent-framework-openai", "Responses", (False, True)
 CHANGE = "OpenAIChatClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

@@ -13,6 +13,7 @@ from tests.clients.tool import SYSTEM_PROMPT
 
 PACKAGE, WIRE, STREAMS = "agentscope", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key), llm.model)"
+SCRIPTED = True
 ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
 
 

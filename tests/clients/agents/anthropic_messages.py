@@ -10,6 +10,7 @@ from tests.clients.tool import MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "anthropic", "Anthropic Messages", (False, True)
 CHANGE = "Anthropic(base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = False
 TOOL: Any = {"name": "calc", "description": "One operation on two numbers.", "input_schema": PARAMETERS}
 
 

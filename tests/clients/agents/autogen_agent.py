@@ -9,6 +9,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "autogen-ext", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=…)"
+SCRIPTED = True
 INFO = {"vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True}
 
 

@@ -13,6 +13,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "crewai", "Chat Completions", (False, True)
 CHANGE = 'LLM(f"openai/{llm.model}", base_url=llm.endpoint, api_key=llm.api_key)'
+SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

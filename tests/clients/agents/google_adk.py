@@ -15,6 +15,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "google-adk", "Chat Completions", (False, True)
 CHANGE = 'LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)'
+SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

@@ -10,6 +10,7 @@ from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "aiohttp", "Chat Completions", (False, True)
 CHANGE = 'POST f"{llm.endpoint}/chat/completions" with "Authorization: Bearer " + llm.api_key'
+SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

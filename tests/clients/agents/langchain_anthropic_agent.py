@@ -10,6 +10,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "langchain-anthropic", "Anthropic Messages", (False, True)
 CHANGE = "ChatAnthropic(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

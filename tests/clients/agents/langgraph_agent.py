@@ -11,6 +11,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "langchain-openai", "Chat Completions", (False, True)
 CHANGE = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

@@ -12,6 +12,7 @@ from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "litellm", "Chat Completions", (False, True)
 CHANGE = 'litellm.acompletion(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, …)'
+SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

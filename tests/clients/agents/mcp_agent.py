@@ -13,6 +13,7 @@ from tests.clients.tool import MAX_TURNS, SYSTEM_PROMPT
 
 PACKAGE, WIRE, STREAMS = "mcp", "Chat Completions", (False,)
 CHANGE = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key); the MCP part stays as it is"
+SCRIPTED = False
 SERVER = Path(__file__).parent.parent / "mcp_server.py"
 
 

@@ -12,6 +12,7 @@ from tests.clients.tool import MAX_TURNS, SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "openai-agents", "Responses", (False, True)
 CHANGE = "OpenAIResponsesModel(llm.model, AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key))"
+SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

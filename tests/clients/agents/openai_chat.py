@@ -9,6 +9,7 @@ from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "openai", "Chat Completions", (False, True)
 CHANGE = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

@@ -9,6 +9,7 @@ from tests.clients.tool import MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "openai", "Responses", (False, True)
 CHANGE = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
+SCRIPTED = False
 TOOL: Any = {
     "type": "function", "name": "calc", "description": "One operation on two numbers.", "parameters": PARAMETERS
 }  # fmt: skip

@@ -9,6 +9,7 @@ from tests.clients.tool import SYSTEM_PROMPT, calc
 
 PACKAGE, WIRE, STREAMS = "pydantic-ai-slim", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))"
+SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

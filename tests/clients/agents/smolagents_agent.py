@@ -9,8 +9,9 @@ from tests.clients.tool import calc
 
 PACKAGE, WIRE, STREAMS = "smolagents", "Chat Completions", (False, True)
 CHANGE = "OpenAIServerModel(llm.model, api_base=llm.endpoint, api_key=llm.api_key)"
-FINISHES = False
-"""It ends by calling the tool `final_answer`, which the tiny model never learnt."""
+SCRIPTED = True
+CONTINUES = False
+"""It rewrites its history: tool calls and their results become plain text, so each turn is a branch of its own."""
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:

@@ -1,0 +1,127 @@
+"""Builds the environments that real agent frameworks need, runs `tests/clients` in each, writes the table of the docs.
+
+    python scripts/clients.py [--folder .clients] [--only NAME] [--table docs/clients.md]
+
+Frameworks disagree about versions of `openai` and `mcp`, hence three environments. `make test-clients` calls this;
+TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+TESTS = ["pytest", "pytest-asyncio", "pytest-timeout"]
+
+ENVIRONMENTS: dict[str, list[str]] = {
+    "openai3": [
+        "openai==3.52.0",
+        "anthropic==2.11.0",
+        "openai-agents==0.24.0",
+        "langchain==1.4.7",
+        "langchain-openai==1.7.3",
+        "langchain-anthropic==1.7.7",
+        "langgraph==1.2.22",
+        "autogen-agentchat==0.7.5",
+        "autogen-ext[openai]==0.7.5",
+        "pydantic-ai-slim[openai]==2.62.0",
+        "smolagents[openai]==1.26.0",
+        "agentscope==2.0.10",
+        "agent-framework-core==1.23.0",
+        "agent-framework-openai==1.17.0",
+        "mcp==1.30.0",
+        "tenacity",
+    ],
+    "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
+    "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
+}
+
+
+def build(name: str, folder: Path) -> Path:
+    """The python of the environment, which is made if its list of packages has changed."""
+    home = folder / name
+    stamp = home / "packages.txt"
+    wanted = "\n".join(ENVIRONMENTS[name])
+    python = home / "bin" / "python"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return python
+    print(f"==> making the environment {name} (a few minutes)", flush=True)
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
+    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    index = os.environ.get("TORCH_INDEX_URL")
+    extra = [*(["--extra-index-url", index] if index else []), *shlex.split(os.environ.get("PIP_ARGS", ""))]
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-input", *extra]
+    subprocess.run([*pip, torch], check=True)
+    subprocess.run([*pip, *ENVIRONMENTS[name], *TESTS, f"agentlightning[torch] @ file://{ROOT}"], check=True)
+    # The tests import the checkout, not a copy of it.
+    subprocess.run([str(python), "-m", "pip", "uninstall", "-qq", "-y", "agentlightning"], check=True)
+    subprocess.run([*pip, "--no-deps", "-e", str(ROOT)], check=True)
+    stamp.write_text(wanted)
+    print(f"    done in {time.monotonic() - began:.0f} s", flush=True)
+    return python
+
+
+def run(python: Path, report: Path) -> bool:
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings", "tests/clients"]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "AGL_CLIENTS_REPORT": str(report)}, check=False)
+    return done.returncode == 0
+
+
+def table(report: Path) -> str:
+    """A row per client, of all that ran."""
+    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for file in sorted(report.glob("*.json")):
+        line = json.loads(file.read_text())
+        rows.setdefault((line["package"], line["wire"]), []).append(line)
+    lines = [
+        "| package | wire format | streamed | captured exactly | go on from earlier tokens | by | change |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for (package, wire), runs in sorted(rows.items()):
+        total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
+        later = total["calls"] - total["rollouts"]
+        lines.append(
+            f"| {package} {runs[0]['version']} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
+            f"| {total['exact']} of {total['calls']} | {total['continued']} of {later} "
+            f"| {'the script' if runs[0]['scripted'] else 'the model'} | `{runs[0]['change']}` |"
+        )
+    return "\n".join(lines)
+
+
+def write_table(page: Path, text: str) -> None:
+    """Replace the first table of the page."""
+    old = page.read_text()
+    new = re.sub(r"(?ms)^\| package \|.*?\n(?!\|)", lambda _: text + "\n", old, count=1)
+    page.write_text(new)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="where the environments are kept")
+    parser.add_argument("--only", choices=ENVIRONMENTS, help="one environment")
+    parser.add_argument("--table", type=Path, help="page whose table is written anew")
+    options = parser.parse_args()
+    names = [options.only] if options.only else list(ENVIRONMENTS)
+    with tempfile.TemporaryDirectory() as folder:
+        passed = {name: run(build(name, options.folder.resolve()), Path(folder)) for name in names}
+        print(table(Path(folder)))
+        if options.table:
+            write_table(options.table, table(Path(folder)))
+    failed = [name for name, ok in passed.items() if not ok]
+    if failed:
+        sys.exit(f"failed in: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
