@@ -33,6 +33,14 @@ class PolicySpec:
     """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
     seed: int | None = None
     """Of what is sampled for requests that bring no seed; with several at once their order has a part in it too."""
+    train_agents: str | None = None
+    """A regular expression: only calls of agents whose name it finds something in are trained."""
+    train_prompts: str | None = None
+    """The same for the system prompt of a call."""
+    max_calls: int | None = None
+    """Model calls that one rollout may make; one that wants more is truncated."""
+    max_tokens: int | None = None
+    """Tokens that one rollout may have sampled."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
 

@@ -78,6 +78,14 @@ class GRPO(Algorithm):
     weight_decay: float = 0.0
     lora_rank: int | None = None
     """Train a LoRA adapter of this rank instead of all weights."""
+    train_agents: str | None = None
+    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
+    train_prompts: str | None = None
+    """The same for the system prompt of a call."""
+    max_calls: int | None = None
+    """Model calls that one rollout may make; one that wants more is truncated."""
+    max_tokens: int | None = None
+    """Tokens that one rollout may have sampled, over all its calls."""
     max_context: int = 4096
     max_concurrency: int = 64
     tokens_per_batch: int = 16_384
@@ -116,6 +124,10 @@ class GRPO(Algorithm):
             max_context=self.max_context,
             max_concurrency=self.max_concurrency,
             temperature=self.temperature,
+            train_agents=self.train_agents,
+            train_prompts=self.train_prompts,
+            max_calls=self.max_calls,
+            max_tokens=self.max_tokens,
             seed=self.seed,
             renderer=self.renderer,
         )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,9 +20,9 @@ from agentlightning.gateway.http import Receive, Scope, Send
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.gateway.restore import restore
-from agentlightning.gateway.routing import Frozen, Model, check_models
+from agentlightning.gateway.routing import Frozen, Limits, Model, Selection, check_models
 from agentlightning.gateway.sampler import Sampler
-from agentlightning.gateway.sampling import check_overrides
+from agentlightning.gateway.sampling import Overrides, check_overrides
 from agentlightning.gateway.session import Session
 from agentlightning.gateway.upstream import Provider, Upstream
 from agentlightning.keys import new_secret, sign_attempt_key
@@ -50,7 +49,11 @@ class Gateway:
         port: int = 0,
         secret: bytes | None = None,
         train_sampling: Mapping[str, Any] | None = None,
+        val_sampling: Mapping[str, Any] | None = None,
         train_agents: str | None = None,
+        train_prompts: str | None = None,
+        max_calls: int | None = None,
+        max_tokens: int | None = None,
         models: Mapping[str, Model] | None = None,
         rerender: bool = False,
         idle_seconds: float = 3600.0,
@@ -60,7 +63,10 @@ class Gateway:
         policy: the alias by which clients name the model.
         secret: signs the attempts' keys. Give one that outlives this process if agents shall survive a restart.
         train_sampling: sampling settings that win over the agent's own in train mode, for example {"temperature": 1.0}.
-        train_agents: a regular expression; only calls of agents whose name (header x-agl-agent) it finds are trained.
+        val_sampling: the same for rollouts of the other modes, where the agent's own settings hold otherwise.
+        train_agents: a regular expression; only calls of agents whose name it finds something in are trained.
+        train_prompts: a regular expression; only calls whose system prompt it finds something in are trained.
+        max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
         models: other models by alias: a `Provider`, a `Frozen` engine, or another name for one that exists.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
@@ -73,8 +79,11 @@ class Gateway:
         self._policy = policy
         self._host = host
         self._secret = new_secret() if secret is None else secret
-        self._train_sampling = check_overrides(train_sampling)
-        self._train_agents = None if train_agents is None else re.compile(train_agents)
+        self._overrides = Overrides(
+            train=check_overrides("train_sampling", train_sampling), other=check_overrides("val_sampling", val_sampling)
+        )
+        self._selection = Selection.of(train_agents, train_prompts)
+        self._limits = Limits(max_calls, max_tokens)
         self._models = check_models(models or {}, policy)
         self._rerender = rerender
         self._recorder = Recorder(store)
@@ -198,8 +207,9 @@ class Gateway:
             self._recorder,
             policy=name,
             trained=trained,
-            train_agents=self._train_agents,
-            train_sampling=self._train_sampling if trained else {},
+            selection=self._selection,
+            limits=self._limits if trained else Limits(),
+            overrides=self._overrides if trained else Overrides(),
         )
 
     def _session(self, name: str) -> Session:

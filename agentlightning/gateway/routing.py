@@ -1,9 +1,11 @@
-"""What the names of models can mean, besides the policy itself."""
+"""What models' names mean besides the policy itself, which of its calls are trained, and how many are allowed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError
@@ -17,6 +19,50 @@ class Frozen:
 
     engine: Engine
     rendering: Rendering
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which calls of the policy are trained: those that all given patterns find something in."""
+
+    agents: re.Pattern[str] | None = None
+    """In the calling agent's name."""
+    prompts: re.Pattern[str] | None = None
+    """In the text of the request's system prompt."""
+
+    @classmethod
+    def of(cls, agents: str | None, prompts: str | None) -> Selection:
+        return cls(_pattern("train_agents", agents), _pattern("train_prompts", prompts))
+
+    def includes(self, agent: str | None, messages: Sequence[Mapping[str, Any]]) -> bool:
+        if self.agents is not None and (agent is None or not self.agents.search(agent)):
+            return False
+        if self.prompts is None:
+            return True
+        system = "\n".join(m["content"] for m in messages if m["role"] in ("system", "developer"))
+        return self.prompts.search(system) is not None
+
+
+def _pattern(name: str, text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{name} is not a regular expression: {error}.") from error
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one attempt may ask of the policy; None is no limit. An attempt that runs into one is truncated."""
+
+    calls: int | None = None
+    """Requests."""
+    tokens: int | None = None
+    """Tokens sampled. The response that crosses it is cut off there."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("max_calls", self.calls), ("max_tokens", self.tokens)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1, not {value}.")
 
 
 Model = Provider | Frozen | str

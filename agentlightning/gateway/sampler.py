@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -26,7 +25,8 @@ from agentlightning.gateway.reader import StreamReader, Text
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, call_span, refusal_span
 from agentlightning.gateway.rendering import Parsed, Rendering
-from agentlightning.gateway.sampling import params_for, settle
+from agentlightning.gateway.routing import Limits, Selection
+from agentlightning.gateway.sampling import Overrides, params_for, settle
 from agentlightning.gateway.session import Piece, Prompt, Turn, path_ids, unrecorded
 from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
 from agentlightning.types.call import Int32Array
@@ -76,8 +76,9 @@ class Sampler:
         *,
         policy: str,
         trained: bool = True,
-        train_agents: re.Pattern[str] | None = None,
-        train_sampling: Mapping[str, Any],
+        selection: Selection,
+        limits: Limits,
+        overrides: Overrides,
     ) -> None:
         self._engine = engine
         self._info = info
@@ -85,8 +86,9 @@ class Sampler:
         self._recorder = recorder
         self._policy = policy
         self._trained = trained
-        self._train_agents = train_agents
-        self._train_sampling = train_sampling
+        self._selection = selection
+        self._limits = limits
+        self._overrides = overrides
 
     @property
     def model(self) -> str:
@@ -130,6 +132,7 @@ class Sampler:
                 code="tools_unsupported",
                 param="tools",
             )
+        self._check_limits(arrival)
         size = _size(request)
         self._check_room(live, size // self.rendering.longest_token)
         try:
@@ -206,9 +209,24 @@ class Sampler:
             param="messages",
         )
 
+    def _check_limits(self, arrival: Arrival) -> None:
+        live, limits = arrival.live, self._limits
+        sampled = live.summary.response_tokens
+        if limits.calls is not None and arrival.number >= limits.calls:
+            why, code = f"This rollout may make {limits.calls} model calls, and has made them", "max_calls_exceeded"
+        elif limits.tokens is not None and sampled >= limits.tokens:
+            why, code = (
+                f"This rollout may have {limits.tokens} tokens sampled, and has had {sampled}",
+                "max_tokens_exceeded",
+            )
+        else:
+            return
+        live.mark_truncated()
+        raise Refusal(f"{why}. End the rollout with what there is.", code=code)
+
     def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
         request, live = arrival.request, arrival.live
-        used = settle(request.asked, self._train_sampling, live.mode, live.rollout_id, arrival.number)
+        used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
         if request.tools and not request.parallel_tool_calls:
             markers = self.rendering.markers
             if markers is None or markers.tool_close is None:
@@ -276,6 +294,8 @@ class Sampler:
 
     def _params(self, asked: _Asked, index: int) -> SamplingParams:
         room = self._info.max_context - len(asked.prompt_ids)
+        if self._limits.tokens is not None:
+            room = max(1, min(room, self._limits.tokens - asked.arrival.live.summary.response_tokens))
         return params_for(asked.used, choice=index, room=room, top_logprobs=asked.arrival.request.top_logprobs)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
@@ -377,7 +397,7 @@ class Sampler:
             attempt_id=arrival.live.attempt_id,
             choice=index,
             policy=self._policy,
-            trained=self._trained and not arrival.place.judge and self._is_trained(arrival.place.agent),
+            trained=self._trained and not arrival.place.judge and self._selected(arrival),
             agent=arrival.place.agent,
             parent_call_id=None if parent is None else parent.call_id,
             model=arrival.request.model,
@@ -392,8 +412,8 @@ class Sampler:
             error=error,
         )
 
-    def _is_trained(self, agent: str | None) -> bool:
-        return self._train_agents is None or (agent is not None and self._train_agents.search(agent) is not None)
+    def _selected(self, arrival: Arrival) -> bool:
+        return self._selection.includes(arrival.place.agent, arrival.request.messages)
 
     def _record_refusal(self, arrival: Arrival, refusal: Refusal) -> None:
         arrival.live.count(failed=1)

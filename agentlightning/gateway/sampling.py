@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.engine.base import SamplingParams
@@ -15,28 +16,37 @@ SETTINGS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")
 """Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
 
 
-def check_overrides(overrides: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The overrides of train mode, if they are ones; an unknown name is a `ConfigError`."""
+@dataclass(frozen=True)
+class Overrides:
+    """Settings that win over the agent's own."""
+
+    train: Mapping[str, Any] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
+    """In validation and test."""
+
+
+def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The overrides, if they are ones; an unknown name is a `ConfigError`."""
     found = dict(overrides or {})
     unknown = sorted(set(found) - set(SETTINGS))
     if unknown:
-        raise ConfigError(f"Unknown sampling settings in train_sampling: {unknown}. Known are {list(SETTINGS)}.")
+        raise ConfigError(f"Unknown sampling settings in {where}: {unknown}. Known are {list(SETTINGS)}.")
     return found
 
 
 def settle(
-    asked: Mapping[str, Any], overrides: Mapping[str, Any], mode: RolloutMode | None, rollout_id: str, number: int
+    asked: Mapping[str, Any], overrides: Overrides, mode: RolloutMode | None, rollout_id: str, number: int
 ) -> dict[str, Any]:
     """The settings to use for call `number` of a rollout, of which the first choice takes the seed as it is.
 
-    In train mode the run's overrides win (siblings must differ), and an agent's seed is mixed with the rollout and the
-    call, for the same reason. Otherwise the agent's own settings hold.
+    The run's overrides win. In train mode, where siblings must differ, an agent's seed is mixed with the rollout and
+    the call.
     """
-    used = dict(asked)
-    if mode is RolloutMode.TRAIN:
-        used.update(overrides)
-        if used.get("seed") is not None:
-            used["seed"] = mix(used["seed"], rollout_id, number)
+    if mode is not RolloutMode.TRAIN:
+        return {**asked, **overrides.other}
+    used = {**asked, **overrides.train}
+    if used.get("seed") is not None:
+        used["seed"] = mix(used["seed"], rollout_id, number)
     return used
 
 

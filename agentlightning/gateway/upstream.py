@@ -7,6 +7,7 @@ retried but a connection that could not be made; whatever was sent may have been
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 import uuid
@@ -33,8 +34,9 @@ _KEPT_BYTES = 2**20
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """Any server that speaks one of the gateway's wire formats."""
 
-    base_url: str
-    """With /v1 if the provider's paths have it, for example https://api.openai.com/v1."""
+    base_url: str | tuple[str, ...]
+    """With /v1 if the provider's paths have it, for example https://api.openai.com/v1. Of several replicas, all calls
+    of a rollout go to the same one, whose cache knows its prefix."""
     api_key: str | None = None
     model: str | None = None
     """The model's name at the provider; the alias itself if None."""
@@ -53,6 +55,8 @@ class Upstream:
         self._alias = alias
         self._provider = provider
         self._recorder = recorder
+        urls = (provider.base_url,) if isinstance(provider.base_url, str) else provider.base_url
+        self._urls = [url.rstrip("/") for url in urls]
         self._places = asyncio.Semaphore(provider.max_concurrency)
         self._session: aiohttp.ClientSession | None = None
 
@@ -76,14 +80,15 @@ class Upstream:
         kept = bytearray()
         status, error = 0, "the client went away"
         try:
-            async with self._places, await self._post(path, dialect, call.request) as response:
+            url = self._replica(live.rollout_id)
+            async with self._places, await self._post(url + path, dialect, call.request) as response:
                 status = response.status
                 yield status, response.content_type, _pieces(response, kept)
                 error = None if status < 400 else f"the provider answered {status}"
         except (aiohttp.ClientError, TimeoutError) as failure:
             error = f"{type(failure).__name__}: {failure}"
             raise Refusal(
-                f"The provider of '{self._alias}' ({self._provider.base_url}) did not answer: {error}.",
+                f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}.",
                 status=502,
                 kind="server_error",
                 code="upstream_error",
@@ -91,8 +96,11 @@ class Upstream:
         finally:
             self._record(live, place, call, bytes(kept), error)
 
-    async def _post(self, path: str, dialect: str, body: str) -> aiohttp.ClientResponse:
-        url = self._provider.base_url.rstrip("/") + path
+    def _replica(self, rollout_id: str) -> str:
+        """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""
+        return max(self._urls, key=lambda url: hashlib.blake2b(f"{url} {rollout_id}".encode()).digest())
+
+    async def _post(self, url: str, dialect: str, body: str) -> aiohttp.ClientResponse:
         headers = {"content-type": "application/json", **self._credentials(dialect), **self._provider.headers}
         for number in range(1, _CONNECT_TRIES + 1):
             try:

@@ -44,7 +44,17 @@ async def start_policy(
     await process.start()
     stack.push_async_callback(process.close)
     sampling = {"temperature": spec.temperature, "top_p": 1.0, "top_k": 0}
-    gateway = Gateway(store, process, load_rendering(path, spec.renderer), port=port or 0, train_sampling=sampling)
+    gateway = Gateway(
+        store,
+        process,
+        load_rendering(path, spec.renderer),
+        port=port or 0,
+        train_sampling=sampling,
+        train_agents=spec.train_agents,
+        train_prompts=spec.train_prompts,
+        max_calls=spec.max_calls,
+        max_tokens=spec.max_tokens,
+    )
     await gateway.start()
     stack.push_async_callback(gateway.stop)
     return process, gateway

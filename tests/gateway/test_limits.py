@@ -1,0 +1,116 @@
+"""What is trained, how much an attempt may ask, and which settings win: the gateway's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import openai
+import pytest
+
+from agentlightning.errors import ConfigError
+from agentlightning.gateway import Gateway, Provider
+from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.gateway.upstream import Upstream
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import RolloutMode
+from tests.gateway.conftest import Site, calculator
+from tests.gateway.scripted import ScriptedEngine
+
+ASK: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+Use = Callable[[Site], Awaitable[None]]
+
+
+async def served(
+    store: InMemoryLightningStore, rendering: RenderersRendering, use: Use, mode: RolloutMode, **settings: Any
+) -> tuple[Site, bool]:
+    """Use a gateway with these settings; returns the closed attempt and whether it was truncated."""
+    engine = ScriptedEngine(rendering, calculator)
+    claimed = await store.start_rollout(input={}, mode=mode)
+    async with Gateway(store, engine, rendering, **settings) as gateway:
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        await use(site)
+        summary = await gateway.close_attempt(site.rollout_id, site.attempt_id)
+    return site, summary.truncated
+
+
+async def test_only_calls_with_a_certain_system_prompt_are_trained(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    async def use(site: Site) -> None:
+        async with site.client() as client:
+            for system in ("You are the WRITER.", "You are the reader.", None):
+                messages = [{"role": "system", "content": system}, *ASK] if system else ASK
+                await client.chat.completions.create(model="policy", messages=messages)
+
+    site, _ = await served(store, rendering, use, RolloutMode.TRAIN, train_prompts="(?i)writer")
+    calls = (await store.query_calls([site.rollout_id]))[site.rollout_id]
+    assert [call.info.trained for call in calls] == [True, False, False]
+
+
+async def test_calls_beyond_the_limit_are_refused_and_the_attempt_is_truncated(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    async def use(site: Site) -> None:
+        async with site.client() as client:
+            for _ in range(2):
+                await client.chat.completions.create(model="policy", messages=ASK)
+            with pytest.raises(openai.BadRequestError, match="may make 2 model calls") as refused:
+                await client.chat.completions.create(model="policy", messages=ASK)
+            assert refused.value.code == "max_calls_exceeded"
+
+    site, truncated = await served(store, rendering, use, RolloutMode.TRAIN, max_calls=2)
+    assert truncated
+    assert len((await store.query_calls([site.rollout_id]))[site.rollout_id]) == 2
+
+
+async def test_tokens_beyond_the_limit_are_not_sampled(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    async def use(site: Site) -> None:
+        async with site.client() as client:
+            first = await client.chat.completions.create(model="policy", messages=ASK)
+            assert first.usage is not None
+            assert first.usage.completion_tokens == 10
+            assert first.choices[0].finish_reason == "length"
+            with pytest.raises(openai.BadRequestError, match="10 tokens sampled, and has had 10"):
+                await client.chat.completions.create(model="policy", messages=ASK)
+
+    _, truncated = await served(store, rendering, use, RolloutMode.TRAIN, max_tokens=10)
+    assert truncated
+
+
+@pytest.mark.parametrize(("mode", "temperature"), [(RolloutMode.TRAIN, 1.0), (RolloutMode.VAL, 0.5)])
+async def test_each_mode_has_its_own_settings(
+    store: InMemoryLightningStore, rendering: RenderersRendering, mode: RolloutMode, temperature: float
+) -> None:
+    async def use(site: Site) -> None:
+        async with site.client() as client:
+            await client.chat.completions.create(model="policy", messages=ASK, temperature=0.0, top_p=0.9)
+
+    settings: Any = {"train_sampling": {"temperature": 1.0}, "val_sampling": {"temperature": 0.5}}
+    site, _ = await served(store, rendering, use, mode, **settings)
+    (call,) = (await store.query_calls([site.rollout_id]))[site.rollout_id]
+    assert call.info.asked == {"temperature": 0.0, "top_p": 0.9}
+    assert (call.info.used["temperature"], call.info.used["top_p"]) == (temperature, 0.9)
+
+
+def test_rules_that_mean_nothing_are_errors(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
+    engine = ScriptedEngine(rendering, calculator)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"train_agents": "("}, "train_agents is not a regular expression"),
+        ({"max_calls": 0}, "max_calls must be at least 1"),
+        ({"val_sampling": {"heat": 1}}, "val_sampling"),
+    ]
+    for settings, message in wrong:
+        with pytest.raises(ConfigError, match=message):
+            Gateway(store, engine, rendering, **settings)
+
+
+def test_a_rollout_sticks_to_a_replica_and_a_lost_one_moves_only_its_own() -> None:
+    urls = tuple(f"http://replica-{n}/v1" for n in range(4))
+    four, three = (Upstream("m", Provider(base_url=some), None) for some in (urls, urls[:3]))  # pyright: ignore[reportArgumentType]
+    chosen = {f"ro-{n}": four._replica(f"ro-{n}") for n in range(400)}
+    shares = [list(chosen.values()).count(url) for url in urls]
+    assert min(shares) > 60
+    assert all(three._replica(r) == url for r, url in chosen.items() if url != urls[3])
