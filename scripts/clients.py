@@ -47,6 +47,10 @@ ENVIRONMENTS: dict[str, list[str]] = {
 }
 
 
+AGENTS = {"litellm": "litellm or adk", "crewai": "crewai"}
+"""What runs in an environment, where that is not everything that is installed there."""
+
+
 def build(name: str, folder: Path) -> Path:
     """The python of the environment, which is made if its list of packages has changed."""
     home = folder / name
@@ -72,8 +76,21 @@ def build(name: str, folder: Path) -> Path:
     return python
 
 
-def run(python: Path, report: Path) -> bool:
-    command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:warnings", "tests/clients"]
+def run(name: str, python: Path, report: Path) -> bool:
+    """Run the agents that are meant for this environment."""
+    chosen = ["-k", AGENTS[name]] if name in AGENTS else []
+    command = [
+        str(python),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:warnings",
+        "tests/clients",
+        *chosen,
+    ]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "AGL_CLIENTS_REPORT": str(report)}, check=False)
     return done.returncode == 0
 
@@ -114,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
     with tempfile.TemporaryDirectory() as folder:
-        passed = {name: run(build(name, options.folder.resolve()), Path(folder)) for name in names}
+        passed = {name: run(name, build(name, options.folder.resolve()), Path(folder)) for name in names}
         print(table(Path(folder)))
         if options.table:
             write_table(options.table, table(Path(folder)))

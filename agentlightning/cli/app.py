@@ -91,6 +91,45 @@ def evaluate(
 
 
 @app.command()
+def gateway(
+    model: Annotated[
+        str | None, typer.Option(help="Serve this model as `policy`: a checkpoint, a directory, a Hugging Face id.")
+    ] = None,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=URL of another provider, which clients may then name; may be given many times."),
+    ] = None,
+    upstream_key: Annotated[
+        str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="API key for the providers.")
+    ] = None,
+    path: Annotated[Path, typer.Option(help="SQLite file to record the calls in.")] = Path("gateway.db"),
+    server: Annotated[str | None, typer.Option(help="Record in the store that is served at this URL instead.")] = None,
+    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret of attempt keys, whose holders may call too.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+) -> None:
+    """Run the gateway alone, in front of a model or of other providers: every call is recorded in a store."""
+    from agentlightning.cli.gateway import run_gateway
+
+    run_gateway(
+        model=model,
+        upstreams=upstream or [],
+        upstream_key=upstream_key,
+        path=path,
+        server=server,
+        store_key=key,
+        secret_file=secret_file,
+        host=host,
+        port=port,
+        api_key=api_key,
+    )
+
+
+@app.command()
 def serve(
     model: Annotated[
         str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")

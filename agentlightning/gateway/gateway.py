@@ -41,8 +41,8 @@ class Gateway:
     def __init__(
         self,
         store: LightningStore,
-        engine: Engine,
-        rendering: Rendering,
+        engine: Engine | None,
+        rendering: Rendering | None,
         *,
         policy: str = "policy",
         host: str = "127.0.0.1",
@@ -60,6 +60,7 @@ class Gateway:
         keep_alive_seconds: float = 10.0,
     ) -> None:
         """
+        engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
         policy: the alias by which clients name the model.
         secret: signs the attempts' keys. Give one that outlives this process if agents shall survive a restart.
         train_sampling: sampling settings that win over the agent's own in train mode, for example {"temperature": 1.0}.
@@ -74,6 +75,8 @@ class Gateway:
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
+        if (engine is None) != (rendering is None):
+            raise ConfigError("An engine needs a rendering, and a rendering an engine; give both or neither.")
         self._engine = engine
         self._rendering = rendering
         self._policy = policy
@@ -84,7 +87,7 @@ class Gateway:
         )
         self._selection = Selection.of(train_agents, train_prompts)
         self._limits = Limits(max_calls, max_tokens)
-        self._models = check_models(models or {}, policy)
+        self._models = self._check(models or {})
         self._rerender = rerender
         self._recorder = Recorder(store)
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
@@ -100,13 +103,16 @@ class Gateway:
         """Ask the engines what they serve, and listen. Raises `GatewayError` if the port is taken."""
         if self._sweeper is not None:
             raise GatewayError("This gateway has already been started.")
-        sampler = await self._make_sampler(self._policy, self._engine, self._rendering, trained=True)
-        self._samplers = {self._policy: sampler, sampler.model: sampler}
+        if self._engine is not None and self._rendering is not None:
+            sampler = await self._make_sampler(self._policy, self._engine, self._rendering, trained=True)
+            self._samplers = {self._policy: sampler, sampler.model: sampler}
         await self.update_model_list(self._models)
+        if not self.names():
+            raise ConfigError("The gateway has nothing to serve: give it an engine, or models.")
         await self._server.start()
         self._recorder.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="gateway-sweeper")
-        logger.info("The gateway serves '%s' (%s) at %s", self._policy, sampler.model, self.endpoint)
+        logger.info("The gateway serves %s at %s", ", ".join(self.names()), self.endpoint)
 
     async def stop(self, timeout: float = 30.0) -> None:
         """Finish requests, write what is recorded (for at most `timeout` seconds), and close. Idempotent."""
@@ -167,9 +173,9 @@ class Gateway:
 
     async def update_model_list(self, models: Mapping[str, Model]) -> None:
         """What clients may name besides the policy, from now on. Names that are not given any more are gone."""
-        self._models = check_models(models, self._policy)
-        policy = self._samplers[self._policy]
-        samplers = {self._policy: policy, policy.model: policy}
+        self._models = self._check(models)
+        policy = self._samplers.get(self._policy)
+        samplers = {self._policy: policy, policy.model: policy} if policy is not None else {}
         upstreams: dict[str, Upstream] = {}
         for alias, model in self._models.items():
             if isinstance(model, Frozen):
@@ -178,6 +184,9 @@ class Gateway:
                 upstreams[alias] = Upstream(alias, model, self._recorder)
         retired, self._samplers, self._upstreams = self._upstreams, samplers, upstreams
         await asyncio.gather(*[upstream.close() for upstream in retired.values()])
+
+    def _check(self, models: Mapping[str, Model]) -> dict[str, Model]:
+        return check_models(models, None if self._engine is None else self._policy)
 
     def target(self, model: str) -> Target | Upstream:
         """What a model's name means. Raises `Refusal` if it means nothing here."""
@@ -215,6 +224,7 @@ class Gateway:
     def _session(self, name: str) -> Session:
         frozen = self._models.get(name)
         rendering = frozen.rendering if isinstance(frozen, Frozen) else self._rendering
+        assert rendering is not None, "only samplers have sessions"
         return Session(rendering, rerender=self._rerender)
 
     async def _sweep(self) -> None:

@@ -1,6 +1,6 @@
 """A front for clients that belong to no rollout: each of their requests becomes an attempt of its own.
 
-For serving a model to anybody (`agl serve`); while a run trains, agents talk to the gateway directly.
+For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from agentlightning.keys import PREFIX
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
 
@@ -38,6 +39,9 @@ class GuestFront:
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
+            await self._gateway.app(scope, receive, send)
+            return
+        if _key(scope).startswith(PREFIX.encode()):  # an attempt's key, which the gateway checks
             await self._gateway.app(scope, receive, send)
             return
         if self._api_key is not None and not hmac.compare_digest(_key(scope), self._api_key.encode()):

@@ -69,12 +69,13 @@ Model = Provider | Frozen | str
 """Another provider, a frozen engine, or another name for a model that exists."""
 
 
-def check_models(models: Mapping[str, Model], policy: str) -> dict[str, Model]:
+def check_models(models: Mapping[str, Model], policy: str | None) -> dict[str, Model]:
     """The models, if every name means one thing; else a `ConfigError` that says which does not."""
     for alias, model in models.items():
         if alias == policy:
             raise ConfigError(f"'{alias}' is the policy's own name; give the other model another one.")
         if isinstance(model, str) and model != policy and not isinstance(models.get(model), Provider | Frozen):
-            known = ", ".join([policy, *(name for name, other in models.items() if not isinstance(other, str))])
+            others = [name for name, other in models.items() if not isinstance(other, str)]
+            known = ", ".join([*([policy] if policy else []), *others])
             raise ConfigError(f"The model '{alias}' is to mean '{model}', which does not exist. There are: {known}.")
     return dict(models)

@@ -1,0 +1,101 @@
+"""`agl gateway`: the gateway by itself, in front of a model of ours or of other providers, recording in a store."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from rich.console import Console
+
+from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
+from agentlightning.cli.interrupt import interrupted
+from agentlightning.cli.store import read_secret
+from agentlightning.errors import ConfigError, GatewayError
+from agentlightning.gateway import Gateway, Provider
+from agentlightning.gateway.guests import GuestFront
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Settings
+from agentlightning.models import resolve_model
+from agentlightning.serving import LoopServer
+from agentlightning.store import LightningStoreClient, SqliteLightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.trainer.policy_host import require_training_extra
+from agentlightning.trainer.sync import run_sync
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run_gateway(
+    *,
+    model: str | None,
+    upstreams: list[str],
+    upstream_key: str | None,
+    path: Path,
+    server: str | None,
+    store_key: str | None,
+    secret_file: Path | None,
+    host: str,
+    port: int,
+    api_key: str | None,
+) -> None:
+    """Serve until Ctrl-C."""
+    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+        raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    models = {name: Provider(base_url=url, api_key=upstream_key) for name, url in map(_named, upstreams)}
+    if model is None and not models:
+        raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
+    secret = None if secret_file is None else read_secret(secret_file, create=True)
+    store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
+    run_sync(_serve(store, model, models, secret, host, port, api_key, server or str(path)))
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not (name and equals and url.startswith(("http://", "https://"))):
+        raise ConfigError(f"'{text}' does not say NAME=URL, for example --upstream gpt=https://api.example.com/v1.")
+    return name, url
+
+
+async def _serve(
+    store: LightningStore,
+    model: str | None,
+    models: dict[str, Provider],
+    secret: bytes | None,
+    host: str,
+    port: int,
+    api_key: str | None,
+    place: str,
+) -> None:
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
+        await store.statistics()  # is it there, and may we?
+        engine = rendering = None
+        if model is not None:
+            require_training_extra()
+            from agentlightning.gateway.rendering import load_rendering
+
+            found = _resolve(model)
+            rendering, engine = load_rendering(found), ModelProcess(Settings(model=found))
+            with console.status(f"loading {model}"):
+                await engine.start()
+            stack.push_async_callback(engine.close)
+        gateway = Gateway(store, engine, rendering, secret=secret, models=models)
+        await gateway.start()
+        stack.push_async_callback(gateway.stop)
+        front = LoopServer(GuestFront(gateway, store, api_key), host, port, what="gateway", error=GatewayError)
+        await front.start()
+        stack.push_async_callback(front.stop)
+        console.print(
+            f"Serving [bold]{', '.join(gateway.names())}[/bold] at [bold]http://{host}:{front.port}/v1[/bold] "
+            f"(Ctrl-C stops)\nCalls are recorded in {place}"
+        )
+        await interrupted()
+        console.print("Stopped.")
+
+
+def _resolve(model: str) -> str:
+    """A checkpoint or a run's folder stands for the model in it."""
+    try:
+        return str(model_path(latest_checkpoint(Path(model))))
+    except ConfigError:
+        return str(resolve_model(model))

@@ -1,0 +1,76 @@
+"""`agl gateway` in front of another gateway, which plays the provider: real processes, a real client."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from openai import AuthenticationError, OpenAI
+
+from agentlightning.store import SqliteLightningStore
+
+CALC = [sys.executable, "-m", "agentlightning", "gateway", "--port", "0"]
+
+
+@contextmanager
+def running(folder: Path, *arguments: str, **environment: str) -> Iterator[str]:
+    """A gateway process; gives its URL."""
+    command = [*CALC, *arguments]
+    with subprocess.Popen(
+        command, cwd=folder, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield next(m for line in process.stdout if (m := re.search(r"at (http://\S+/v1)", line)))[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert "Stopped." in process.stdout.read()
+        assert process.wait(timeout=30) == 0
+
+
+@pytest.mark.timeout(120)
+async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None:
+    with (
+        running(tmp_path, "--model", "calc", "--path", "far.db", "--api-key", "far-key") as far,
+        running(tmp_path, "--upstream", f"policy={far}", "--path", "near.db", AGL_UPSTREAM_KEY="far-key") as near,
+        OpenAI(base_url=near, api_key="anything", max_retries=0) as client,
+        OpenAI(base_url=far, api_key="wrong", max_retries=0) as stranger,
+    ):
+        answer = client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "What is 1 + 2?"}], max_tokens=20
+        )
+        assert answer.choices[0].finish_reason in ("stop", "length")
+        with pytest.raises(AuthenticationError):
+            stranger.chat.completions.create(model="policy", messages=[{"role": "user", "content": "Hello"}])
+    calls = {}
+    for name in ("far.db", "near.db"):
+        store = SqliteLightningStore(tmp_path / name)
+        (rollout,) = await store.query_rollouts()
+        calls[name] = list((await store.query_calls([rollout.rollout_id]))[rollout.rollout_id])
+        spans = await store.query_spans(rollout.rollout_id)
+        assert answer.id in {span.attributes.get("gen_ai.response.id") for span in spans}
+        await store.close()
+    assert len(calls["far.db"]) == 1
+    assert calls["near.db"] == [], "the provider's tokens are its own"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Say what to serve"),
+        (["--upstream", "gpt"], "NAME=URL"),
+        (["--model", "calc", "--host", "0.0.0.0"], "give --api-key"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = subprocess.run([*CALC, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
