@@ -34,12 +34,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "ConflictError",
         "EngineError",
         "GatewayError",
+        "JudgeError",
         "ModelError",
         "NotFoundError",
         "StoreError",
     ),
     "agentlightning.gateway": ("Gateway", "LLMProxy"),
-    "agentlightning.litagent": ("LitAgent", "llm_rollout", "prompt_rollout", "rollout"),
+    "agentlightning.litagent": ("LitAgent", "Program", "llm_rollout", "prompt_rollout", "rollout"),
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
     "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
     "agentlightning.store.base": ("LightningStore",),
@@ -93,12 +94,13 @@ if TYPE_CHECKING:
         ConflictError,
         EngineError,
         GatewayError,
+        JudgeError,
         ModelError,
         NotFoundError,
         StoreError,
     )
     from agentlightning.gateway import Gateway, LLMProxy
-    from agentlightning.litagent import LitAgent, llm_rollout, prompt_rollout, rollout
+    from agentlightning.litagent import LitAgent, Program, llm_rollout, prompt_rollout, rollout
     from agentlightning.runner import LitAgentRunner, Runner
     from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
     from agentlightning.store.base import LightningStore

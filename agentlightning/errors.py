@@ -4,6 +4,7 @@ AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
+├── JudgeError       what gives the reward failed, not the agent
 ├── StoreError       the store refused or could not do an operation
 │   ├── NotFoundError        no such rollout, attempt, …
 │   ├── ConflictError        the operation contradicts the state that is stored
@@ -29,6 +30,10 @@ class ModelError(AgentLightningError):
 
 class AgentError(AgentLightningError):
     """The agent did something that cannot be trained on (no reward, no model call, wrong return type)."""
+
+
+class JudgeError(AgentLightningError):
+    """What gives the reward (a grader, a judge) failed; the agent may have done well."""
 
 
 class StoreError(AgentLightningError):

@@ -1,6 +1,18 @@
-"""Agents: a decorated function or a class, and what they may return."""
+"""Agents: a decorated function, a class or any program, and what they may return."""
 
 from agentlightning.litagent.decorator import FunctionAgent, llm_rollout, prompt_rollout, rollout
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
+from agentlightning.litagent.process import Limits
+from agentlightning.litagent.program import Program, ProgramRun
 
-__all__ = ["FunctionAgent", "LitAgent", "RolloutResult", "llm_rollout", "prompt_rollout", "rollout"]
+__all__ = [
+    "FunctionAgent",
+    "Limits",
+    "LitAgent",
+    "Program",
+    "ProgramRun",
+    "RolloutResult",
+    "llm_rollout",
+    "prompt_rollout",
+    "rollout",
+]

@@ -6,13 +6,19 @@ So an agent that blocks or spins never stalls the gateway, the store or the algo
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextvars
 import functools
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from agentlightning.errors import AgentError
+
 T = TypeVar("T")
+
+CLEANUP_SECONDS = 10.0
+"""How long an async agent that is stopped may take to clean up, before it is left behind."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -36,8 +42,25 @@ class AgentLoop:
         threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True).start()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run in the agents' loop and wait; cancelling the wait cancels what runs."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+        """Run in the agents' loop and wait; cancelling the wait cancels what runs, and waits for its cleanup."""
+        ended: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[T]] = []
+
+        def start() -> None:
+            tasks.append(self._loop.create_task(coroutine))
+            tasks[0].add_done_callback(ended.set_result)
+
+        self._loop.call_soon_threadsafe(start)
+        waiting = asyncio.wrap_future(ended)
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # it comes after `start`
+            await asyncio.wait({waiting}, timeout=CLEANUP_SECONDS)
+            raise
+        if tasks[0].cancelled():
+            raise AgentError("The agent cancelled itself: a CancelledError came out of it.")
+        return tasks[0].result()
 
 
 @functools.cache

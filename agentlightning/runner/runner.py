@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.emitter import emit_reward
-from agentlightning.errors import AgentError, StoreError
+from agentlightning.errors import AgentError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.store.base import LightningStore
@@ -232,6 +232,8 @@ class LitAgentRunner:
             return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
         except StoreError as error:
             return Ending(Outcome.INFRA_ERROR, str(error))
+        except JudgeError as error:
+            return Ending(Outcome.JUDGE_ERROR, str(error))
         except AgentError as error:
             return Ending(Outcome.AGENT_ERROR, str(error))
         except Exception as error:  # whatever user code raises is data about this attempt

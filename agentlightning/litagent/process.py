@@ -1,0 +1,204 @@
+"""Running one untrusted command: in a process group of its own, with bounded output and memory, killed as a whole tree.
+
+Whatever way the wait ends (exit, cancellation, too much output), no process of the command is left when `run_command`
+returns. A process that leaves its group is found by a mark in its environment (Linux); one that also wipes its
+environment is not. Windows is not supported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentlightning.errors import AgentError
+from agentlightning.types.ids import random_hex
+
+KEEP_BYTES = 32 * 1024
+"""So much of the beginning and so much of the end of each output stream is kept."""
+GRACE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL."""
+MARK = "AGL_PROCESS_MARK"
+_CHUNK = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one command may use; it is inherited by everything it starts, and each process has it for itself."""
+
+    output_bytes: int = 256 * 1024 * 1024
+    """On stdout and stderr each; a command that writes more is killed."""
+    memory_bytes: int | None = None
+    """Address space. Node and others reserve far more than they use: leave it out, or give them gigabytes."""
+    file_bytes: int | None = 4 * 1024**3
+    """Size of one file."""
+    cpu_seconds: int | None = None
+
+    def wrap(self, command: Sequence[str]) -> list[str]:
+        """The command behind a shell that sets the limits and then becomes the command."""
+        given = {
+            "-v": self.memory_bytes and self.memory_bytes // 1024,
+            "-f": self.file_bytes and self.file_bytes // 512,
+            "-t": self.cpu_seconds,
+        }
+        script = "".join(f"ulimit {flag} {value} && " for flag, value in given.items() if value is not None)
+        return ["/bin/sh", "-c", f'{script}exec "$@"', "sh", *command]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A command that ended by itself. Outputs are cut in the middle beyond 2 × KEEP_BYTES."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+class Output:
+    """One stream as it is read: its beginning, its end, and how long it was."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self.size += len(data)
+        room = KEEP_BYTES - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:] if room > 0 else data
+        del self._tail[:-KEEP_BYTES]
+
+    def text(self) -> str:
+        dropped = self.size - len(self._head) - len(self._tail)
+        middle = f"\n… {dropped} bytes left out …\n".encode() if dropped else b""
+        return (bytes(self._head) + middle + bytes(self._tail)).decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Captured:
+    """What a command wrote so far; it can be read whichever way the command ended."""
+
+    stdout: Output
+    stderr: Output
+
+    @classmethod
+    def empty(cls) -> Captured:
+        return cls(Output(), Output())
+
+
+async def run_command(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    stdin: bytes = b"",
+    limits: Limits,
+    captured: Captured | None = None,
+) -> Finished:
+    """Run the command to its end. Raises AgentError when it cannot be started or writes too much."""
+    captured = captured or Captured.empty()
+    mark = random_hex(8)
+    began = time.monotonic()
+    process = await asyncio.create_subprocess_exec(
+        *limits.wrap(command),
+        cwd=folder,
+        env={**environment, MARK: mark},
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        await _communicate(process, stdin, captured, limits.output_bytes)
+    finally:
+        await asyncio.shield(kill_tree(process, mark))
+    assert process.returncode is not None
+    seconds = time.monotonic() - began
+    if process.returncode == 127:
+        raise AgentError(f"The program could not be started: {shlex.join(command)}\n{captured.stderr.text()}")
+    return Finished(process.returncode, captured.stdout.text(), captured.stderr.text(), seconds)
+
+
+async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, captured: Captured, limit: int) -> None:
+    """Feed stdin and read both outputs until the command itself has ended.
+
+    Children that stay behind may hold the pipes open: what they write after the command's end is not waited for.
+    """
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    readers = [
+        asyncio.create_task(_read(process.stdout, captured.stdout, limit)),
+        asyncio.create_task(_read(process.stderr, captured.stderr, limit)),
+    ]
+    feeding = asyncio.create_task(_feed(process.stdin, stdin))
+    ending = asyncio.create_task(process.wait())
+    try:
+        pending: set[asyncio.Task[None] | asyncio.Task[int]] = {*readers, ending}
+        while not ending.done():
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        done, _ = await asyncio.wait(readers, timeout=0.5)  # what is still in the pipes
+        for task in done:
+            task.result()
+    finally:
+        for task in (*readers, feeding, ending):
+            task.cancel()
+        await asyncio.gather(*readers, feeding, ending, return_exceptions=True)
+
+
+async def _read(stream: asyncio.StreamReader, output: Output, limit: int) -> None:
+    while data := await stream.read(_CHUNK):
+        output.add(data)
+        if output.size > limit:
+            raise AgentError(f"The program wrote more than {limit} bytes and was stopped (Limits.output_bytes).")
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its task
+        stream.write(data)
+        await stream.drain()
+    stream.close()
+
+
+async def kill_tree(process: asyncio.subprocess.Process, mark: str) -> None:
+    """End the command and all it started: politely while it still runs, then by force."""
+    if process.returncode is None:
+        _signal_group(process.pid, signal.SIGTERM)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+    _signal_group(process.pid, signal.SIGKILL)
+    for _ in range(20):  # one that forks while we look is found the next time
+        strays = await asyncio.to_thread(_marked, mark)
+        if not strays:
+            break
+        for pid in strays:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.01)
+    await process.wait()
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes whose environment carries the mark."""
+    wanted = f"{MARK}={mark}".encode()
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found

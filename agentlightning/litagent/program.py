@@ -1,0 +1,237 @@
+"""`Program`: an agent that is any program, in any language, without a changed line.
+
+Each attempt runs the command in a working directory of its own. The task arrives on stdin, in a file or in an
+environment variable; the endpoint arrives in the variables that the usual clients read; the reward is the program's
+last line, a file, or what a grader says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agentlightning.emitter import emit_annotation
+from agentlightning.errors import AgentError, ConfigError, JudgeError
+from agentlightning.litagent.litagent import LitAgent
+from agentlightning.litagent.process import Captured, Finished, Limits, run_command
+from agentlightning.tracer.trace import current_trace
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
+
+TaskAs = Literal["stdin", "file", "env"]
+RewardFrom = Literal["last_line", "file"]
+
+INHERITED = frozenset(
+    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TERM VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH NODE_PATH "
+    "PYTHONPATH PYTHONHOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NODE_EXTRA_CA_CERTS".split()
+)
+"""What a program sees of our environment, with LC_*; the rest may hold secrets. `env` adds to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """What a grader sees of a program that ended."""
+
+    task: Any
+    stdout: str
+    stderr: str
+    exit_code: int
+    workspace: Path
+    """The attempt's working directory, as the program left it."""
+    spans: Sequence[Span]
+    """The attempt's trace so far."""
+
+
+Grader = Callable[[ProgramRun], Any]
+
+
+class Program(LitAgent[Any]):
+    """An agent that is a command.
+
+    Args:
+        command: Arguments, or one string that is split as a shell would (no shell runs). Arguments that name files
+            here are made absolute, because the command runs in a folder of its own.
+        task_as: "stdin" (JSON), "file" (JSON, its path in AGL_TASK_FILE), or "env" (JSON in AGL_TASK).
+        reward: "last_line" of stdout: a number, or JSON with a "reward"; or "file": the same, written to the path in
+            AGL_REWARD_FILE. Not used with a grader.
+        grader: A command (given as `command` is) or a function of `ProgramRun`, sync or async, that returns the
+            reward. A command gets the run as JSON on stdin and prints the reward in its last line. A grader that
+            fails ends the attempt as `judge_error`.
+        env: Further environment variables.
+        files: A folder that is copied into each working directory.
+        workspaces: Where working directories are made, and kept; None makes temporary ones.
+        limits: What one attempt may use.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str] | str,
+        *,
+        task_as: TaskAs = "stdin",
+        reward: RewardFrom = "last_line",
+        grader: Sequence[str] | str | Grader | None = None,
+        env: Mapping[str, str] | None = None,
+        files: str | Path | None = None,
+        workspaces: str | Path | None = None,
+        limits: Limits | None = None,
+        trained_agents: str | None = None,
+    ) -> None:
+        super().__init__(trained_agents=trained_agents)
+        if task_as not in ("stdin", "file", "env"):
+            raise ConfigError(f"task_as is {task_as!r}; it can be 'stdin', 'file' or 'env'.")
+        if reward not in ("last_line", "file"):
+            raise ConfigError(f"reward is {reward!r}; it can be 'last_line' or 'file', or give a grader.")
+        self.command = _arguments(command)
+        self._task_as = task_as
+        self._reward = reward
+        self._grader = grader if grader is None or callable(grader) else _arguments(grader)
+        self._env = dict(env or {})
+        self._files = Path(files) if files else None
+        self._workspaces = Path(workspaces) if workspaces else None
+        self._limits = limits or Limits()
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float:
+        async with self._workspace(rollout) as folder:
+            notes = folder / ".agl"  # beside the program's own files, out of their way
+            notes.mkdir()
+            environment = {**_base_environment(), **_endpoint(resources), **self._env}
+            environment["AGL_REWARD_FILE"] = str(notes / "reward")
+            text = json.dumps(task)
+            if self._task_as == "env":
+                environment["AGL_TASK"] = text
+            elif self._task_as == "file":
+                (notes / "task.json").write_text(text)
+                environment["AGL_TASK_FILE"] = str(notes / "task.json")
+            stdin = text.encode() if self._task_as == "stdin" else b""
+            finished = await self._run(folder, environment, stdin)
+            if self._grader is not None:
+                return await self._grade(task, finished, folder)
+            if self._reward == "file":
+                return _reward_file(notes / "reward")
+            return parse_reward(finished.stdout)
+
+    async def _run(self, folder: Path, environment: Mapping[str, str], stdin: bytes) -> Finished:
+        """The program's run; what it wrote becomes a span of the attempt, however it ended."""
+        captured = Captured.empty()
+        ended: dict[str, Any] = {"exit_code": None}
+        try:
+            finished = await run_command(
+                self.command, folder=folder, environment=environment, stdin=stdin, limits=self._limits, captured=captured
+            )
+            ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
+        finally:
+            written = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
+            sizes = {"stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}
+            emit_annotation({"program": {"command": shlex.join(self.command), **ended, **written, **sizes}})
+        if finished.exit_code != 0:
+            raise AgentError(f"The program ended with {_exit(finished.exit_code)}.\n{finished.stderr[-2000:]}")
+        return finished
+
+    async def _grade(self, task: Any, finished: Finished, folder: Path) -> float:
+        trace = current_trace()
+        spans = trace.spans if trace else []
+        run = ProgramRun(task, finished.stdout, finished.stderr, finished.exit_code, folder, spans)
+        try:
+            if callable(self._grader):
+                result = await asyncio.to_thread(self._grader, run)
+                return float(await result if inspect.isawaitable(result) else result)
+            assert self._grader is not None
+            given = {"task": task, "stdout": run.stdout, "stderr": run.stderr, "exit_code": run.exit_code}
+            given |= {"workspace": str(folder), "spans": [s.model_dump(mode="json") for s in spans]}
+            graded = await run_command(
+                self._grader, folder=folder, environment=os.environ, stdin=json.dumps(given).encode(), limits=Limits()
+            )
+            if graded.exit_code != 0:
+                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{graded.stderr[-2000:]}")
+            return parse_reward(graded.stdout)
+        except JudgeError:
+            raise
+        except Exception as error:  # a grader is user code; its failure is not the agent's
+            raise JudgeError(f"The grader failed: {type(error).__name__}: {error}") from error
+
+    @asynccontextmanager
+    async def _workspace(self, rollout: AttemptedRollout) -> AsyncIterator[Path]:
+        if self._workspaces:
+            self._workspaces.mkdir(parents=True, exist_ok=True)
+            folder = self._workspaces / f"{rollout.rollout_id}-{rollout.attempt.attempt_id}"
+            folder.mkdir()
+        else:
+            folder = Path(tempfile.mkdtemp(prefix="agl-program-"))
+        folder = folder.resolve()
+        try:
+            if self._files:
+                await asyncio.to_thread(shutil.copytree, self._files, folder, dirs_exist_ok=True)
+            yield folder
+        finally:
+            if not self._workspaces:
+                await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, True))
+
+
+def parse_reward(output: str) -> float:
+    """The reward in the last line that is not empty: a number, or a JSON object with a "reward".
+
+    Raises AgentError if there is none.
+    """
+    lines = [line for line in output.splitlines() if line.strip()]
+    last = lines[-1].strip() if lines else ""
+    try:
+        found = json.loads(last)
+        return float(found["reward"] if isinstance(found, dict) else found)
+    except (ValueError, KeyError, TypeError):
+        raise AgentError(
+            f"The last line holds no reward: {last[:200]!r}. Print a number or {{\"reward\": number}}, or give a grader."
+        ) from None
+
+
+def _reward_file(path: Path) -> float:
+    if not path.is_file():
+        raise AgentError("The program wrote no reward to the file named by AGL_REWARD_FILE.")
+    with path.open() as file:
+        return parse_reward(file.read(100_000))
+
+
+def _arguments(command: Sequence[str] | str) -> list[str]:
+    arguments = shlex.split(command) if isinstance(command, str) else list(command)
+    if not arguments:
+        raise ConfigError("The command is empty: give for example ['python', 'my_agent.py'].")
+    program, *rest = arguments  # the program itself is looked for in PATH, unless it is written with a slash
+    return [_absolute(program) if "/" in program else program, *map(_absolute, rest)]
+
+
+def _absolute(argument: str) -> str:
+    return os.path.abspath(argument) if os.path.isfile(argument) else argument
+
+
+def _base_environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
+
+
+def _endpoint(resources: NamedResources) -> dict[str, str]:
+    """The first LLM of the resources in the variables that clients read. Anthropic's clients add /v1 themselves."""
+    llm = next((r for r in resources.values() if isinstance(r, LLM)), None)
+    if llm is None:
+        return {}
+    key = llm.api_key or "none"
+    return {
+        "OPENAI_BASE_URL": llm.endpoint,
+        "OPENAI_API_BASE": llm.endpoint,
+        "OPENAI_API_KEY": key,
+        "OPENAI_MODEL": llm.model,
+        "ANTHROPIC_BASE_URL": re.sub(r"/v1/?$", "", llm.endpoint),
+        "ANTHROPIC_API_KEY": key,
+        "ANTHROPIC_MODEL": llm.model,
+    }
+
+
+def _exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,255 @@
+"""Programs as agents: how they are given their task and graded, and that none leaves anything running."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.litagent import Limits, Program, ProgramRun
+from agentlightning.litagent.program import parse_reward
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import LLM, AttemptedRollout, EnqueueRolloutRequest, Outcome, RolloutConfig
+from agentlightning.types.reward import find_final_reward
+
+RESOURCES: Any = {"llm": LLM(endpoint="http://127.0.0.1:9/rollout/r/attempt/a/v1", model="m", api_key="secret-key")}
+
+
+@pytest.fixture
+async def store() -> AsyncIterator[InMemoryLightningStore]:
+    store = InMemoryLightningStore()
+    await store.add_resources(RESOURCES)
+    yield store
+    await store.close()
+
+
+async def run(store: InMemoryLightningStore, agent: Any, *tasks: Any, seconds: float = 20) -> list[AttemptedRollout]:
+    """Run the agent on the tasks beside each other and return the finished rollouts in their order."""
+    runner = LitAgentRunner(DummyTracer(), max_rollouts=len(tasks))
+    runner.init(agent)
+    runner.init_worker(0, store)
+    config = RolloutConfig(timeout_seconds=seconds)
+    asked = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=t, config=config) for t in tasks])
+    await asyncio.wait_for(runner.iter(), 60)
+    runner.teardown()
+    found = [await store.get_rollout_by_id(r.rollout_id) for r in asked]
+    return [r for r in found if isinstance(r, AttemptedRollout)]
+
+
+async def reward_of(store: InMemoryLightningStore, rollout: AttemptedRollout) -> float | None:
+    return find_final_reward((await store.query_spans(rollout.rollout_id)).items)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-S", "-c", code]
+
+
+def sh(code: str) -> list[str]:
+    return ["/bin/sh", "-c", code]
+
+
+TASK_READERS = {
+    "stdin": "import json, sys; task = json.load(sys.stdin)",
+    "file": "import json, os; task = json.load(open(os.environ['AGL_TASK_FILE']))",
+    "env": "import json, os; task = json.loads(os.environ['AGL_TASK'])",
+}
+
+
+@pytest.mark.parametrize("task_as", list(TASK_READERS))
+async def test_the_task_arrives_where_it_was_asked_for(store: InMemoryLightningStore, task_as: Any) -> None:
+    agent = Program(python(f"{TASK_READERS[task_as]}; print('thinking'); print(task['x'] * 2)"), task_as=task_as)
+    rollouts = await run(store, agent, {"x": 3}, {"x": 4})
+    assert [r.attempt.outcome for r in rollouts] == [Outcome.OK, Outcome.OK]
+    assert [await reward_of(store, r) for r in rollouts] == [6.0, 8.0]
+
+
+async def test_the_endpoint_is_in_the_variables_and_our_secrets_are_not(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_CLOUD_PASSWORD", "hunter2")
+    check = """
+        test "$OPENAI_BASE_URL" = http://127.0.0.1:9/rollout/r/attempt/a/v1 &&
+        test "$OPENAI_API_BASE" = "$OPENAI_BASE_URL" && test "$OPENAI_API_KEY" = secret-key &&
+        test "$ANTHROPIC_BASE_URL" = http://127.0.0.1:9/rollout/r/attempt/a && test "$ANTHROPIC_API_KEY" = secret-key &&
+        test "$OPENAI_MODEL" = m && test "$MORE" = yes && test -z "$MY_CLOUD_PASSWORD" && echo 1"""
+    (rollout,) = await run(store, Program(sh(check), env={"MORE": "yes"}), None)
+    assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
+
+
+async def test_each_attempt_has_a_folder_of_its_own_with_the_given_files(
+    store: InMemoryLightningStore, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "data.txt").write_text("7")
+    agent = Program(
+        sh('test ! -e mine && touch mine && cat data.txt > "$AGL_REWARD_FILE"'),
+        reward="file",
+        files=tmp_path / "files",
+        workspaces=tmp_path / "kept",
+    )
+    rollouts = await run(store, agent, 1, 2, 3)
+    assert [await reward_of(store, r) for r in rollouts] == [7.0] * 3
+    assert len(list((tmp_path / "kept").glob("*/mine"))) == 3
+
+
+async def test_a_script_named_from_here_is_found_from_there(
+    store: InMemoryLightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text("print(0.25)")
+    monkeypatch.chdir(tmp_path)
+    (rollout,) = await run(store, Program(f"{sys.executable} agent.py"), None)
+    assert await reward_of(store, rollout) == 0.25
+
+
+async def test_a_function_grades_output_workspace_and_trace(store: InMemoryLightningStore) -> None:
+    seen: list[ProgramRun] = []
+
+    def grade(run: ProgramRun) -> float:
+        seen.append(run)
+        return float((run.workspace / "answer").read_text()) * run.task
+
+    (rollout,) = await run(store, Program(sh("echo 3 > answer; echo done"), grader=grade), 2)
+    assert await reward_of(store, rollout) == 6.0
+    assert seen[0].stdout == "done\n"
+    assert seen[0].spans[0].attributes["program.exit_code"] == 0
+    assert not seen[0].workspace.exists()
+
+
+async def test_a_command_grades(store: InMemoryLightningStore) -> None:
+    grader = python("import json, sys; run = json.load(sys.stdin); print(float(run['stdout']) + run['task'])")
+    (rollout,) = await run(store, Program(sh("echo 3"), grader=grader), 2)
+    assert await reward_of(store, rollout) == 5.0
+
+
+@pytest.mark.parametrize("grader", [lambda run: 1 / 0, sh("exit 3"), sh("echo hello")], ids=["raises", "exits", "talks"])
+async def test_a_grader_that_fails_is_a_judge_error(store: InMemoryLightningStore, grader: Any) -> None:
+    (rollout,) = await run(store, Program(sh("echo 3"), grader=grader), 2)
+    assert rollout.attempt.outcome in (Outcome.JUDGE_ERROR,), rollout.attempt.error
+    assert await reward_of(store, rollout) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("echo oops >&2; exit 4", "exit code 4"),
+        ("kill -9 $$", "signal 9"),
+        ("echo no number", "holds no reward"),
+        ("true", "holds no reward"),
+        ("echo NaN", "finite number"),
+        ("no-such-program-anywhere", "could not be started"),
+    ],
+)
+async def test_what_went_wrong_is_said(store: InMemoryLightningStore, code: str, message: str) -> None:
+    (rollout,) = await run(store, Program(sh(code)), None)
+    assert rollout.attempt.outcome is Outcome.AGENT_ERROR
+    assert message in (rollout.attempt.error or "")
+
+
+def test_rewards_in_the_last_line() -> None:
+    assert parse_reward("thinking\n0.5\n\n") == 0.5
+    assert parse_reward('{"reward": 1, "why": "right"}') == 1.0
+    with pytest.raises(agl.AgentError):
+        parse_reward('{"score": 1}')
+
+
+# ---- programs that behave badly -------------------------------------------------------------------------------------
+
+
+def alive(marker: str) -> list[str]:
+    """The processes whose command line holds the marker."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (entry / "cmdline").read_bytes().decode(errors="replace")
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if marker in line and state != "Z" and int(entry.name) != os.getpid():
+            found.append(line)
+    return found
+
+
+FOREVER = "import time\nwhile True: time.sleep(1)"
+BAD: dict[str, tuple[str, Outcome]] = {
+    "loops": ("while True: pass", Outcome.TIMEOUT),
+    "sleeps": (FOREVER, Outcome.TIMEOUT),
+    "ignores SIGTERM": (f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}", Outcome.TIMEOUT),
+    "forks and ends": (f"import os\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\n{FOREVER}", Outcome.OK),
+    "leaves its group": (
+        f"import os\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{FOREVER}",
+        Outcome.OK,
+    ),
+    "forks and stays": (f"import os\nfor _ in range(5): os.fork() or os.setsid()\n{FOREVER}", Outcome.TIMEOUT),
+    "writes gigabytes": ("import os\nwhile True: os.write(1, b'x' * 2**20)", Outcome.AGENT_ERROR),
+    "a thread raises": (
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); print(1.0)",
+        Outcome.OK,
+    ),
+    "takes all memory": ("x = bytearray(8 * 2**30); print(1.0)", Outcome.AGENT_ERROR),
+    "says NaN": ("print(float('nan'))", Outcome.AGENT_ERROR),
+    "is good": ("print(1.0)", Outcome.OK),
+}
+
+
+async def test_bad_programs_end_as_they_should_and_leave_nothing(store: InMemoryLightningStore) -> None:
+    marker = f"agl-test-{os.getpid()}"
+    code = "import sys, json; exec(json.load(sys.stdin))"
+    agent = Program(
+        [sys.executable, "-S", "-c", code, marker],
+        limits=Limits(output_bytes=64 * 2**20, memory_bytes=2 * 2**30),
+    )
+    began = time.monotonic()
+    rollouts = await run(store, agent, *[code for code, _ in BAD.values()], seconds=4)
+    outcomes = {name: r.attempt.outcome for name, r in zip(BAD, rollouts, strict=True)}
+    assert outcomes == {name: expected for name, (_, expected) in BAD.items()}, [r.attempt.error for r in rollouts]
+    assert time.monotonic() - began < 30
+    assert alive(marker) == []
+
+
+async def test_what_is_kept_of_the_output_is_bounded(store: InMemoryLightningStore) -> None:
+    agent = Program(python("print('begin'); print('x' * 10**7); print(0.5)"))
+    (rollout,) = await run(store, agent, None)
+    span = (await store.query_spans(rollout.rollout_id)).items[0]
+    kept = span.attributes["program.stdout"]
+    assert span.attributes["program.stdout_bytes"] > 10**7
+    assert len(kept) < 70_000
+    assert kept.startswith("begin")
+    assert "bytes left out" in kept
+    assert await reward_of(store, rollout) == 0.5
+
+
+async def test_stopping_the_runner_kills_the_program(store: InMemoryLightningStore, tmp_path: Path) -> None:
+    marker = f"agl-stop-{os.getpid()}"
+    started = tmp_path / "started"
+    agent = Program([sys.executable, "-S", "-c", f"open({str(started)!r}, 'w')\n{FOREVER}", marker])
+    runner = LitAgentRunner(DummyTracer())
+    runner.init(agent)
+    runner.init_worker(0, store)
+    rollout = await store.enqueue_rollout("task")
+    running = asyncio.create_task(runner.iter())
+    while not started.exists():
+        await asyncio.sleep(0.02)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    runner.teardown()
+    attempt = await store.get_latest_attempt(rollout.rollout_id)
+    assert attempt is not None
+    assert attempt.outcome is Outcome.CANCELLED
+    assert alive(marker) == []
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+async def test_a_node_program(store: InMemoryLightningStore) -> None:
+    code = "const t = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify({reward: t.x + 1}))"
+    (rollout,) = await run(store, Program(["node", "-e", code]), {"x": 1})
+    assert await reward_of(store, rollout) == 2.0
