@@ -12,6 +12,7 @@ import os
 import shlex
 import signal
 import time
+from asyncio.subprocess import SubprocessStreamProtocol
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,19 +108,20 @@ async def run_command(
     captured = captured or Captured.empty()
     mark = random_hex(8)
     began = time.monotonic()
-    process = await asyncio.create_subprocess_exec(
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
         *limits.wrap(command),
         cwd=folder,
         env={**environment, MARK: mark},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
+    process = asyncio.subprocess.Process(transport, protocol, loop)
     try:
         await _communicate(process, stdin, captured, limits.output_bytes)
     finally:
         await asyncio.shield(kill_tree(process, mark))
+        transport.close()  # pipes that were not read to their end
     assert process.returncode is not None
     seconds = time.monotonic() - began
     if process.returncode == 127:

@@ -126,7 +126,12 @@ class Program(LitAgent[Any]):
         ended: dict[str, Any] = {"exit_code": None}
         try:
             finished = await run_command(
-                self.command, folder=folder, environment=environment, stdin=stdin, limits=self._limits, captured=captured
+                self.command,
+                folder=folder,
+                environment=environment,
+                stdin=stdin,
+                limits=self._limits,
+                captured=captured,
             )
             ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
         finally:
@@ -189,7 +194,7 @@ def parse_reward(output: str) -> float:
         return float(found["reward"] if isinstance(found, dict) else found)
     except (ValueError, KeyError, TypeError):
         raise AgentError(
-            f"The last line holds no reward: {last[:200]!r}. Print a number or {{\"reward\": number}}, or give a grader."
+            f'The last line holds no reward: {last[:200]!r}. Print a number or {{"reward": number}}, or give a grader.'
         ) from None
 
 

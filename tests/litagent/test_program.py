@@ -131,7 +131,9 @@ async def test_a_command_grades(store: InMemoryLightningStore) -> None:
     assert await reward_of(store, rollout) == 5.0
 
 
-@pytest.mark.parametrize("grader", [lambda run: 1 / 0, sh("exit 3"), sh("echo hello")], ids=["raises", "exits", "talks"])
+@pytest.mark.parametrize(
+    "grader", [lambda run: 1 / 0, sh("exit 3"), sh("echo hello")], ids=["raises", "exits", "talks"]
+)
 async def test_a_grader_that_fails_is_a_judge_error(store: InMemoryLightningStore, grader: Any) -> None:
     (rollout,) = await run(store, Program(sh("echo 3"), grader=grader), 2)
     assert rollout.attempt.outcome in (Outcome.JUDGE_ERROR,), rollout.attempt.error
