@@ -40,7 +40,16 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "StoreError",
     ),
     "agentlightning.gateway": ("Gateway", "LLMProxy"),
-    "agentlightning.litagent": ("LitAgent", "Program", "llm_rollout", "prompt_rollout", "rollout"),
+    "agentlightning.litagent": (
+        "Container",
+        "LitAgent",
+        "Limits",
+        "Program",
+        "ProgramRun",
+        "llm_rollout",
+        "prompt_rollout",
+        "rollout",
+    ),
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
     "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
     "agentlightning.store.base": ("LightningStore",),
@@ -100,7 +109,16 @@ if TYPE_CHECKING:
         StoreError,
     )
     from agentlightning.gateway import Gateway, LLMProxy
-    from agentlightning.litagent import LitAgent, Program, llm_rollout, prompt_rollout, rollout
+    from agentlightning.litagent import (
+        Container,
+        Limits,
+        LitAgent,
+        Program,
+        ProgramRun,
+        llm_rollout,
+        prompt_rollout,
+        rollout,
+    )
     from agentlightning.runner import LitAgentRunner, Runner
     from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
     from agentlightning.store.base import LightningStore

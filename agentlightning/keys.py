@@ -34,12 +34,19 @@ TASK = "task"
 """May read the rollout's task from the store."""
 REWARDS = "rewards"
 """May write rewards among its spans; withheld when a grader gives them."""
+CLOSE = "close"
+"""May close the attempt at the gateway; for its runner, never given to an agent."""
 ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 
 
 def new_secret() -> bytes:
     """A secret for `sign_attempt_key`; as long as it lives, the keys signed with it stay valid."""
     return secrets.token_bytes(32)
+
+
+def derived_secret(key: str) -> bytes:
+    """The secret that everybody knows who knows a store's admin key, so that runners elsewhere need one key only."""
+    return hmac.digest(key.encode(), b"agentlightning attempt keys", "sha256")
 
 
 def sign_attempt_key(secret: bytes, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentlightning.gateway.answer import Exchange, Forward, Target
+from agentlightning.gateway.attempt_api import PATHS, AttemptApi
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.dialects.base import openai_error
@@ -33,7 +34,7 @@ from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, refusal_span, trace_id_of
 from agentlightning.gateway.sampler import Arrival
 from agentlightning.gateway.upstream import Upstream
-from agentlightning.keys import CALLS, verify_attempt_key
+from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
 
 _PATH = re.compile(
     r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
@@ -56,11 +57,18 @@ class GatewayApp:
     """The ASGI application."""
 
     def __init__(
-        self, attempts: Attempts, router: Router, recorder: Recorder, secret: bytes, keep_alive_seconds: float
+        self,
+        attempts: Attempts,
+        router: Router,
+        recorder: Recorder,
+        api: AttemptApi,
+        secret: bytes,
+        keep_alive_seconds: float,
     ) -> None:
         self._attempts = attempts
         self._router = router
         self._recorder = recorder
+        self._api = api
         self._secret = secret
         self._keep_alive_seconds = keep_alive_seconds
         self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
@@ -78,6 +86,8 @@ class GatewayApp:
             else:
                 refusal = Refusal(f"Use POST for {scope['path']}.", status=405, code="method_not_allowed")
                 await send_body(send, 405, dialect.refuse(refusal))
+        elif rest in PATHS and match is not None and scope["method"] == "POST":
+            await self._of_attempt(match, scope, receive, send)
         elif rest == "/models":
             await send_json(send, 200, self._models())
         elif rest == "/health":
@@ -98,7 +108,10 @@ class GatewayApp:
         headers = dict(scope["headers"])
         try:
             body = await read_body(receive)
-            live = await self._attempts.get(*self._attribute(path["rollout"], path["attempt"], headers))
+            key = self._attribute(path["rollout"], path["attempt"], headers)
+            if CALLS not in key.scopes:
+                raise _wrong_attempt(key)
+            live = await self._attempts.get(key.rollout_id, key.attempt_id)
             place = _place(live, headers, path["agent"])
             handler = self._handler(dialect, path["rest"], body, live, place)
         except Refusal as refusal:
@@ -107,6 +120,16 @@ class GatewayApp:
         except DisconnectedError:
             return
         await handler.run(receive, send)
+
+    async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await read_body(receive)
+            key = self._attribute(path["rollout"], path["attempt"], dict(scope["headers"]))
+            await send_json(send, 200, await self._api.answer(path["rest"], key, body))
+        except Refusal as refusal:
+            await send_json(send, refusal.status, openai_error(refusal))
+        except DisconnectedError:
+            return
 
     def _handler(self, dialect: Dialect, path: str, body: bytes, live: LiveAttempt, place: Place) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
@@ -134,7 +157,7 @@ class GatewayApp:
             lambda: refusal_span(live.rollout_id, live.attempt_id, place, call_id, model, refusal.message, start, end)
         )
 
-    def _attribute(self, rollout: str | None, attempt: str | None, headers: Mapping[bytes, bytes]) -> tuple[str, str]:
+    def _attribute(self, rollout: str | None, attempt: str | None, headers: Mapping[bytes, bytes]) -> AttemptKey:
         """Whose call this is. Its key must be that attempt's own."""
         key = _key(headers)
         scoped = verify_attempt_key(self._secret, key) if key else None
@@ -156,18 +179,19 @@ class GatewayApp:
                 kind="authentication_error",
                 code="invalid_api_key",
             )
-        if (rollout is not None and (rollout, attempt) != (scoped.rollout_id, scoped.attempt_id)) or (
-            CALLS not in scoped.scopes
-        ):
-            raise Refusal(
-                f"The API key belongs to attempt '{scoped.attempt_id}' of rollout '{scoped.rollout_id}' and opens no "
-                "other. "
-                "Create the client inside the rollout, from the `llm` resource that this rollout is given.",
-                status=403,
-                kind="permission_error",
-                code="wrong_attempt",
-            )
-        return scoped.rollout_id, scoped.attempt_id
+        if rollout is not None and (rollout, attempt) != (scoped.rollout_id, scoped.attempt_id):
+            raise _wrong_attempt(scoped)
+        return scoped
+
+
+def _wrong_attempt(key: AttemptKey) -> Refusal:
+    return Refusal(
+        f"The API key belongs to attempt '{key.attempt_id}' of rollout '{key.rollout_id}' and opens no other. "
+        "Create the client inside the rollout, from the `llm` resource that this rollout is given.",
+        status=403,
+        kind="permission_error",
+        code="wrong_attempt",
+    )
 
 
 class Handler(Protocol):

@@ -38,6 +38,8 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a response ran into a token limit, or a prompt did not fit the model's context."""
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
+    rewarded: bool = False
+    """Whether a reward came by HTTP."""
     prompt_tokens: int = 0
     response_tokens: int = 0
 
@@ -78,6 +80,9 @@ class LiveAttempt:
 
     def mark_truncated(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, truncated=True)
+
+    def mark_rewarded(self) -> None:
+        self.summary = msgspec.structs.replace(self.summary, rewarded=True)
 
     def mark_infra_error(self, error: str) -> None:
         self.summary = msgspec.structs.replace(self.summary, infra_error=error)

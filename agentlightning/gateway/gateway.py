@@ -14,6 +14,7 @@ from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway.answer import Target
 from agentlightning.gateway.app import GatewayApp
+from agentlightning.gateway.attempt_api import AttemptApi
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.http import Receive, Scope, Send
@@ -25,7 +26,7 @@ from agentlightning.gateway.sampler import Sampler
 from agentlightning.gateway.sampling import Overrides, check_overrides
 from agentlightning.gateway.session import Session
 from agentlightning.gateway.upstream import Provider, Upstream
-from agentlightning.keys import new_secret, sign_attempt_key
+from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import ProxyLLM
@@ -93,7 +94,8 @@ class Gateway:
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
-        self._app = GatewayApp(self._attempts, self, self._recorder, self._secret, keep_alive_seconds)
+        api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
+        self._app = GatewayApp(self._attempts, self, self._recorder, api, self._secret, keep_alive_seconds)
         self._server = LoopServer(self._app, self._host, port, what="gateway", error=GatewayError)
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -150,9 +152,9 @@ class Gateway:
             endpoint=self.endpoint, model=model or self._policy, sampling_parameters=sampling_parameters or {}
         )
 
-    def key_for(self, rollout_id: str, attempt_id: str) -> str:
-        """The API key that opens this attempt and no other."""
-        return sign_attempt_key(self._secret, rollout_id, attempt_id)
+    def key_for(self, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> str:
+        """The API key that opens this attempt and no other; see `agentlightning.keys` for the scopes."""
+        return sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
 
     # ---- what the runner asks --------------------------------------------------------------------------------------
 

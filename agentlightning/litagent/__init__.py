@@ -1,11 +1,13 @@
 """Agents: a decorated function, a class or any program, and what they may return."""
 
 from agentlightning.litagent.decorator import FunctionAgent, llm_rollout, prompt_rollout, rollout
+from agentlightning.litagent.isolation import Container
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
 from agentlightning.litagent.process import Limits
 from agentlightning.litagent.program import Program, ProgramRun
 
 __all__ = [
+    "Container",
     "FunctionAgent",
     "Limits",
     "LitAgent",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span
+from agentlightning.keys import ALL_SCOPES
+from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
 
 T = TypeVar("T")
 
-RolloutResult = float | int | None | list[Span]
-"""A reward; None if rewards were emitted; or spans, which become spans of the attempt."""
+RolloutResult = float | int | None | list[Span] | list[Triplet]
+"""A reward; None if rewards were emitted; spans, which become spans of the attempt; or triplets, trained as given."""
 
 
 class LitAgent(Generic[T]):
@@ -22,6 +24,11 @@ class LitAgent(Generic[T]):
     def __init__(self, *, trained_agents: str | None = None) -> None:
         self.trained_agents = trained_agents
         """Regular expression: only calls of agents with a matching name are trained. None trains all."""
+
+    @property
+    def key_scopes(self) -> Sequence[str]:
+        """What the API key of an attempt opens for this agent; see `agentlightning.keys`."""
+        return ALL_SCOPES
 
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
         raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")

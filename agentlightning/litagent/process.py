@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agentlightning.errors import AgentError
 from agentlightning.types.ids import random_hex
@@ -155,7 +156,8 @@ async def _communicate(process: asyncio.subprocess.Process, stdin: bytes, captur
     finally:
         for task in (*readers, feeding, ending):
             task.cancel()
-        await asyncio.gather(*readers, feeding, ending, return_exceptions=True)
+        everything: list[asyncio.Task[Any]] = [*readers, feeding, ending]
+        await asyncio.gather(*everything, return_exceptions=True)
 
 
 async def _read(stream: asyncio.StreamReader, output: Output, limit: int) -> None:

@@ -23,17 +23,22 @@ from typing import Any, Literal
 
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, JudgeError
+from agentlightning.keys import ALL_SCOPES, REWARDS
+from agentlightning.litagent.isolation import Container, check_isolation, isolated
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.tracer.trace import current_trace
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
 
 TaskAs = Literal["stdin", "file", "env"]
-RewardFrom = Literal["last_line", "file"]
+RewardFrom = Literal["last_line", "file", "http"]
 
 INHERITED = frozenset(
-    "PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TERM VIRTUAL_ENV CONDA_PREFIX LD_LIBRARY_PATH NODE_PATH "
-    "PYTHONPATH PYTHONHOME SSL_CERT_FILE SSL_CERT_DIR REQUESTS_CA_BUNDLE NODE_EXTRA_CA_CERTS".split()
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TERM"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "NODE_PATH", "PYTHONPATH", "PYTHONHOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+    }
 )
 """What a program sees of our environment, with LC_*; the rest may hold secrets. `env` adds to it."""
 
@@ -62,8 +67,9 @@ class Program(LitAgent[Any]):
         command: Arguments, or one string that is split as a shell would (no shell runs). Arguments that name files
             here are made absolute, because the command runs in a folder of its own.
         task_as: "stdin" (JSON), "file" (JSON, its path in AGL_TASK_FILE), or "env" (JSON in AGL_TASK).
-        reward: "last_line" of stdout: a number, or JSON with a "reward"; or "file": the same, written to the path in
-            AGL_REWARD_FILE. Not used with a grader.
+        reward: "last_line" of stdout: a number, or JSON with a "reward"; "file": the same, written to the path in
+            AGL_REWARD_FILE; or "http": POST {"reward": number} to AGL_REWARD_URL with the API key (the last one
+            counts). Not used with a grader.
         grader: A command (given as `command` is) or a function of `ProgramRun`, sync or async, that returns the
             reward. A command gets the run as JSON on stdin and prints the reward in its last line. A grader that
             fails ends the attempt as `judge_error`.
@@ -71,6 +77,7 @@ class Program(LitAgent[Any]):
         files: A folder that is copied into each working directory.
         workspaces: Where working directories are made, and kept; None makes temporary ones.
         limits: What one attempt may use.
+        isolation: "bubblewrap", or a `Container` command; None runs it as the user that you are.
     """
 
     def __init__(
@@ -84,13 +91,15 @@ class Program(LitAgent[Any]):
         files: str | Path | None = None,
         workspaces: str | Path | None = None,
         limits: Limits | None = None,
+        isolation: Literal["bubblewrap"] | Container | None = None,
         trained_agents: str | None = None,
     ) -> None:
         super().__init__(trained_agents=trained_agents)
         if task_as not in ("stdin", "file", "env"):
             raise ConfigError(f"task_as is {task_as!r}; it can be 'stdin', 'file' or 'env'.")
-        if reward not in ("last_line", "file"):
-            raise ConfigError(f"reward is {reward!r}; it can be 'last_line' or 'file', or give a grader.")
+        if reward not in ("last_line", "file", "http"):
+            raise ConfigError(f"reward is {reward!r}; it can be 'last_line', 'file' or 'http', or give a grader.")
+        check_isolation(isolation)
         self.command = _arguments(command)
         self._task_as = task_as
         self._reward = reward
@@ -99,13 +108,22 @@ class Program(LitAgent[Any]):
         self._files = Path(files) if files else None
         self._workspaces = Path(workspaces) if workspaces else None
         self._limits = limits or Limits()
+        self._isolation: str | Container | None = isolation
 
-    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float:
+    @property
+    def key_scopes(self) -> Sequence[str]:
+        """A program writes rewards over HTTP only where they are taken from there."""
+        takes_them = self._reward == "http" and self._grader is None
+        return ALL_SCOPES if takes_them else [scope for scope in ALL_SCOPES if scope != REWARDS]
+
+    async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         async with self._workspace(rollout) as folder:
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
             environment = {**_base_environment(), **_endpoint(resources), **self._env}
             environment["AGL_REWARD_FILE"] = str(notes / "reward")
+            if "OPENAI_BASE_URL" in environment:
+                environment["AGL_REWARD_URL"] = environment["OPENAI_BASE_URL"].rstrip("/") + "/reward"
             text = json.dumps(task)
             if self._task_as == "env":
                 environment["AGL_TASK"] = text
@@ -118,21 +136,22 @@ class Program(LitAgent[Any]):
                 return await self._grade(task, finished, folder)
             if self._reward == "file":
                 return _reward_file(notes / "reward")
-            return parse_reward(finished.stdout)
+            return None if self._reward == "http" else parse_reward(finished.stdout)
 
     async def _run(self, folder: Path, environment: Mapping[str, str], stdin: bytes) -> Finished:
         """The program's run; what it wrote becomes a span of the attempt, however it ended."""
         captured = Captured.empty()
         ended: dict[str, Any] = {"exit_code": None}
         try:
-            finished = await run_command(
-                self.command,
-                folder=folder,
-                environment=environment,
-                stdin=stdin,
-                limits=self._limits,
-                captured=captured,
-            )
+            async with isolated(self._isolation, self.command, folder, environment) as wrapped:
+                finished = await run_command(
+                    wrapped.command,
+                    folder=folder,
+                    environment=wrapped.environment,
+                    stdin=stdin,
+                    limits=self._limits,
+                    captured=captured,
+                )
             ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
         finally:
             written = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}

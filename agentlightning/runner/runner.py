@@ -54,6 +54,12 @@ _STATUS = {
 }
 
 
+_NO_REWARD = (
+    "The agent returned None and emitted no reward. Return a number from the agent, "
+    "or call agentlightning.emit_reward(...) before it ends."
+)
+
+
 class AttemptSummary(Protocol):
     """What the gateway saw of an attempt."""
 
@@ -70,11 +76,16 @@ class AttemptSummary(Protocol):
         """Why a call failed for a reason that is not the agent's."""
         ...
 
+    @property
+    def rewarded(self) -> bool:
+        """A reward came by HTTP."""
+        ...
+
 
 class ModelAccess(Protocol):
     """What a runner needs of the gateway."""
 
-    def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
+    def key_for(self, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> str: ...
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """Returns when all calls of the attempt are in the store."""
@@ -87,6 +98,8 @@ class Ending:
 
     outcome: Outcome
     error: str | None = None
+    rewarded: bool = True
+    """Whether a reward is known by now. One may have come to the gateway by HTTP instead."""
 
 
 class LitAgentRunner:
@@ -227,7 +240,7 @@ class LitAgentRunner:
                     if deadline.expired():
                         raise
                     raise AgentError(f"TimeoutError: {error}") from error  # the agent's own, not our deadline
-            self._record(result, trace)
+            rewarded = self._record(result, trace)
         except TimeoutError:
             return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
         except StoreError as error:
@@ -238,7 +251,7 @@ class LitAgentRunner:
             return Ending(Outcome.AGENT_ERROR, str(error))
         except Exception as error:  # whatever user code raises is data about this attempt
             return Ending(Outcome.AGENT_ERROR, _describe(error))
-        return Ending(Outcome.OK)
+        return Ending(Outcome.OK, rewarded=rewarded)
 
     async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:
         method = agent.method_for(claimed.mode)
@@ -250,21 +263,21 @@ class LitAgentRunner:
             raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
         return result
 
-    def _record(self, result: Any, trace: Trace) -> None:
-        """Turn what the agent returned into spans of the attempt, or say what is wrong with it."""
+    def _record(self, result: Any, trace: Trace) -> bool:
+        """Turn what the agent returned into spans of the attempt. Returns whether there is a reward now.
+
+        Raises AgentError that says what is wrong with it.
+        """
         if result is None:
-            if find_final_reward(trace.spans) is None:
-                raise AgentError(
-                    "The agent returned None and emitted no reward. Return a number from the agent, "
-                    "or call agentlightning.emit_reward(...) before it ends."
-                )
-        elif isinstance(result, list):
+            return find_final_reward(trace.spans) is not None
+        if isinstance(result, list):
             if not all(isinstance(item, Span) for item in result):
                 raise AgentError("The agent returned a list that holds something else than spans.")
             for span in result:
                 trace.add(span)
         else:
             emit_reward(result)  # refuses what is not a finite number
+        return True
 
     async def _finish(self, claimed: AttemptedRollout, ending: Ending) -> None:
         """The barrier: the attempt's calls are stored first, then the attempt is finished."""
@@ -273,6 +286,8 @@ class LitAgentRunner:
             if self._gateway is not None:
                 summary = await self._gateway.close_attempt(rollout_id, attempt_id)
                 ending = _with_gateway(ending, summary)
+            if not ending.rewarded:
+                ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
             await self._ready_store().update_attempt(
                 rollout_id,
                 attempt_id,
@@ -299,7 +314,8 @@ class LitAgentRunner:
         if not isinstance(resource, ProxyLLM):
             return resource
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
-        key = self._gateway.key_for(rollout_id, attempt_id) if self._gateway else resource.api_key
+        scopes = self._ready_agent().key_scopes
+        key = self._gateway.key_for(rollout_id, attempt_id, scopes) if self._gateway else resource.api_key
         return resource.for_attempt(rollout_id, attempt_id, key)
 
     @asynccontextmanager
@@ -341,8 +357,9 @@ def _with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     """What the gateway knows better: a failure that was the system's, or a response that was cut off."""
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
-    if ending.outcome is Outcome.OK and summary.truncated:
-        return Ending(Outcome.TRUNCATED)
+    if ending.outcome is Outcome.OK:
+        outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
+        return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
     return ending
 
 

@@ -188,7 +188,8 @@ BAD: dict[str, tuple[str, Outcome]] = {
     "ignores SIGTERM": (f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{FOREVER}", Outcome.TIMEOUT),
     "forks and ends": (f"import os\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\n{FOREVER}", Outcome.OK),
     "leaves its group": (
-        f"import os\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\nos.setsid()\nif os.fork(): os._exit(0)\n{FOREVER}",
+        "import os\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\n"
+        f"os.setsid()\nif os.fork(): os._exit(0)\n{FOREVER}",
         Outcome.OK,
     ),
     "forks and stays": (f"import os\nfor _ in range(5): os.fork() or os.setsid()\n{FOREVER}", Outcome.TIMEOUT),
@@ -239,7 +240,7 @@ async def test_stopping_the_runner_kills_the_program(store: InMemoryLightningSto
     runner.init_worker(0, store)
     rollout = await store.enqueue_rollout("task")
     running = asyncio.create_task(runner.iter())
-    while not started.exists():
+    while not started.exists():  # noqa: ASYNC110
         await asyncio.sleep(0.02)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)

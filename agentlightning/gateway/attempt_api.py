@@ -1,0 +1,74 @@
+"""What an attempt may ask of the gateway besides model calls: to record a reward, and (its runner) to close it.
+
+    POST …/rollout/{id}/attempt/{id}/v1/reward   {"reward": 0.5}    for programs that cannot print their reward
+    POST …/rollout/{id}/attempt/{id}/v1/close                       for runners on other machines
+
+A reward needs the scope REWARDS of the attempt's key, closing needs CLOSE, which agents are never given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import AgentError, StoreError
+from agentlightning.gateway.attempts import Attempts, AttemptSummary
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.http import decode
+from agentlightning.gateway.recorder import Recorder
+from agentlightning.gateway.records import trace_id_of
+from agentlightning.keys import CLOSE, REWARDS, AttemptKey
+from agentlightning.types import Span
+from agentlightning.types.names import REWARD
+from agentlightning.types.reward import reward_attributes
+
+PATHS = ("/reward", "/close")
+Close = Callable[[str, str], Awaitable[AttemptSummary]]
+
+
+class AttemptApi:
+    """Answers requests to `PATHS`."""
+
+    def __init__(self, attempts: Attempts, recorder: Recorder, close: Close) -> None:
+        self._attempts = attempts
+        self._recorder = recorder
+        self._close = close
+
+    async def answer(self, path: str, key: AttemptKey, body: bytes) -> Mapping[str, Any]:
+        """The answer's JSON. Raises `Refusal`."""
+        needed = REWARDS if path == "/reward" else CLOSE
+        if needed not in key.scopes:
+            raise Refusal(
+                f"This API key may not do that: it lacks the scope '{needed}'. Rewards are withheld where a grader or "
+                "the program's output gives them; closing is the runner's business.",
+                status=403,
+                kind="permission_error",
+                code="missing_scope",
+            )
+        if path == "/reward":
+            return await self._reward(key, decode(body))
+        try:
+            return msgspec.structs.asdict(await self._close(key.rollout_id, key.attempt_id))
+        except StoreError as error:
+            raise Refusal(str(error), status=503, kind="server_error", code="store_unavailable") from error
+
+    async def _reward(self, key: AttemptKey, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        live = await self._attempts.get(key.rollout_id, key.attempt_id)
+        try:
+            attributes = reward_attributes(given["reward"])
+        except KeyError:
+            raise Refusal('Send {"reward": number}.', code="missing_reward", param="reward") from None
+        except AgentError as error:
+            raise Refusal(str(error), code="invalid_reward", param="reward") from None
+        span = Span.from_attributes(
+            name=REWARD,
+            attributes=attributes,
+            rollout_id=key.rollout_id,
+            attempt_id=key.attempt_id,
+            trace_id=trace_id_of(key.rollout_id, key.attempt_id),
+        )
+        self._recorder.put(lambda: span)
+        live.mark_rewarded()
+        return {"recorded": True}
