@@ -32,6 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The same seed, prompt and weights give the same response, whatever else the engine is doing."""
     top_logprobs: int = 0
     """How many alternatives to report per token."""
+    grammar: str | None = None
+    """What the response must look like, as a grammar of the `llguidance` library."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

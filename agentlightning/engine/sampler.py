@@ -8,6 +8,7 @@ Shape letters: B rows, V vocabulary, F filtered rows, K tokens a filter keeps at
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,22 +39,33 @@ class Draw:
     """Plain log-probs of the whole vocabulary."""
 
 
-def draw(logits_BV: torch.Tensor, settings: RowSettings, uniform_B: np.ndarray) -> Draw:
-    """Draw one token per row.
+def draw(
+    logits_BV: torch.Tensor,
+    settings: RowSettings,
+    uniform_B: np.ndarray,
+    allowed: Mapping[int, torch.Tensor] | None = None,
+) -> Draw:
+    """Draw one token per row. `allowed` are the tokens that may be drawn, bool [V], for rows with a grammar.
 
     Plain log-probs are the softmax at the row's temperature (at 1 for greedy rows). A greedy row's log-prob under its
     own distribution is 0: nothing else could have been drawn.
     """
     greedy_B = settings.temperature == 0
-    filtered_B = ((settings.top_k > 0) | (settings.top_p < 1)) & ~greedy_B
-    plain_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
+    filtered_B = (settings.top_k > 0) | (settings.top_p < 1)
+    plain_BV = shown_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
+    if allowed:
+        shown_BV = plain_BV.clone()
+        for row, mask_V in allowed.items():
+            shown_BV[row].masked_fill_(~mask_V.to(shown_BV.device), -torch.inf)
+            filtered_B[row] = True
+    filtered_B &= ~greedy_B
     # In float32 a number may round up to 1, beyond the last token; just below it is as good.
     uniform_B1 = torch.from_numpy(np.minimum(uniform_B, _BELOW_ONE).astype(np.float32)[:, None]).to(plain_BV.device)
     ids_B1 = _invert(plain_BV.exp(), uniform_B1)
     logprobs_B1 = plain_B1 = plain_BV.gather(1, ids_B1)
     if filtered_B.any() or greedy_B.any():
-        _draw_filtered(plain_BV, settings, uniform_B1, np.flatnonzero(filtered_B), ids_B1, logprobs_B1)
-        _draw_greedy(plain_BV, np.flatnonzero(greedy_B), ids_B1, logprobs_B1)
+        _draw_filtered(shown_BV, settings, uniform_B1, np.flatnonzero(filtered_B), ids_B1, logprobs_B1)
+        _draw_greedy(shown_BV, np.flatnonzero(greedy_B), ids_B1, logprobs_B1)
         plain_B1 = plain_BV.gather(1, ids_B1)
     return Draw(
         ids=ids_B1.cpu().numpy()[:, 0].astype(np.int32),
@@ -87,21 +99,21 @@ def _invert(probs_BV: torch.Tensor, uniform_B1: torch.Tensor) -> torch.Tensor:
 
 
 def _draw_filtered(
-    plain_BV: torch.Tensor,
+    shown_BV: torch.Tensor,
     settings: RowSettings,
     uniform_B1: torch.Tensor,
     rows: np.ndarray,
     ids_B1: torch.Tensor,
     logprobs_B1: torch.Tensor,
 ) -> None:
-    """Draw the rows with top_k or top_p again, from what the filter leaves; top_k first, then top_p of the rest."""
+    """Draw the filtered rows again, from what is left: the grammar's tokens, of these top_k, then top_p of the rest."""
     if not len(rows):
         return
-    vocabulary = plain_BV.shape[-1]
+    vocabulary = shown_BV.shape[-1]
     top_k = np.where(settings.top_k[rows] > 0, np.minimum(settings.top_k[rows], vocabulary), vocabulary)
     widest = int(top_k.max())
-    index = torch.from_numpy(rows).to(plain_BV.device)
-    sorted_FK, order_FK = plain_BV[index].topk(widest, dim=-1)
+    index = torch.from_numpy(rows).to(shown_BV.device)
+    sorted_FK, order_FK = shown_BV[index].topk(widest, dim=-1)
     probs_FK = sorted_FK.exp()
     limits_F1 = torch.from_numpy(top_k[:, None]).to(index.device)
     probs_FK.masked_fill_(torch.arange(widest, device=index.device) >= limits_F1, 0)
@@ -118,10 +130,10 @@ def _draw_filtered(
     logprobs_B1[index] = sorted_FK.gather(1, place_F1) - probs_FK.sum(dim=-1, keepdim=True).log()
 
 
-def _draw_greedy(plain_BV: torch.Tensor, rows: np.ndarray, ids_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> None:
+def _draw_greedy(shown_BV: torch.Tensor, rows: np.ndarray, ids_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> None:
     """Take the most probable token of the greedy rows."""
     if not len(rows):
         return
-    index = torch.from_numpy(rows).to(plain_BV.device)
-    ids_B1[index] = plain_BV[index].argmax(dim=-1, keepdim=True)
+    index = torch.from_numpy(rows).to(shown_BV.device)
+    ids_B1[index] = shown_BV[index].argmax(dim=-1, keepdim=True)
     logprobs_B1[index] = 0

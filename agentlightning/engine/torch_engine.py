@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import Ended, Event, Failed, Request, Sampled
+from agentlightning.engine.grammar import Grammars, Matcher
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt, slot_count
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
@@ -35,6 +36,12 @@ DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
 PREFILL_COST = 0.25
 """What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
+
+_DIVERGED = (
+    "The model's log-probs are not finite (NaN or infinite): its weights have diverged. "
+    "Lower the learning rate and start again from an earlier checkpoint."
+)
+_TOO_COMPLEX = "The response could not be held to its JSON schema any further: it is too complex. Simplify the schema."
 
 
 @dataclass(slots=True)
@@ -54,6 +61,7 @@ class _Running:
     slot: int
     cached: int
     random: np.random.Generator | None
+    matcher: Matcher | None
     emitted: int = 0
     """Response tokens given out so far."""
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
@@ -71,11 +79,14 @@ class _Columns:
     """Prompt plus response end here."""
     watched: np.ndarray
     """Whether the request needs a look at every token: it streams, has stops of its own, or wants alternatives."""
+    constrained: np.ndarray
+    """Whether the response follows a grammar."""
 
     @classmethod
     def of(cls, slots: int) -> _Columns:
         whole = np.zeros(slots, dtype=np.int64)
-        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), np.zeros(slots, dtype=np.bool_))
+        no = np.zeros(slots, dtype=np.bool_)
+        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), no.copy(), no.copy())
 
     def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
         self.temperature[slot] = params.temperature
@@ -83,9 +94,10 @@ class _Columns:
         self.top_p[slot] = params.top_p
         self.limit[slot] = limit
         self.watched[slot] = watched
+        self.constrained[slot] = params.grammar is not None
 
     def swap(self, a: int, b: int) -> None:
-        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched):
+        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched, self.constrained):
             column[[a, b]] = column[[b, a]]
 
 
@@ -136,6 +148,8 @@ class TorchEngine:
         self._held = 0
         self._random = np.random.default_rng(seed)
         self._stop_strings = StopStrings(tokenizer)
+        self._grammars = Grammars(tokenizer, self.vocab_size, eos_ids)
+        self._matchers: dict[int, Matcher] = {}
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
         self._is_eos[list(eos_ids)] = True
         self._events: list[Event] = []
@@ -172,11 +186,14 @@ class TorchEngine:
         check_prompt(request.prompt_ids, self.max_context, self.vocab_size)
         if request.request_id in self._running or request.request_id in self._waiting:
             raise EngineError(f"Request {request.request_id} is being sampled already; use another id.")
+        if request.params.grammar is not None:
+            self._matchers[request.request_id] = self._grammars.matcher(request.params.grammar)
         self._waiting[request.request_id] = request
 
     def abort(self, request_id: int) -> None:
         """Drop a request; nothing more comes out for it. An id that is not there (any more) is fine."""
         self._waiting.pop(request_id, None)
+        self._matchers.pop(request_id, None)
         running = self._running.get(request_id)
         if running is not None:
             self._leave(running)
@@ -246,10 +263,10 @@ class TorchEngine:
             self._model.cache.copy(placement.source, slot, placement.reused)
         self._slots.occupy(placement, prompt)
         random = None if params.seed is None else np.random.Generator(np.random.PCG64(params.seed & (2**64 - 1)))
-        running = _Running(request, slot, placement.reused, random)
+        running = _Running(request, slot, placement.reused, random, self._matchers.pop(request.request_id, None))
         self._running[request.request_id] = self._by_slot[slot] = running
         limit = self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
-        watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs)
+        watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs or params.grammar)
         self._columns.set(slot, params, min(limit, self.max_context), watched)
         self.counters.cached += placement.reused
 
@@ -326,7 +343,8 @@ class TorchEngine:
         """Draw the next token of these slots, write it down, and look at those requests where something happens."""
         columns = self._columns
         settings = RowSettings(columns.temperature[rows], columns.top_k[rows], columns.top_p[rows])
-        drawn = draw(logits_BV, settings, self._uniform(rows))
+        allowed = self._allowed(rows)
+        drawn = draw(logits_BV, settings, self._uniform(rows), allowed)
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
         self._logprobs[at] = drawn.logprobs
@@ -340,7 +358,9 @@ class TorchEngine:
             running = self._by_slot[rows[index]]
             assert running is not None, rows[index]
             if is_wrong[index]:
-                self._fail(running)
+                self._fail(running, _DIVERGED)
+            elif running.matcher is not None and index not in allowed:
+                self._fail(running, _TOO_COMPLEX)
             elif not self._look_at(running, drawn, index):
                 streamed.append(index)
         self._give_out(rows, streamed, drawn)
@@ -354,12 +374,24 @@ class TorchEngine:
                 numbers[index] = running.random.random()
         return numbers
 
+    def _allowed(self, rows: np.ndarray) -> dict[int, torch.Tensor]:
+        """The tokens that the grammars of these slots' requests allow next, bool [V] by row."""
+        allowed: dict[int, torch.Tensor] = {}
+        for index in np.flatnonzero(self._columns.constrained[rows]).tolist():
+            running = self._by_slot[rows[index]]
+            mask = None if running is None or running.matcher is None else running.matcher.allowed()
+            if mask is not None:
+                allowed[index] = mask
+        return allowed
+
     def _look_at(self, running: _Running, drawn: Draw, index: int) -> bool:
         """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""
         params, slot = running.request.params, running.slot
         if params.top_logprobs:
             running.top.append(alternatives(drawn.distribution_BV[index], min(params.top_logprobs, self.vocab_size)))
         token, length = int(drawn.ids[index]), int(self._slots.length[slot])
+        if running.matcher is not None:
+            running.matcher.take(token)
         reason = stop_string = None
         if self._is_eos[token] or token in params.stop_token_ids:
             reason = "stop"
@@ -416,15 +448,11 @@ class TorchEngine:
         if together:
             self._events.append(_sampled(ids, drawn, together, self.version))
 
-    def _fail(self, running: _Running) -> None:
+    def _fail(self, running: _Running, message: str) -> None:
         slot = running.slot
         self._leave(running)
         self._slots.forget(slot)
         self._model.cache.clear(slot)
-        message = (
-            "The model's log-probs are not finite (NaN or infinite): its weights have diverged. "
-            "Lower the learning rate and start again from an earlier checkpoint."
-        )
         self._events.append(Failed(request_id=running.request.request_id, message=message))
 
     def _leave(self, running: _Running) -> None:

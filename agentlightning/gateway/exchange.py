@@ -50,6 +50,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
+    schema: Mapping[str, Any] | None = None
+    """The JSON schema that an answer, as far as it is not a tool call, must follow."""
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
     remember: list[Message] | None = None

@@ -11,7 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentlightning.gateway.rendering import Markers, Rendering
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.structured import Markers
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import numpy as np
 
 from agentlightning.errors import ModelError
 from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.structured import Markers, answer_grammar
 from agentlightning.gateway.tokenizer import load_tokenizer, model_directory, read_json
 from agentlightning.types.call import Int32Array
 
@@ -43,15 +44,6 @@ class Parsed(msgspec.Struct, frozen=True):
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ParsedCall, ...] = ()
-
-
-class Markers(msgspec.Struct, frozen=True):
-    """Single tokens that open and close reasoning and tool calls, as far as the vocabulary has them."""
-
-    think_open: int | None
-    think_close: int | None
-    tool_open: int | None
-    tool_close: int | None
 
 
 class Rendering(Protocol):
@@ -114,6 +106,12 @@ class Rendering(Protocol):
 
     def forced_call(self, name: str | None) -> Int32Array | None:
         """The beginning of a response that is a call (of `name`); None if this format cannot be forced."""
+        ...
+
+    def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
+        """The grammar of a response whose answer follows a JSON schema, after reasoning and in place of tool calls
+        if the model chooses so; None if it is not known where in this format an answer begins.
+        """
         ...
 
 
@@ -200,6 +198,14 @@ class RenderersRendering:
             return None
         return self.encode(opening.any if name is None else opening.named.replace("NAME", json.dumps(name)[1:-1]))
 
+    def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
+        if self.markers is not None:
+            in_reasoning, in_json = self.starts_in_reasoning(prompt_ids), self.name in _FORCED
+            return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, calls_in_json=in_json)
+        if self.name in _BARE and not tools:
+            return answer_grammar(schema)
+        return None
+
     def _prompt_tail(self, prompt_ids: Int32Array) -> list[int]:
         return _ints(prompt_ids if self._tail is None else prompt_ids[-self._tail :])
 
@@ -220,6 +226,9 @@ class _Opening(msgspec.Struct, frozen=True):
 _HERMES = _Opening('<tool_call>\n{"name": "', '<tool_call>\n{"name": "NAME", "arguments":')
 _FORCED = {"qwen3": _HERMES}
 """How a response that must be a tool call begins, by renderer."""
+
+_BARE = frozenset({"llama-3"})
+"""Renderers without reasoning, whose answers begin where the prompt ends."""
 
 _MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1"})
 """Renderers whose reasoning and tool calls are delimited by the tokens below."""

@@ -61,6 +61,7 @@ class _Asked(msgspec.Struct, frozen=True, kw_only=True):
     """Where the prompt ends, forced tokens included."""
     prompt_ids: Int32Array
     forced: Int32Array | None
+    grammar: str | None
     used: Mapping[str, Any]
 
 
@@ -153,6 +154,7 @@ class Sampler:
             piece=piece,
             prompt_ids=prompt_ids,
             forced=forced,
+            grammar=None if forced is not None else self._grammar(request, prompt_ids),
             used=self._settle(arrival),
         )
 
@@ -196,6 +198,21 @@ class Sampler:
                 param="tool_choice",
             )
         return forced
+
+    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
+        if request.schema is None:
+            return None
+        tools = request.tools if _reads_tools(request) else None
+        grammar = self.rendering.grammar(request.schema, prompt_ids, tools)
+        if grammar is None:
+            together = " together with tools" if tools else ""
+            raise Refusal(
+                f"JSON answers{together} are not supported with the renderer '{self.rendering.name}'. Ask for JSON in "
+                "the prompt, or let the answer be a tool call.",
+                code="unsupported_value",
+                param="response_format",
+            )
+        return grammar
 
     def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
         if prompt_tokens < self._info.max_context:
@@ -296,7 +313,8 @@ class Sampler:
         room = self._info.max_context - len(asked.prompt_ids)
         if self._limits.tokens is not None:
             room = max(1, min(room, self._limits.tokens - asked.arrival.live.summary.response_tokens))
-        return params_for(asked.used, choice=index, room=room, top_logprobs=asked.arrival.request.top_logprobs)
+        top_logprobs = asked.arrival.request.top_logprobs
+        return params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 

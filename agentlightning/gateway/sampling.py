@@ -50,7 +50,9 @@ def settle(
     return used
 
 
-def params_for(used: Mapping[str, Any], *, choice: int, room: int, top_logprobs: int) -> SamplingParams:
+def params_for(
+    used: Mapping[str, Any], *, choice: int, room: int, top_logprobs: int, grammar: str | None = None
+) -> SamplingParams:
     """The engine's parameters for one choice; `room` is what the context leaves for the response."""
     asked_tokens = used.get("max_tokens")
     seed = used.get("seed")
@@ -63,6 +65,7 @@ def params_for(used: Mapping[str, Any], *, choice: int, room: int, top_logprobs:
         stop_token_ids=tuple(used.get("stop_token_ids", ())),
         seed=None if seed is None else (int(seed) + choice) % 2**63,
         top_logprobs=top_logprobs,
+        grammar=grammar,
     )
 
 

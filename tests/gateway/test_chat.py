@@ -208,7 +208,7 @@ async def test_a_broken_tool_call_stays_visible(site: Site) -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"frequency_penalty": 0.5}, "frequency_penalty"),
         ({"no_such_field": 1}, "no_such_field"),
         ({"temperature": "hot"}, "temperature"),

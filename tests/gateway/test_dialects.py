@@ -92,7 +92,7 @@ async def test_responses_state_is_the_attempts_own(site: Site) -> None:
 async def test_responses_refuse_by_name_and_end_incomplete(site: Site) -> None:
     async with site.client() as client:
         for fields, param in (
-            ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
+            ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
             ({"background": True}, "background"),
             ({"input": [{"type": "computer_call"}]}, "input[0]"),
             ({"tools": [{"type": "web_search"}]}, "tools[0]"),

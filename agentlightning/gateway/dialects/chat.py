@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects.fields import (
     between,
     check_fields,
     function_tools,
+    json_schema_of,
     neutral_call,
     required,
     text_of,
@@ -36,6 +37,7 @@ READ = (
     "logprobs",
     "top_logprobs",
     "return_token_ids",
+    "response_format",
     "temperature",
     "top_p",
     "top_k",
@@ -66,7 +68,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "min_p": (0,),
     "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "functions": ([],),
     "function_call": ("none",),
@@ -116,6 +117,7 @@ class ChatDialect:
             logprobs=typed(body, "logprobs", bool, False),
             top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            schema=json_schema_of(body.get("response_format"), "response_format"),
             asked=asked,
         )
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from agentlightning.gateway.exchange import Message, Refusal, Tool, ToolChoice, unsupported
+from agentlightning.gateway.structured import check_schema
 
 T = TypeVar("T")
 
@@ -121,6 +122,34 @@ def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
             param="tool_choice",
         )
     return found
+
+
+def json_schema_of(wanted: Any, where: str) -> dict[str, Any] | None:
+    """The schema of a text format: none for text, any object in JSON mode, the given one for `json_schema`.
+
+    OpenAI's two APIs put the schema at different depths; `strict` makes no difference, an answer always follows it.
+    """
+    if wanted is None:
+        return None
+    kind = wanted.get("type") if isinstance(wanted, dict) else None
+    match kind:
+        case "text":
+            return None
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            inner = wanted.get("json_schema", wanted)
+            schema = inner.get("schema") if isinstance(inner, dict) else None
+            if not isinstance(schema, dict):
+                raise Refusal(f"'{where}' has no schema.", code="invalid_value", param=where)
+            check_schema(schema, where)
+            return schema
+        case _:
+            raise Refusal(
+                f"'{where}.type' must be text, json_object or json_schema, not {kind!r}.",
+                code="invalid_value",
+                param=f"{where}.type",
+            )
 
 
 def assistant_message(content: str, calls: list[dict[str, Any]], reasoning: str | None) -> Message:

@@ -12,6 +12,7 @@ from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
     check_fields,
+    json_schema_of,
     neutral_call,
     required,
     text_of,
@@ -43,6 +44,8 @@ READ = (
     "temperature",
     "top_p",
     "top_k",
+    "output_config",
+    "output_format",
 )
 
 HARMLESS = (
@@ -58,7 +61,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),
     "betas": ([],),
-    "output_config": ({},),
 }
 """Fields that are accepted with the value that changes nothing."""
 
@@ -112,6 +114,7 @@ class MessagesDialect:
             tool_choice=_tool_choice(choice, tools),
             parallel_tool_calls=not typed(choice, "disable_parallel_tool_use", bool, False),
             stream=typed(body, "stream", bool, False),
+            schema=_schema(body),
             asked=asked,
         )
 
@@ -286,6 +289,15 @@ def _tool(tool: Any, where: str) -> Tool:
     if tool.get("description"):
         function["description"] = tool["description"]
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema", {})}}
+
+
+def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of the answer, where Anthropic's API has it now and where its beta had it."""
+    config = typed(body, "output_config", dict, {})
+    check_fields(config, ("format",), ("effort",), {})
+    if config.get("format") is not None:
+        return json_schema_of(config["format"], "output_config.format")
+    return json_schema_of(body.get("output_format"), "output_format")
 
 
 def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool] | None) -> ToolChoice:

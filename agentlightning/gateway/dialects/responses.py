@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects.fields import (
     assistant_message,
     between,
     check_fields,
+    json_schema_of,
     neutral_call,
     required,
     text_of,
@@ -74,7 +75,6 @@ class ResponsesDialect:
 
     def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
         check_fields(body, READ, HARMLESS, NEUTRAL)
-        _check_text(typed(body, "text", dict, {}))
         messages = [*_earlier(body, answered), *_messages(body.get("input"))]
         if not messages:
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
@@ -92,6 +92,7 @@ class ResponsesDialect:
             stream=typed(body, "stream", bool, False),
             logprobs=_LOGPROBS in typed(body, "include", list, []),
             top_logprobs=between(body, "top_logprobs", 0, 0, 20),
+            schema=json_schema_of(typed(body, "text", dict, {}).get("format"), "text.format"),
             asked=asked,
             remember=messages if typed(body, "store", bool, True) else None,
             private=body,
@@ -286,14 +287,6 @@ def _tool(tool: Any, where: str) -> Tool:
         kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
         raise unsupported(where, f"only function tools can be called, not {kind!r}.")
     return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict") and v}}
-
-
-def _check_text(text: Mapping[str, Any]) -> None:
-    wanted = (text.get("format") or {}).get("type", "text")
-    if wanted != "text":
-        raise unsupported(
-            "text.format", f"the engine cannot enforce {wanted!r}. Ask for it in the prompt or by a tool."
-        )
 
 
 # ---- replies -------------------------------------------------------------------------------------------------------
