@@ -6,7 +6,7 @@ The neutral form of messages and tools is that of OpenAI's chat completions, red
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -140,6 +140,18 @@ class Refusal(GatewayError):
         self.kind = kind
         self.code = code
         self.param = param
+
+
+def with_tool_names(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose tool results say which tool they are of, as some chat formats write; most clients leave it out."""
+    names: dict[str, str] = {}
+    found: list[Message] = []
+    for message in messages:
+        names.update((call["id"], call["function"]["name"]) for call in message.get("tool_calls", ()))
+        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
+            message = {**message, "name": names[message["tool_call_id"]]}
+        found.append(message)
+    return found
 
 
 def unsupported(param: str, why: str) -> Refusal:

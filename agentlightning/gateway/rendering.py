@@ -17,8 +17,10 @@ import numpy as np
 
 from agentlightning.errors import ModelError
 from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.probes import agrees, tools_survive
 from agentlightning.gateway.structured import Markers, answer_grammar
-from agentlightning.gateway.tokenizer import load_tokenizer, model_directory, read_json
+from agentlightning.gateway.template import FORMATS, Format, TemplateRenderer
+from agentlightning.gateway.tokenizer import load_tokenizer, model_directory, read_json, stop_tokens
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
@@ -229,6 +231,10 @@ _FORCED = {"qwen3": _HERMES}
 
 _BARE = frozenset({"llama-3"})
 """Renderers without reasoning, whose answers begin where the prompt ends."""
+_TOOL_PARSERS = ("qwen3", "qwen3.5", "glm", "deepseek-v3")
+"""The library's parsers of tool calls for templates, the common ones first."""
+_HARMONY_TOKENS = 200_000
+"""Fewer than this, and a vocabulary is not the one of GPT-OSS."""
 
 _MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1"})
 """Renderers whose reasoning and tool calls are delimited by the tokens below."""
@@ -239,7 +245,7 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
 
     Which renderer: the one named by `renderer`, else by the model's `agentlightning.json`, else by the library's list
     of hub ids, else the one that agrees with the model's own chat template on probe conversations, else the template
-    itself (then turns are rendered anew instead of continued). Raises `ModelError`, with the setting to give, when
+    itself. Raises `ModelError`, with the setting to give, when
     tools would not be understood.
     """
     _require_renderers()
@@ -252,18 +258,18 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
     if name is not None:
         return _named(name, options, tokenizer, path)
     for candidate in _candidates() if tokenizer.chat_template is not None else ():
-        if candidate == "gpt-oss" and "<|channel|>" not in tokenizer.get_vocab():
+        if candidate == "gpt-oss" and len(tokenizer.get_vocab()) < _HARMONY_TOKENS:
             continue  # it would fetch its vocabulary from the network only to disagree
         found = _try(candidate, options, tokenizer)
-        if found is not None and _agrees(found, tokenizer):
+        if found is not None and agrees(found, tokenizer):
             logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
             return _finished(candidate, options, tokenizer, found, path)
-    return _by_template(tokenizer, path)
+    return _by_template(tokenizer, path, options)
 
 
 def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> RenderersRendering:
     if name == "default":
-        return _by_template(tokenizer, path, tools_required=False)
+        return _by_template(tokenizer, path, options, tools_required=False)
     try:
         created = _create(name, options, tokenizer)
     except (AssertionError, ValueError, KeyError, TypeError, ImportError) as error:
@@ -276,7 +282,7 @@ def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> 
 
 def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: Any, path: str) -> RenderersRendering:
     keeping = _try(name, {"thinking_retention": "all", **options}, tokenizer)
-    if not _tools_survive(renderer):
+    if not tools_survive(renderer):
         raise ModelError(
             f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the renderer that fits with "
             "--renderer, or --renderer default if the agents use no tools."
@@ -284,28 +290,48 @@ def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: A
     return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True)
 
 
-def _by_template(tokenizer: Any, path: str, *, tools_required: bool = True) -> RenderersRendering:
-    """The model's own chat template, with the tool parser that reads back what the template writes."""
-    from renderers.parsers import TOOL_PARSERS
-
+def _by_template(
+    tokenizer: Any, path: str, options: Mapping[str, Any], *, tools_required: bool = True
+) -> RenderersRendering:
+    """The model's own chat template, with the parser that reads back the tool calls which the template writes."""
     if tokenizer.chat_template is None:
         raise ModelError(
             f"{path} has no chat template. Add a chat_template.jinja to the model directory, or name the renderer that "
             f"fits it with --renderer: {', '.join(_candidates())}."
         )
     thinking = {"reasoning_parser": "think"} if "<think>" in tokenizer.chat_template else {}
-    for parser in TOOL_PARSERS:
-        renderer = _create("default", {"tool_parser": parser, **thinking}, tokenizer)
-        if _tools_survive(renderer):
-            logger.info("%s is rendered by its chat template; tool calls are read by '%s'.", path, parser)
-            return RenderersRendering("default", tokenizer, renderer, None, parses_tools=True)
+    vocabulary = tokenizer.get_vocab()
+    ways: list[tuple[str, Mapping[str, Any], Format | None]] = [
+        *((parser, {"tool_parser": parser, **thinking}, None) for parser in _TOOL_PARSERS),
+        *((f.name, {}, f) for f in FORMATS if all(token in vocabulary for token in f.needs)),
+    ]
+    for name, parsers, format in ways:
+        made = _template_renderers(tokenizer, path, {**parsers, **options}, format)
+        if tools_survive(made[0]):
+            logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
+            return RenderersRendering("default", tokenizer, *made, parses_tools=True)
     if tools_required:
         raise ModelError(
             f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give the "
             "renderer "
             f"that fits with --renderer ({', '.join(_candidates())}), or --renderer default if the agents use no tools."
         )
-    return RenderersRendering("default", tokenizer, _create("default", thinking, tokenizer), None, parses_tools=False)
+    made = _template_renderers(tokenizer, path, {**thinking, **options}, None)
+    return RenderersRendering("default", tokenizer, *made, parses_tools=False)
+
+
+def _template_renderers(
+    tokenizer: Any, path: str, options: Mapping[str, Any], format: Format | None
+) -> tuple[TemplateRenderer, TemplateRenderer]:
+    """One that obeys the template about reasoning, one that keeps it."""
+    named = [tokenizer.convert_tokens_to_ids(text) for text in (format.stops if format else ())]
+    stops = dict.fromkeys([tokenizer.eos_token_id, *stop_tokens(path), *named])
+    known = [token for token in stops if token is not None]
+    obeying, keeping = (
+        TemplateRenderer(tokenizer, options=options, format=format, stops=known, keeps_reasoning=keeps)
+        for keeps in (False, True)
+    )
+    return obeying, keeping
 
 
 def _require_renderers() -> None:
@@ -348,72 +374,6 @@ def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
         return _create(name, options, tokenizer)
     except (AssertionError, ValueError, KeyError, TypeError, AttributeError, ImportError, OSError, ModelError):
         return None
-
-
-# ---- probes --------------------------------------------------------------------------------------------------------
-
-_TOOL: Tool = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-    },
-}
-_SYSTEM: Message = {"role": "system", "content": "Be brief."}
-_USER: Message = {"role": "user", "content": "Add one to 2."}
-_ASKS: Message = {
-    "role": "assistant",
-    "content": "",
-    "tool_calls": [{"id": "call00001", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}],
-}
-_RESULT: Message = {"role": "tool", "content": "3", "tool_call_id": "call00001", "name": "add"}
-_ANSWER: Message = {"role": "assistant", "content": "It is 3."}
-
-_PROBES: tuple[tuple[list[Message], list[Tool] | None], ...] = (
-    ([_USER], None),
-    ([_SYSTEM, _USER], None),
-    ([_SYSTEM, _USER, _ANSWER, _USER], None),
-    ([_USER], [_TOOL]),
-    ([_SYSTEM, _USER], [_TOOL]),
-    ([_SYSTEM, _USER, _ASKS, _RESULT], [_TOOL]),
-)
-
-
-def _agrees(renderer: Any, tokenizer: Any) -> bool:
-    """Whether a renderer gives the chat template's tokens on every probe that the template accepts, and on most of
-    them.
-    """
-    from jinja2 import TemplateError
-
-    agreed = 0
-    for messages, tools in _PROBES:
-        try:
-            wanted = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, return_dict=False)
-        except (TemplateError, TypeError, ValueError):
-            continue
-        try:
-            got = renderer.render_ids(messages, tools=tools, add_generation_prompt=True)
-        except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
-            return False
-        if list(got) != list(wanted):
-            return False
-        agreed += 1
-    return agreed > len(_PROBES) // 2
-
-
-def _tools_survive(renderer: Any) -> bool:
-    """Whether a tool call that was rendered is read back as the same call."""
-    from jinja2 import TemplateError
-
-    try:
-        prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True))
-        whole = list(renderer.render_ids([_USER, _ASKS], tools=[_TOOL], add_generation_prompt=False))
-        common = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        parsed = renderer.parse_response(whole[common:], tools=[_TOOL])
-    except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
-        return False
-    return [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == [("add", {"a": 2}, "ok")]
 
 
 # ---- small conversions ---------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import numpy as np
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import Begin, CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall
+from agentlightning.gateway.exchange import Begin, CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall, with_tool_names
 from agentlightning.gateway.reader import StreamReader, Text
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, call_span, refusal_span
@@ -118,7 +118,7 @@ class Sampler:
 
     async def count(self, request: CallRequest) -> int:
         """How many tokens the prompt of a request has, rendered anew."""
-        ids = await asyncio.to_thread(self.rendering.render, request.messages, request.tools)
+        ids = await asyncio.to_thread(self.rendering.render, with_tool_names(request.messages), request.tools)
         return len(ids)
 
     # ---- before sampling -------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.exchange import Message, Tool, with_tool_names
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.types.call import Call, Divergence, Float32Array, Int32Array, Segment, VersionRun
 
@@ -139,7 +139,8 @@ class Session:
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing, so it may run in a thread while the session is used."""
-        turn, new = question.walk.turn, question.messages[question.walk.turn_depth :]
+        messages = with_tool_names(question.messages)
+        turn, new = question.walk.turn, messages[question.walk.turn_depth :]
         if turn is not None and new and not self._rerender and not any(m["role"] == "assistant" for m in new):
             added = self._rendering.bridge(
                 path_ids(turn.prompt),
@@ -150,7 +151,7 @@ class Session:
             )
             if added is not None:
                 return Tokens(added, turn)
-        return Tokens(self._rendering.render(question.messages, question.tools), None)
+        return Tokens(self._rendering.render(messages, question.tools), None)
 
     def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
@@ -163,10 +164,12 @@ class Session:
             piece = self._grow(response, response.end, tokens.ids, segment_id)
             entry.prompt = Prompt(piece, entry, tokens.after, walk.turn_depth, None)
             return entry.prompt
-        piece, common = self._share(tokens.ids, segment_id)
-        if walk.turn is not None and common >= walk.turn.response.end:
-            entry.prompt = Prompt(piece, entry, walk.turn, walk.turn_depth, None)
+        turn = walk.turn
+        if turn is not None and _begins_with(tokens.ids, path_ids(turn.response)):
+            piece, _ = self._share(tokens.ids, segment_id, turn.response)
+            entry.prompt = Prompt(piece, entry, turn, walk.turn_depth, None)
         else:
+            piece, common = self._share(tokens.ids, segment_id)
             divergence = self._divergence(common, piece, walk.turn, question.cause)
             entry.prompt = Prompt(piece, entry, None, 0, divergence)
         return entry.prompt
@@ -287,17 +290,21 @@ class Session:
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
-    def _share(self, ids: Int32Array, segment_id: str) -> tuple[Piece, int]:
-        """Place `ids` on the longest known prefix; returns the last piece and how many tokens were known."""
+    def _share(self, ids: Int32Array, segment_id: str, within: Piece | None = None) -> tuple[Piece, int]:
+        """Place `ids` on the longest known prefix; returns the last piece and how many tokens were known.
+
+        With `within`, on the longest one that goes through that piece, of whose tokens `ids` hold all.
+        """
         best: Piece | None = None
         common = 0
-        stack = [(piece, 0) for piece in self._pieces]
+        stack = [(piece, 0) for piece in self._pieces] if within is None else [(within, within.start)]
         while stack:
             piece, start = stack.pop()
             matched = start + _common(piece.segment.ids, ids[start:])
             if matched > common or best is None:
                 best, common = piece, matched
-            stack.extend((child, child.start) for child in piece.children if child.start <= matched)
+            first = piece.end if piece is within else 0
+            stack.extend((child, child.start) for child in piece.children if first <= child.start <= matched)
         if best is None or common == 0:
             return self._attach(Segment(segment_id, None, 0, ids), None, 0), 0
         if common == len(ids) == best.end:
@@ -389,7 +396,7 @@ def _turn_at(piece: Piece, common: int) -> Turn | None:
     while at is not None:
         if at.turn is not None and at.turn.response is at and at.end <= common:
             return at.turn
-        at = at.parent
+        common, at = min(common, at.start), at.parent
     return None
 
 
@@ -404,6 +411,10 @@ def _call(call: dict[str, Any]) -> tuple[str, Any]:
 
 def _digest(value: Any) -> bytes:
     return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+
+
+def _begins_with(ids: Int32Array, before: Int32Array) -> bool:
+    return len(before) <= len(ids) and _common(before, ids) == len(before)
 
 
 def _common(a: Int32Array, b: Int32Array) -> int:

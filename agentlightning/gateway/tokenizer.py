@@ -136,6 +136,12 @@ def model_directory(path: str) -> Path:
         ) from error
 
 
+def stop_tokens(path: str) -> list[int]:
+    """The tokens at which a model's own generation settings stop."""
+    found = read_json(model_directory(path) / "generation_config.json").get("eos_token_id")
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file; empty if there is no such file."""
     if not file.is_file():
