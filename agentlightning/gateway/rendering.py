@@ -120,8 +120,20 @@ class Rendering(Protocol):
 class RenderersRendering:
     """`Rendering` by the `renderers` library."""
 
-    def __init__(self, name: str, tokenizer: Any, renderer: Any, keeping: Any | None, *, parses_tools: bool) -> None:
-        """`keeping` is the same renderer told to keep all reasoning, if the format knows the difference."""
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        renderer: Any,
+        keeping: Any | None,
+        *,
+        parses_tools: bool,
+        marked: bool | None = None,
+    ) -> None:
+        """
+        keeping: the same renderer told to keep all reasoning, if the format knows the difference.
+        marked: whether single tokens delimit reasoning and tool calls; None if the name says so.
+        """
         self.name = name
         self.parses_tools = parses_tools
         self._tokenizer = tokenizer
@@ -129,7 +141,7 @@ class RenderersRendering:
         self._keeping = keeping or renderer
         self._tail = _TAIL if name in _TAIL_ONLY else None
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
-        self.markers = _markers(tokenizer, name)
+        self.markers = _markers(tokenizer) if (name in _MARKED if marked is None else marked) else None
         self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
 
@@ -309,7 +321,7 @@ def _by_template(
         made = _template_renderers(tokenizer, path, {**parsers, **options}, format)
         if tools_survive(made[0]):
             logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
-            return RenderersRendering("default", tokenizer, *made, parses_tools=True)
+            return RenderersRendering("default", tokenizer, *made, parses_tools=True, marked=name in _MARKED)
     if tools_required:
         raise ModelError(
             f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give the "
@@ -379,10 +391,7 @@ def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
 # ---- small conversions ---------------------------------------------------------------------------------------------
 
 
-def _markers(tokenizer: Any, name: str) -> Markers | None:
-    if name not in _MARKED:
-        return None
-
+def _markers(tokenizer: Any) -> Markers:
     def single(token: str) -> int | None:
         found = tokenizer.convert_tokens_to_ids(token)
         return None if found == tokenizer.unk_token_id else found

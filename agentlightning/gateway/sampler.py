@@ -20,7 +20,17 @@ import numpy as np
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import Begin, CallRequest, Choice, Delta, Message, Refusal, Reply, ToolCall, with_tool_names
+from agentlightning.gateway.exchange import (
+    Begin,
+    CallRequest,
+    Choice,
+    Delta,
+    Message,
+    Refusal,
+    Reply,
+    ToolCall,
+    with_tool_names,
+)
 from agentlightning.gateway.reader import StreamReader, Text
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, call_span, refusal_span

@@ -54,9 +54,9 @@ class TemplateRenderer:
         stops: tokens at which sampling ends.
         keeps_reasoning: continue turns even if the template drops the reasoning of earlier ones.
         """
-        from renderers import config_from_name, create_renderer
+        from renderers import DefaultRendererConfig, create_renderer
 
-        config: Any = type(config_from_name("default")).model_validate(dict(options))
+        config = DefaultRendererConfig.model_validate(dict(options))
         self._inner: Any = create_renderer(tokenizer, config)
         self._tokenizer = tokenizer
         self._format = format

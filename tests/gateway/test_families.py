@@ -354,7 +354,12 @@ def extended(history: History, answer: Message, turn: Turn, step: Step) -> Histo
 
 
 @pytest.mark.parametrize("name", ALL)
-@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate], suppress_health_check=[HealthCheck.too_slow])
+@settings(
+    max_examples=40,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
 @given(steps=STEPS, with_tools=st.booleans())
 def test_any_talk(name: str, steps: list[Step], with_tools: bool) -> None:
     family = FAMILIES[name]
@@ -371,7 +376,9 @@ def test_any_talk(name: str, steps: list[Step], with_tools: bool) -> None:
         )
         answer = talk.ask(history.messages, said, stop=step.stop)
         prompt, turn = talk.prompts[-1], talk.turns[-1]
-        assert path_ids(turn.response).tolist() == path_ids(prompt.piece).tolist() + talk.sampled(said, step.stop).tolist()
+        assert (
+            path_ids(turn.response).tolist() == path_ids(prompt.piece).tolist() + talk.sampled(said, step.stop).tolist()
+        )
         asks_anew = any(m["role"] == "user" for m in history.messages[history.new_from :])
         if history.turn is not None and step.stop and not (history.turn.reasoned and asks_anew):
             assert prompt.parent is history.turn, "a history that was only extended is continued"

@@ -16,6 +16,7 @@ from agentlightning.gateway import load_rendering
 from agentlightning.gateway.reader import StreamReader
 from agentlightning.models import resolve_model
 from tests.gateway.conftest import CALC, call_text
+from tests.gateway.families import rendering_of
 
 CALC_DIR = Path(resolve_model("calc"))
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
@@ -76,7 +77,9 @@ def test_a_template_of_its_own_with_known_tool_calls(tmp_path: Path) -> None:
     prompt = found.render([USER], [CALC])
     (call,) = found.parse(found.encode(call_text(2, 3) + "<|im_end|>"), prompt, [CALC]).tool_calls
     assert (call.name, json.loads(call.arguments)) == ("calc", {"a": 2, "b": 3})
-    assert found.bridge(prompt, found.encode("x"), [USER], None, keep_reasoning=True) is None
+    bridge = found.bridge(prompt, found.encode("x<|im_end|>"), [USER], None, keep_reasoning=True)
+    assert bridge is not None
+    assert found.decode(bridge) == "<<user>>What is 2 + 3?<|im_end|><<assistant>>"
 
 
 @pytest.mark.parametrize(
@@ -120,9 +123,10 @@ def test_rendering_needs_no_torch() -> None:
     ],
 )
 @pytest.mark.parametrize("tools", [[CALC], None])
-def test_what_is_streamed_is_what_is_parsed(text: str, tools: Any) -> None:
+@pytest.mark.parametrize("model", ["calc", "qwen3-template", "llama3", "gpt-oss-template"])
+def test_what_is_streamed_is_what_is_parsed(model: str, text: str, tools: Any) -> None:
     """Fed token by token, a reader never sends what the parser would take back, and in the end sends all of it."""
-    rendering = load_rendering(str(CALC_DIR))
+    rendering = load_rendering(str(CALC_DIR)) if model == "calc" else rendering_of(model)
     prompt = rendering.render([USER], tools)
     ids = [*rendering.encode(text).tolist(), rendering.stop_token_ids[0]]
     reader = StreamReader(rendering, prompt, tools=bool(tools), stop=())
@@ -134,3 +138,10 @@ def test_what_is_streamed_is_what_is_parsed(text: str, tools: Any) -> None:
     assert parsed.content.startswith(content)
     rest = reader.finish(parsed.content, parsed.reasoning)
     assert (content + rest.content, reasoning + rest.reasoning) == (parsed.content, parsed.reasoning or "")
+
+
+@pytest.mark.parametrize(("model", "streams"), [("qwen3-template", True), ("llama3", False)])
+def test_a_template_with_the_usual_marks_is_streamed_by_token(model: str, streams: bool) -> None:
+    rendering = rendering_of(model)
+    reader = StreamReader(rendering, rendering.render([USER], None), tools=False, stop=())
+    assert bool(reader.feed(rendering.encode("Some words").tolist()).content) == streams
