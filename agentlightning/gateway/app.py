@@ -63,7 +63,9 @@ class GatewayApp:
         recorder: Recorder,
         api: AttemptApi,
         secret: bytes,
+        *,
         keep_alive_seconds: float,
+        read_seconds: float,
     ) -> None:
         self._attempts = attempts
         self._router = router
@@ -71,6 +73,7 @@ class GatewayApp:
         self._api = api
         self._secret = secret
         self._keep_alive_seconds = keep_alive_seconds
+        self._read_seconds = read_seconds
         self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
         self._counting = {path: dialect for dialect in DIALECTS for path in dialect.counting_paths}
 
@@ -107,7 +110,7 @@ class GatewayApp:
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         try:
-            body = await read_body(receive)
+            body = await read_body(receive, self._read_seconds)
             key = self._attribute(path["rollout"], path["attempt"], headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
@@ -123,7 +126,7 @@ class GatewayApp:
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(receive)
+            body = await read_body(receive, self._read_seconds)
             key = self._attribute(path["rollout"], path["attempt"], dict(scope["headers"]))
             await send_json(send, 200, await self._api.answer(path["rest"], key, body))
         except Refusal as refusal:

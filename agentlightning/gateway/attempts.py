@@ -139,16 +139,16 @@ class Attempts:
         live = self._live.get(key)
         if live is not None:
             live.closed = True
-            while live.running:
-                tasks = list(live.running)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.wait(tasks)
+            await _end(live)
             del self._live[key]
             self._remember(key, live.summary)
         elif key not in self._closed:
             self._remember(key, AttemptSummary())
         return self._closed[key]
+
+    async def end_calls(self) -> None:
+        """End the open calls of all attempts, which are recorded as such; the attempts stay."""
+        await asyncio.gather(*[_end(live) for live in self._live.values()])
 
     def forget_idle(self) -> None:
         """Drop the sessions of attempts nobody has called for long (their runner died); the store has their calls."""
@@ -197,6 +197,14 @@ class Attempts:
         self._closed[key] = summary
         while len(self._closed) > _REMEMBERED:
             self._closed.popitem(last=False)
+
+
+async def _end(live: LiveAttempt) -> None:
+    while live.running:
+        tasks = list(live.running)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
 
 
 def _over(rollout_id: str, attempt_id: str, why: str) -> Refusal:

@@ -59,6 +59,7 @@ class Gateway:
         rerender: bool = False,
         idle_seconds: float = 3600.0,
         keep_alive_seconds: float = 10.0,
+        read_seconds: float = 60.0,
     ) -> None:
         """
         engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
@@ -73,6 +74,7 @@ class Gateway:
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
         keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
+        read_seconds: how long a client may take to send a request.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
@@ -95,7 +97,15 @@ class Gateway:
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
         api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
-        self._app = GatewayApp(self._attempts, self, self._recorder, api, self._secret, keep_alive_seconds)
+        self._app = GatewayApp(
+            self._attempts,
+            self,
+            self._recorder,
+            api,
+            self._secret,
+            keep_alive_seconds=keep_alive_seconds,
+            read_seconds=read_seconds,
+        )
         self._server = LoopServer(self._app, self._host, port, what="gateway", error=GatewayError)
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -123,6 +133,7 @@ class Gateway:
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
         await self._server.stop()
+        await self._attempts.end_calls()
         await asyncio.gather(*[upstream.close() for upstream in self._upstreams.values()])
         await self._recorder.stop(timeout)
         self._sweeper = None

@@ -32,7 +32,18 @@ def decode(body: bytes) -> dict[str, Any]:
     return found
 
 
-async def read_body(receive: Receive) -> bytes:
+async def read_body(receive: Receive, seconds: float) -> bytes:
+    """The request's body. Raises `Refusal` if it is too large, or is not there after `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read_body(receive)
+    except TimeoutError:
+        raise Refusal(
+            f"The request's body did not come within {seconds:g} seconds.", status=408, code="body_timeout"
+        ) from None
+
+
+async def _read_body(receive: Receive) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import logging
 import time
 import uuid
@@ -104,7 +105,8 @@ class Upstream:
         headers = {"content-type": "application/json", **self._credentials(dialect), **self._provider.headers}
         for number in range(1, _CONNECT_TRIES + 1):
             try:
-                return await self._client().post(url, data=body.encode(), headers=headers)
+                # A file is sent in pieces; a large text at once would hold up the other requests.
+                return await self._client().post(url, data=io.BytesIO(body.encode()), headers=headers)
             except aiohttp.ClientConnectorError:
                 if number == _CONNECT_TRIES:
                     raise

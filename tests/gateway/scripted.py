@@ -31,6 +31,9 @@ class ScriptedEngine:
         self.running = 0
         self.aborted: list[str] = []
         self.fail: Exception | None = None
+        self.open = asyncio.Event()
+        """Cleared while weights change: requests that come then wait, those in flight finish (an engine that drains)."""
+        self.open.set()
 
     async def info(self) -> EngineInfo:
         return EngineInfo(
@@ -47,6 +50,7 @@ class ScriptedEngine:
     ) -> AsyncGenerator[Chunk, None]:
         name = request_id or f"request-{len(self.params)}"
         self.params.append(params)
+        await self.open.wait()
         if self.fail is not None:
             raise self.fail
         ids, reason, stop = self._respond(prompt_ids, params)
