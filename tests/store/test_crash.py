@@ -102,7 +102,7 @@ async def _check(path: Path, told: list[list[str]]) -> int:
     return len(stored)
 
 
-@pytest.mark.parametrize("lives", [2, pytest.param(40, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("lives", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_killing_the_process_of_the_store(tmp_path: Path, lives: int) -> None:
     told: list[list[str]] = []
     for life in range(lives):
@@ -143,7 +143,7 @@ async def _work(store: LightningStoreClient, name: str, tasks: int, done: Counte
         done[claim.rollout_id] += 1
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("kills", [2, pytest.param(15, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
 async def test_killing_the_server_under_its_clients(tmp_path: Path, unused_tcp_port: int, kills: int) -> None:
     """Clients of a server that is killed again and again notice nothing but a pause; every task is done once."""
     server = Server(tmp_path / "store.db", unused_tcp_port)

@@ -87,7 +87,7 @@ class Process:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("steps", "kills"), [(4, 3), pytest.param(40, 40, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
+    ("steps", "kills"), [(4, 3), pytest.param(25, 25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 async def test_killing_every_role_in_turn(tmp_path: Path, unused_tcp_port: int, steps: int, kills: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"

@@ -9,7 +9,7 @@ import copy
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -332,11 +332,11 @@ def on_postgres(dsn: str) -> Opener:
     tables = "rollouts, attempts, spans, segments, calls, resources, workers, counters"
 
     async def opener(stack: AsyncExitStack) -> LightningStore:
+        # Before the store is open: its watchdog looks at the tables at once, and the two would lock each other out.
+        with psycopg.connect(dsn, autocommit=True) as connection, suppress(psycopg.errors.UndefinedTable):
+            connection.execute(f"TRUNCATE {tables}".encode())
         store = PostgresLightningStore(dsn, watchdog_seconds=3600)
         stack.push_async_callback(store.close)
-        await store.statistics()
-        with psycopg.connect(dsn, autocommit=True) as connection:
-            connection.execute(f"TRUNCATE {tables}".encode())
         return store
 
     return opener
