@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from agentlightning.cli import agent_commands
 from agentlightning.cli.store_commands import store_app
 
 app = typer.Typer(
@@ -18,6 +19,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 app.add_typer(store_app)
+app.command()(agent_commands.run)
+app.command()(agent_commands.train)
+app.command()(agent_commands.runner)
 
 
 def _version(show: bool) -> None:

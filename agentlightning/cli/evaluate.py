@@ -12,7 +12,8 @@ from rich.table import Table
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, read_checkpoint
-from agentlightning.cli.example import load_agent, load_example
+from agentlightning.cli.agents import find_agent, read_tasks
+from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
@@ -76,10 +77,10 @@ def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any])
         recipe = load_example(example, "recipe")
         held_out = recipe.test_tasks()
     else:
-        held_out = [json.loads(line) for line in tasks.read_text().splitlines() if line.strip()]
+        held_out = read_tasks(tasks)
     if agent is None:
         return load_example(example, f"{example}_agent").__dict__[name or f"{example}_agent"], held_out
-    return load_agent(agent), held_out
+    return find_agent(agent), held_out
 
 
 def _table(rewards: dict[str, list[float]], models: dict[str, str | None]) -> Table:

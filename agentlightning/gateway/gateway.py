@@ -29,7 +29,7 @@ from agentlightning.gateway.upstream import Provider, Upstream
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import ProxyLLM
+from agentlightning.types import LLM, ProxyLLM
 
 logger = logging.getLogger(__name__)
 
@@ -166,6 +166,10 @@ class Gateway:
     def key_for(self, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> str:
         """The API key that opens this attempt and no other; see `agentlightning.keys` for the scopes."""
         return sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
+
+    def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> LLM:
+        """The resource as an agent is given it: its URL and its key are good for one attempt only."""
+        return resource.for_attempt(rollout_id, attempt_id, self.key_for(rollout_id, attempt_id, scopes))
 
     # ---- what the runner asks --------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Trace, Tracer
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
+    LLM,
     AttemptedRollout,
     AttemptStatus,
     Hook,
@@ -85,7 +86,9 @@ class AttemptSummary(Protocol):
 class ModelAccess(Protocol):
     """What a runner needs of the gateway."""
 
-    def key_for(self, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> str: ...
+    def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> LLM:
+        """The resource with a URL and a key that are good for one attempt only."""
+        ...
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """Returns when all calls of the attempt are in the store."""
@@ -314,9 +317,9 @@ class LitAgentRunner:
         if not isinstance(resource, ProxyLLM):
             return resource
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
-        scopes = self._ready_agent().key_scopes
-        key = self._gateway.key_for(rollout_id, attempt_id, scopes) if self._gateway else resource.api_key
-        return resource.for_attempt(rollout_id, attempt_id, key)
+        if self._gateway is None:
+            return resource.for_attempt(rollout_id, attempt_id, resource.api_key)
+        return self._gateway.bind(resource, rollout_id, attempt_id, self._ready_agent().key_scopes)
 
     @asynccontextmanager
     async def _heartbeat(self) -> AsyncIterator[None]:

@@ -23,7 +23,13 @@ def require_training_extra() -> None:
 
 
 async def start_policy(
-    stack: AsyncExitStack, store: LightningStore, spec: PolicySpec, port: int | None
+    stack: AsyncExitStack,
+    store: LightningStore,
+    spec: PolicySpec,
+    port: int | None,
+    *,
+    host: str = "127.0.0.1",
+    secret: bytes | None = None,
 ) -> tuple[ModelProcess, Gateway]:
     """Start both; `stack` stops them in reverse order. Raises ModelError, ConfigError or GatewayError."""
     require_training_extra()
@@ -48,7 +54,9 @@ async def start_policy(
         store,
         process,
         load_rendering(path, spec.renderer),
+        host=host,
         port=port or 0,
+        secret=secret,
         train_sampling=sampling,
         train_agents=spec.train_agents,
         train_prompts=spec.train_prompts,

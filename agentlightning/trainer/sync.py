@@ -5,23 +5,22 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from agentlightning.metrics import Reporter
 from agentlightning.runner.executor import new_event_loop
 
 
 @contextmanager
-def stop_on_interrupt(stop: asyncio.Event, reporter: Reporter) -> Iterator[None]:
+def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Iterator[None]:
     """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts."""
     loop = asyncio.get_running_loop()
     installed: list[signal.Signals] = []
 
     def interrupted() -> None:
         stop.set()
-        reporter.note("Stopping: saving the last finished step (Ctrl-C again to stop at once)")
+        note("Stopping: saving the last finished step (Ctrl-C again to stop at once)")
         restore()
 
     def restore() -> None:

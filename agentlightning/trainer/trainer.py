@@ -32,9 +32,12 @@ from agentlightning.files import atomic_write
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
 from agentlightning.runner import LitAgentRunner, ModelAccess
+from agentlightning.runner.processes import RunnerProcesses
+from agentlightning.runner.remote import serve_rollouts
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutStatus
 
@@ -48,6 +51,8 @@ METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
 RUN_FILE = "run.json"
 STORE_FILE = "store.db"
+GIVE_UP_SECONDS = 120.0
+"""A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,9 @@ class Trainer:
 
     Args:
         algorithm: What to learn and how; None is `Baseline`.
-        n_runners: Runners in this process; each runs `concurrency` rollouts at once.
+        n_runners: Runners; each runs `concurrency` rollouts at once.
+        strategy: Where runners are: "inline" (in this process), "processes" (n_runners of them), or "remote" (they
+            join from elsewhere); see `trainer.strategy` for what the environment can say about it.
         store: Where everything is recorded; None is a SQLite file in `run_dir`. A store that is given is not closed.
         tracer: Records what happens inside the agent.
         initial_resources: Resources by name, beside the policy's endpoint `llm`.
@@ -103,6 +110,7 @@ class Trainer:
         initial_resources: NamedResources | None = None,
         hooks: Sequence[Hook] | Hook | None = None,
         max_rollouts: int | None = None,
+        strategy: str | None = None,
         port: int | None = None,
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -118,6 +126,7 @@ class Trainer:
         self.initial_resources = initial_resources or {}
         self.hooks = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
         self.max_rollouts = max_rollouts
+        self.strategy = Strategy.read(strategy).with_key()
         self.port = port
         self.resume_from = latest_checkpoint(Path(resume)) if resume else None
         self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
@@ -147,19 +156,29 @@ class Trainer:
         self, agent: LitAgent[Any], train_dataset: Dataset[Any], val_dataset: Dataset[Any] | None = None
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
+        if self.strategy.role == "runner":
+            return await self._be_a_runner(agent)
         self._refuse_to_overwrite()
         self.run_dir.mkdir(parents=True, exist_ok=True)
         self._write_run_file(agent)
+        processes = self._fork_runners(agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, asyncio.Event())
-        while True:
-            try:
-                await self._run(job)
-                break
-            except ModelProcessDied as error:
-                self._go_on_after(error)
+        try:
+            await self._run_to_the_end(job, processes)
+        finally:
+            if processes is not None:
+                await processes.stop()
         checkpoints = list_checkpoints(self.run_dir)
         self._draw_curve()
         return RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set())
+
+    async def _run_to_the_end(self, job: _Job, processes: RunnerProcesses | None) -> None:
+        while True:
+            try:
+                await self._run(job, processes)
+                break
+            except ModelProcessDied as error:
+                self._go_on_after(error)
 
     def _go_on_after(self, death: ModelProcessDied) -> None:
         """Resume from the last checkpoint; give up when there is none that is newer than the last start."""
@@ -169,19 +188,20 @@ class Trainer:
         logger.warning("%s\nThe run goes on from %s.", death, found[-1])
         self.resume_from = found[-1]
 
-    async def _run(self, job: _Job) -> None:
+    async def _run(self, job: _Job, processes: RunnerProcesses | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         async with AsyncExitStack() as stack:
             metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
             reporter = Reporter(metrics, self.console or RichConsole())
             stack.callback(reporter.close)
-            stack.enter_context(stop_on_interrupt(job.stop, reporter))
+            stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
             store = self.store
             if store is None:
                 store = SqliteLightningStore(self.run_dir / STORE_FILE)
                 stack.push_async_callback(store.close)
                 await _cancel_leftovers(store)  # only where the store is this run's own
+            address = await self.strategy.serve(stack, store)
             process, gateway = await self._start_policy(stack, store, reporter)
             resources = {**({"llm": gateway.as_resource()} if gateway else {}), **self.initial_resources}
             context = TrainingContext(
@@ -195,7 +215,10 @@ class Trainer:
                 stop=job.stop,
             )
             self.algorithm.attach(context)
-            await self._run_beside_runners(job, store, process, gateway)
+            if processes is not None and address is not None:
+                processes.start(address)
+                stack.callback(processes.pause)
+            await self._run_beside_runners(job, store, process, gateway, processes)
 
     async def _start_policy(
         self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter
@@ -206,16 +229,27 @@ class Trainer:
         from agentlightning.trainer.policy_host import start_policy  # needs the extra `torch`
 
         reporter.status(f"loading {self.algorithm.policy.model}")
-        return await start_policy(stack, store, self._spec(), self.port)
+        strategy = self.strategy
+        return await start_policy(
+            stack, store, self._spec(), self.port, host=strategy.gateway_host, secret=strategy.secret
+        )
 
     async def _run_beside_runners(
-        self, job: _Job, store: LightningStore, process: ModelProcess | None, gateway: ModelAccess | None
+        self,
+        job: _Job,
+        store: LightningStore,
+        process: ModelProcess | None,
+        gateway: ModelAccess | None,
+        processes: RunnerProcesses | None,
     ) -> None:
         """The algorithm's end ends the runners; a runner that fails, or a dead model process, ends the algorithm."""
         done = asyncio.Event()
-        runners = [self._make_runner(job.agent, store, gateway, number) for number in range(self.n_runners)]
+        here = self.n_runners if self.strategy.runners == "inline" else 0
+        runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
         deciding = asyncio.create_task(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset))
         beside = [asyncio.create_task(r.iter(done)) for r in runners]
+        if processes is not None:
+            beside.append(asyncio.create_task(processes.watch()))
         if process is not None:
             beside.append(asyncio.create_task(process.watch()))
         try:
@@ -239,6 +273,42 @@ class Trainer:
         runner.init(agent, self.hooks)
         runner.init_worker(number, store)
         return runner
+
+    def _fork_runners(self, agent: LitAgent[Any]) -> RunnerProcesses | None:
+        if self.strategy.runners != "processes":
+            return None
+        return RunnerProcesses.fork(
+            self.n_runners,
+            agent,
+            self.hooks,
+            self.tracer,
+            concurrency=self.concurrency,
+            max_rollouts=self.max_rollouts,
+        )
+
+    async def _be_a_runner(self, agent: LitAgent[Any]) -> RunResult:
+        """AGL_CURRENT_ROLE=runner: run what the algorithm elsewhere asks for, until its store is gone."""
+        stop = asyncio.Event()
+        console = self.console or RichConsole()
+        with stop_on_interrupt(stop, console.note):
+            console.status(f"running rollouts of {self.strategy.address.url}")
+            await asyncio.gather(
+                *(
+                    serve_rollouts(
+                        agent,
+                        self.strategy.address,
+                        stop=stop,
+                        hooks=self.hooks,
+                        tracer=self.tracer,
+                        concurrency=self.concurrency,
+                        max_rollouts=self.max_rollouts,
+                        give_up_seconds=GIVE_UP_SECONDS,
+                    )
+                    for _ in range(self.n_runners)
+                )
+            )
+        console.close()
+        return RunResult(self.run_dir, None, stop.is_set())
 
     def _spec(self) -> PolicySpec:
         """The algorithm's policy, or the checkpoint to resume instead of the model it started from."""

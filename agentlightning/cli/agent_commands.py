@@ -1,0 +1,193 @@
+"""`agl run`, `agl train` and `agl runner`: any agent. The work is in the modules of these names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from agentlightning.cli.agents import ProgramOptions
+
+
+class TaskAs(StrEnum):
+    STDIN = "stdin"
+    FILE = "file"
+    ENV = "env"
+
+
+class Reward(StrEnum):
+    LAST_LINE = "last_line"
+    FILE = "file"
+    HTTP = "http"
+
+
+class Isolation(StrEnum):
+    BUBBLEWRAP = "bubblewrap"
+
+
+class Strategy(StrEnum):
+    INLINE = "inline"
+    PROCESSES = "processes"
+    REMOTE = "remote"
+
+
+Agent = Annotated[str, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")]
+Tasks = Annotated[Path, typer.Option(help="Tasks, one JSON value per line.")]
+TaskAsOption = Annotated[
+    TaskAs | None, typer.Option(help="Where a program finds its task: stdin, the file $AGL_TASK_FILE, or $AGL_TASK.")
+]
+RewardOption = Annotated[
+    Reward | None,
+    typer.Option(help="Where a program's reward is: its last line, $AGL_REWARD_FILE, or a POST to $AGL_REWARD_URL."),
+]
+Grader = Annotated[
+    str | None, typer.Option(help="A command that is given the finished run as JSON and prints the reward.")
+]
+Files = Annotated[Path | None, typer.Option(help="A folder that is copied into each working directory.")]
+Workspaces = Annotated[Path | None, typer.Option(help="Keep the working directories here.")]
+IsolationOption = Annotated[Isolation | None, typer.Option(help="Run programs in a sandbox.")]
+Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
+Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
+RunDir = Annotated[
+    Path | None, typer.Option(help="Where the run leaves its files; a new folder in runs/ if not given.")
+]
+
+
+def run(
+    agent: Agent,
+    tasks: Tasks,
+    model: Annotated[
+        str | None, typer.Option(help="Serve this model to it: a shipped one's name, a checkpoint, a directory.")
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="Give it this OpenAI-compatible base URL instead.")] = None,
+    endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
+    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
+    task_as: TaskAsOption = None,
+    reward: RewardOption = None,
+    grader: Grader = None,
+    files: Files = None,
+    workspaces: Workspaces = None,
+    isolation: IsolationOption = None,
+    timeout: Timeout = None,
+    concurrency: Concurrency = 16,
+    run_dir: RunDir = None,
+) -> None:
+    """Run an agent on tasks without training, and show its rewards and what went wrong."""
+    from agentlightning.cli.agents import find_agent, read_tasks
+    from agentlightning.cli.run import run_agent
+
+    run_agent(
+        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        read_tasks(tasks),
+        model=model,
+        endpoint=endpoint,
+        endpoint_model=endpoint_model,
+        api_key=api_key,
+        repeats=repeats,
+        timeout=timeout,
+        concurrency=concurrency,
+        run_dir=run_dir,
+    )
+
+
+def train(
+    agent: Agent,
+    tasks: Tasks,
+    val_tasks: Annotated[Path | None, typer.Option(help="Tasks to validate on, never trained.")] = None,
+    model: Annotated[
+        str, typer.Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id.")
+    ] = "calc",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of a GRPO setting, such as steps=20; may be given many times."),
+    ] = None,
+    task_as: TaskAsOption = None,
+    reward: RewardOption = None,
+    grader: Grader = None,
+    files: Files = None,
+    workspaces: Workspaces = None,
+    isolation: IsolationOption = None,
+    timeout: Timeout = None,
+    concurrency: Concurrency = 16,
+    n_runners: Annotated[int, typer.Option(min=1, help="Runners, each with so many rollouts at once.")] = 1,
+    strategy: Annotated[
+        Strategy, typer.Option(help="Runners in this process, in processes, or joining from elsewhere (agl runner).")
+    ] = Strategy.INLINE,
+    run_dir: RunDir = None,
+    resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
+) -> None:
+    """Train the model behind any agent by GRPO, on this machine."""
+    from agentlightning.cli.agents import find_agent, read_tasks
+    from agentlightning.cli.train import train_agent
+
+    train_agent(
+        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        read_tasks(tasks),
+        read_tasks(val_tasks) if val_tasks else None,
+        model=model,
+        settings=settings or [],
+        timeout=timeout,
+        concurrency=concurrency,
+        n_runners=n_runners,
+        strategy=strategy.value,
+        run_dir=run_dir,
+        resume=resume,
+    )
+
+
+def runner(
+    server: Annotated[str, typer.Option(help="URL of the store's server, such as http://10.0.0.1:4747.")],
+    agent: Agent,
+    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
+    secret_file: Annotated[
+        Path | None, typer.Option(help="File with the secret of attempt keys, if it is not derived from the key.")
+    ] = None,
+    task_as: TaskAsOption = None,
+    reward: RewardOption = None,
+    grader: Grader = None,
+    files: Files = None,
+    workspaces: Workspaces = None,
+    isolation: IsolationOption = None,
+    concurrency: Concurrency = 16,
+    max_rollouts: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
+    give_up_after: Annotated[
+        float | None, typer.Option(min=0.0, help="Stop when the server was out of reach for so many seconds.")
+    ] = None,
+) -> None:
+    """Run rollouts for a trainer on another machine; connections go out only. Join and leave at any time."""
+    from agentlightning.cli.agents import find_agent
+    from agentlightning.cli.runner import run_runner
+
+    run_runner(
+        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        server=server,
+        key=key,
+        secret_file=secret_file,
+        concurrency=concurrency,
+        max_rollouts=max_rollouts,
+        give_up_after=give_up_after,
+    )
+
+
+def _options(
+    task_as: TaskAs | None,
+    reward: Reward | None,
+    grader: str | None,
+    files: Path | None,
+    workspaces: Path | None,
+    isolation: Isolation | None,
+) -> ProgramOptions:
+    from agentlightning.cli.agents import ProgramOptions
+
+    return ProgramOptions(
+        task_as=task_as.value if task_as else None,
+        reward=reward.value if reward else None,
+        grader=grader,
+        files=files,
+        workspaces=workspaces,
+        isolation=isolation.value if isolation else None,
+    )

@@ -1,0 +1,54 @@
+"""What `--agent` and `--tasks` mean: a function in a file or a command, and lines of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from agentlightning.cli.example import load_agent
+from agentlightning.errors import ConfigError
+from agentlightning.litagent import LitAgent, Program
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """How a command is run; see `Program`. They mean nothing to a Python function, which refuses them."""
+
+    task_as: Literal["stdin", "file", "env"] | None = None
+    reward: Literal["last_line", "file", "http"] | None = None
+    grader: str | None = None
+    files: Path | None = None
+    workspaces: Path | None = None
+    isolation: Literal["bubblewrap"] | None = None
+
+    def given(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
+    """`path/to/file.py:name` is a function or a LitAgent in that file; anything else is a command."""
+    given = options.given() if options else {}
+    file, _, name = reference.rpartition(":")
+    if not (file.endswith(".py") and name.isidentifier() and Path(file).expanduser().is_file()):
+        return Program(reference, **given)
+    if given:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for programs, and {reference} is a function.")
+    return load_agent(reference)
+
+
+def read_tasks(path: Path) -> list[Any]:
+    """One JSON value per line. Raises ConfigError that names the line which is none."""
+    if not path.is_file():
+        raise ConfigError(f"There is no file '{path}' with tasks. Give one JSON value per line.")
+    tasks: list[Any] = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                tasks.append(json.loads(line))
+            except ValueError as error:
+                raise ConfigError(f"{path}, line {number} is not JSON: {error}.") from error
+    if not tasks:
+        raise ConfigError(f"{path} holds no tasks.")
+    return tasks

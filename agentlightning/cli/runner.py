@@ -1,0 +1,58 @@
+"""`agl runner`: rollouts for a trainer or a store elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentlightning.cli.store import read_secret
+from agentlightning.litagent import LitAgent
+from agentlightning.runner.remote import Address, serve_rollouts
+from agentlightning.store import LightningStoreClient
+from agentlightning.trainer.sync import run_sync, stop_on_interrupt
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def run_runner(
+    agent: LitAgent[Any],
+    *,
+    server: str,
+    key: str | None,
+    secret_file: Path | None,
+    concurrency: int,
+    max_rollouts: int | None,
+    give_up_after: float | None,
+) -> None:
+    """Claim and run rollouts until Ctrl-C. Raises StoreError when the server is not there to begin with."""
+    secret = read_secret(secret_file, create=False) if secret_file else None
+    run_sync(_serve(agent, Address(server, key, secret), concurrency, max_rollouts, give_up_after))
+
+
+async def _serve(
+    agent: LitAgent[Any],
+    address: Address,
+    concurrency: int,
+    max_rollouts: int | None,
+    give_up_after: float | None,
+) -> None:
+    client = LightningStoreClient(address.url, key=address.key)
+    try:
+        await client.statistics()  # is it there, and may we?
+    finally:
+        await client.close()
+    stop = asyncio.Event()
+    with stop_on_interrupt(stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")):
+        console.print(f"Running rollouts of [bold]{address.url}[/bold], {concurrency} at once (Ctrl-C stops)")
+        await serve_rollouts(
+            agent,
+            address,
+            stop=stop,
+            concurrency=concurrency,
+            max_rollouts=max_rollouts,
+            give_up_seconds=give_up_after,
+        )
+    console.print("Stopped.")

@@ -1,0 +1,158 @@
+"""Runners outside the trainer's process: they reach the store's server and the gateway over HTTP, outbound only.
+
+They may join and leave at any time: what one that vanishes had claimed is handed out again when its lease runs out. One
+key, the store's admin key, is all they need: the keys of attempts are signed with a secret derived from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from agentlightning.errors import StoreError, StoreUnavailableError
+from agentlightning.keys import CLOSE, derived_secret, sign_attempt_key
+from agentlightning.litagent import LitAgent
+from agentlightning.runner.runner import LitAgentRunner
+from agentlightning.store import LightningStoreClient
+from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.types import LLM, Hook, ProxyLLM
+
+logger = logging.getLogger(__name__)
+
+CLOSE_SECONDS = 60.0
+"""How long closing an attempt is tried while the gateway cannot be reached."""
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where the store's server is, and what opens it."""
+
+    url: str
+    key: str | None
+    secret: bytes | None = field(default=None, repr=False)
+    """Signs the attempts' keys; None derives it from `key`."""
+
+    @property
+    def signing_secret(self) -> bytes:
+        return self.secret or derived_secret(self.key or "")
+
+
+class _Summary(msgspec.Struct, frozen=True):
+    """What the gateway answers when an attempt is closed."""
+
+    calls: int = 0
+    truncated: bool = False
+    infra_error: str | None = None
+    rewarded: bool = False
+
+
+class RemoteGateway:
+    """The gateway as a runner elsewhere sees it: URLs and keys are made here, attempts are closed over HTTP."""
+
+    def __init__(self, address: Address) -> None:
+        self._secret = address.signing_secret
+        self._host = urlsplit(address.url).hostname or "127.0.0.1"
+        self._endpoints: dict[str, str] = {}
+        """Of the attempts that run here."""
+        self._http: aiohttp.ClientSession | None = None
+
+    def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> LLM:
+        """The endpoint for one attempt. A gateway that listens on all addresses is taken to be beside the store."""
+        parts = urlsplit(resource.endpoint)
+        if parts.hostname in _WILDCARDS:
+            host = f"[{self._host}]" if ":" in self._host else self._host
+            url = parts._replace(netloc=f"{host}:{parts.port}").geturl()
+            resource = resource.model_copy(update={"endpoint": url})
+        bound = resource.for_attempt(
+            rollout_id, attempt_id, sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
+        )
+        self._endpoints[attempt_id] = bound.endpoint
+        return bound
+
+    async def close_attempt(self, rollout_id: str, attempt_id: str) -> _Summary:
+        """Raises StoreError when the gateway cannot be reached or cannot store the attempt's calls."""
+        endpoint = self._endpoints.pop(attempt_id, None)
+        if endpoint is None:
+            return _Summary()
+        key = sign_attempt_key(self._secret, rollout_id, attempt_id, (CLOSE,))
+        end = time.monotonic() + CLOSE_SECONDS
+        while True:
+            try:
+                return await self._post(f"{endpoint}/close", key)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                if time.monotonic() > end:
+                    raise StoreError(f"The gateway at {endpoint} cannot be reached: {error}.") from error
+            await asyncio.sleep(1.0)
+
+    async def _post(self, url: str, key: str) -> _Summary:
+        if self._http is None:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
+        async with self._http.post(url, headers={"Authorization": f"Bearer {key}"}) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise StoreError(f"The gateway did not close the attempt ({response.status}): {body[:300]!r}")
+        return msgspec.json.decode(body, type=_Summary)
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+
+
+async def serve_rollouts(
+    agent: LitAgent[Any],
+    address: Address,
+    *,
+    stop: asyncio.Event,
+    hooks: Sequence[Hook] = (),
+    tracer: Tracer | None = None,
+    concurrency: int = 64,
+    max_rollouts: int | None = None,
+    give_up_seconds: float | None = None,
+) -> None:
+    """Claim and run rollouts until `stop` is set, or the server has been out of reach for `give_up_seconds`."""
+    store, gateway = LightningStoreClient(address.url, key=address.key), RemoteGateway(address)
+    runner = LitAgentRunner(tracer or OtelTracer(), max_rollouts, concurrency=concurrency, gateway=gateway)
+    runner.init(agent, hooks)
+    runner.init_worker(0, store)
+    watching = asyncio.create_task(_watch(address, stop, give_up_seconds))
+    try:
+        await runner.iter(stop)
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        runner.teardown()
+        await gateway.close()
+        await store.close()
+
+
+async def _watch(address: Address, stop: asyncio.Event, give_up_seconds: float | None) -> None:
+    """Says when the server goes and comes, and stops when it stays away."""
+    client = LightningStoreClient(address.url, key=address.key, retry_seconds=0.0)
+    last, lost = time.monotonic(), False
+    try:
+        while not stop.is_set():
+            try:
+                await client.statistics()
+            except StoreUnavailableError as error:
+                if not lost:
+                    logger.warning("%s The runner goes on when it is back.", error)
+                lost = True
+                if give_up_seconds is not None and time.monotonic() - last > give_up_seconds:
+                    logger.warning("The store was out of reach for %g s: the runner stops.", give_up_seconds)
+                    stop.set()
+            else:
+                if lost:
+                    logger.warning("The store at %s is back.", address.url)
+                last, lost = time.monotonic(), False
+            await asyncio.sleep(2.0)
+    finally:
+        await client.close()

@@ -1,0 +1,103 @@
+"""Where the runners are, and which part of the system this process is.
+
+    inline      runners in this process, beside the gateway (the default)
+    processes   n_runners processes on this machine
+    remote      runners that join from elsewhere: `agl runner`, or the same script with AGL_CURRENT_ROLE=runner
+
+The environment can say it too, so that one script runs everywhere unchanged: AGL_CURRENT_ROLE (both, algorithm,
+runner), AGL_SERVER_HOST and AGL_SERVER_PORT of the store's server, AGL_STORE_KEY, and AGL_MANAGED_STORE=0 for a store
+that is served by somebody else.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from agentlightning.errors import ConfigError
+from agentlightning.keys import derived_secret
+from agentlightning.runner.remote import Address
+from agentlightning.store import LightningStoreServer
+from agentlightning.store.base import LightningStore
+from agentlightning.store.sql import SqlLightningStore
+
+Runners = Literal["inline", "processes", "remote"]
+Role = Literal["both", "algorithm", "runner"]
+DEFAULT_PORT = 4747
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """What this process does."""
+
+    role: Role
+    runners: Runners
+    host: str
+    port: int
+    key: str | None = field(repr=False)
+    managed_store: bool = True
+
+    @classmethod
+    def read(cls, runners: str | None, environment: Mapping[str, str] = os.environ) -> Strategy:
+        """Raises ConfigError for what makes no sense."""
+        role = environment.get("AGL_CURRENT_ROLE", "both").lower()
+        if role not in get_args(Role):
+            raise ConfigError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
+        chosen = runners or ("inline" if role == "both" else "remote")
+        if chosen not in get_args(Runners):
+            raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes' or 'remote'.")
+        if role != "both" and chosen != "remote":
+            raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
+        key = environment.get("AGL_STORE_KEY")
+        managed = environment.get("AGL_MANAGED_STORE", "1").lower() not in ("0", "false", "no")
+        if chosen == "remote" and not key and managed:
+            raise ConfigError(
+                "Runners elsewhere need a key to the store. Set the same AGL_STORE_KEY for them and for the trainer, "
+                "for example to the output of: openssl rand -hex 32"
+            )
+        try:
+            port = int(environment.get("AGL_SERVER_PORT", DEFAULT_PORT))
+        except ValueError:
+            raise ConfigError(f"AGL_SERVER_PORT is '{environment['AGL_SERVER_PORT']}', which is no number.") from None
+        host = environment.get("AGL_SERVER_HOST", "127.0.0.1")
+        return cls(role, chosen, host, port, key, managed)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def gateway_host(self) -> str:
+        """The address for the gateway to listen on: where runners elsewhere reach the store."""
+        return self.host if self.runners == "remote" else "127.0.0.1"
+
+    @property
+    def address(self) -> Address:
+        """Of the store's server, for a runner."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return Address(f"http://{host}:{self.port}", self.key)
+
+    def with_key(self) -> Strategy:
+        """Runner processes are told a key that is made for this run."""
+        if self.runners != "processes":
+            return self
+        return Strategy(self.role, self.runners, "127.0.0.1", 0, secrets.token_hex(32), self.managed_store)
+
+    @property
+    def secret(self) -> bytes | None:
+        """Signs the keys of attempts; None leaves it to the gateway."""
+        return derived_secret(self.key) if self.key and self.runners != "inline" else None
+
+    async def serve(self, stack: AsyncExitStack, store: LightningStore) -> Address | None:
+        """Serve the store to the runners, if they are not here; `stack` ends it."""
+        if self.runners == "inline" or not self.managed_store:
+            return None
+        if not isinstance(store, SqlLightningStore):
+            raise ConfigError(
+                f"The trainer cannot serve a {type(store).__name__} to runners. Set AGL_MANAGED_STORE=0 if it is "
+                "served already, or leave store= out."
+            )
+        server = LightningStoreServer(store, self.host, self.port, admin_key=self.key, secret=self.secret)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        return Address(server.endpoint, self.key)

@@ -1,0 +1,1 @@
+"""Programs as agents: Python, Node and shell, unchanged; see README.md."""
