@@ -10,7 +10,7 @@ import socket
 from collections.abc import Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import AgentLightningError
 
@@ -36,7 +36,8 @@ class LoopServer:
         listening = self._bind()
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
-            self._app,
+            self._until_stopped,
+            interface="asgi3",
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -66,6 +67,18 @@ class LoopServer:
         self._server.should_exit = True
         await self._task
         self._server = self._task = None
+
+    async def _until_stopped(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application. A request that is cut off by the server's end (a long poll) leaves no traceback."""
+        try:
+            await self._app(scope, receive, send)
+        except asyncio.CancelledError:
+            if self._server is None or not self._server.should_exit:
+                raise
+            with contextlib.suppress(RuntimeError):  # it had begun to answer
+                await send({"type": "http.response.start", "status": 503, "headers": []})
+            with contextlib.suppress(RuntimeError):
+                await send({"type": "http.response.body", "body": b""})
 
     def _bind(self) -> socket.socket:
         listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)

@@ -153,7 +153,7 @@ def _keep(pipe: int, count: int, runner: Callable[[Address], None]) -> int:
     address: Address | None = None
     started: dict[int, float] = {}
     short_lives = 0
-    with os.fdopen(pipe, "r") as lines:
+    with os.fdopen(pipe, "rb", buffering=0) as lines:  # unbuffered: `select` must see what is left
         while short_lives < _TOO_OFTEN:
             if select.select([lines], [], [], 0.2 if started else None)[0]:
                 line = lines.readline()
@@ -177,7 +177,7 @@ def _keep(pipe: int, count: int, runner: Callable[[Address], None]) -> int:
     return 1
 
 
-def _address(line: str) -> Address | None:
+def _address(line: bytes) -> Address | None:
     given = json.loads(line)
     if given is None:
         return None
