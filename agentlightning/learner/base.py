@@ -1,7 +1,9 @@
 """The learner's seam: the verbs the field has settled on, over packed token trees.
 
     forward            log-probs of the targets of a batch, no gradient
+    values             what the critic expects, no gradient
     forward_backward   a loss on a batch; gradients are added up
+    certify            the packed pass against separate rows
     optim_step         one optimiser step; the weights get the next version
     save_state / load_state / export   checkpoint with the optimiser's state; weights in Hugging Face format
 
@@ -34,7 +36,9 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     targets_E: Int32Array
     """The sampled token."""
     sequence_E: Int32Array
-    """Which leaf (sampled path) the entry belongs to, numbered from 0 within the batch."""
+    """The conversation the entry was sampled in, a number: the unit of sequence-level ratios."""
+    group_E: Int32Array
+    """The group of siblings the entry belongs to, a number: the unit of preference pairs."""
     old_logprobs_E: Float32Array
     """Plain log-probs at sampling time."""
     advantages_E: Float32Array
@@ -42,15 +46,29 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Weight of the entry in the loss; the loss is the weighted sum, so that normalisation is the caller's choice."""
     temperature_E: Float32Array
     """Temperature the target was sampled at: logits are divided by it, so that ratios start at 1."""
+    returns_E: Float32Array | None = None
+    """What a critic should predict at the entry; None where there is no critic."""
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which loss to apply to a batch, and its numbers."""
 
     name: str = "ppo_clip"
+    """A key of `learner.loss.LOSSES`."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    """Weight of the divergence from the reference, as part of the loss."""
+    kl_estimator: str = "k3"
+    """A key of `learner.loss.KL_ESTIMATORS`."""
+    dpo_beta: float = 0.1
+    """How far DPO may move from the reference."""
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares with the reference model."""
+        return self.kl_coef != 0 or self.name == "dpo"
 
 
 class OptimParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,13 +81,46 @@ class OptimParams(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     """0 turns clipping off."""
+    critic_learning_rate: float = 1e-3
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a packed pass and the same tokens in separate rows are apart, relative to the largest value."""
+
+    logprobs: float
+    gradients: float
+    """The largest over all trained tensors."""
+    holds: bool
+    """Within tolerance. Otherwise the learner computes rows from now on."""
+
+
+class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How a learner computes; none of it changes what it computes."""
+
+    gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    logits_at_once: int = 1 << 26
+    """Logits (tokens × vocabulary) that exist at the same time; more are computed piece by piece."""
+    reference: str | None = None
+    """The model that KL and DPO compare with, by name or path; None: none is needed. An adapter compares with its
+    base model and loads no other."""
+    critic: bool = False
+    """Train a value head beside the policy."""
 
 
 class Learner(Protocol):
     """Updates a policy. Metrics are plain floats by name."""
 
-    async def forward(self, batch: PackedBatch) -> Float32Array:
-        """Plain log-probs of the entries' targets, shape [E]."""
+    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        """Plain log-probs of the entries' targets, shape [E]; under the reference model if asked for."""
+        ...
+
+    async def values(self, batch: PackedBatch) -> Float32Array:
+        """What the critic expects from each entry's state on, shape [E]."""
+        ...
+
+    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
+        """Compare the packed pass with separate rows; leaves gradients as they are."""
         ...
 
     async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]: ...

@@ -1,12 +1,20 @@
 """Losses: pure functions of log-probs, advantages and weights per entry. Tensors in, loss and metrics out.
 
-Shape letters: E loss entries (sampled tokens).
+Every loss is a sum over entries weighted by `weights_E`, so that normalisation is the caller's choice. An entry is a
+sampled token on one leaf's path: where siblings sampled the same token, it has an entry for each of them, so KL and
+entropy weigh by leaf.
+
+Shape letters: E loss entries (sampled tokens), Q sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
@@ -14,52 +22,139 @@ from agentlightning.learner.base import LossConfig
 Metrics = dict[str, float]
 
 
-def ppo_clip(
-    logprobs_E: Tensor, old_logprobs_E: Tensor, advantages_E: Tensor, weights_E: Tensor, config: LossConfig
-) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Entries:
+    """What a loss is a function of."""
+
+    logprobs_E: Tensor
+    """Under the weights in training, with gradient."""
+    old_E: Tensor
+    """Under the weights that the ratio starts from."""
+    advantages_E: Tensor
+    weights_E: Tensor
+    sequence_E: Tensor
+    group_E: Tensor
+    entropy_E: Tensor | None = None
+    """Of the distribution each target was sampled from; with gradient if the loss has an entropy bonus."""
+    reference_E: Tensor | None = None
+    """Under the reference model."""
+
+    @property
+    def reference(self) -> Tensor:
+        if self.reference_E is None:
+            raise ConfigError("This loss compares with a reference model, and the learner has none.")
+        return self.reference_E
+
+
+LossFunction = Callable[[Entries, LossConfig], tuple[Tensor, Tensor]]
+"""Returns the loss and which entries were clipped."""
+
+
+def reinforce(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """REINFORCE (Williams 1992): Σ w · −A log π; on-policy only, so the old log-probs play no part.
+
+    With advantage 1 it is the cross-entropy of supervised fine-tuning.
+    """
+    loss = -(entries.weights_E * entries.advantages_E * entries.logprobs_E).sum()
+    return loss, torch.zeros_like(entries.old_E, dtype=torch.bool)
+
+
+def ppo_clip(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     """The clipped surrogate of PPO (Schulman et al., arXiv 1707.06347, eq. 7), as GRPO uses it per token.
 
-    `clip_high` above `clip_low` is DAPO's clip-higher (arXiv 2503.14476). Returns the loss Σ w · −min(r A, clip(r) A)
-    and which entries were clipped.
+    Σ w · −min(r A, clip(r, 1 − low, 1 + high) A). `clip_high` above `clip_low` is DAPO's clip-higher (Yu et al., arXiv
+    2503.14476, eq. 8).
     """
-    ratio_E = torch.exp(logprobs_E - old_logprobs_E)
+    return _clipped_surrogate(torch.exp(entries.logprobs_E - entries.old_E), entries, config)
+
+
+def gspo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """GSPO (Zheng et al., arXiv 2507.18071) in its token form (eq. 13 and 14), which allows advantages per token.
+
+    The ratio of a sequence is the geometric mean of its tokens' ratios. A token takes its sequence's ratio as value and
+    its own log-prob for the gradient; with one advantage and one weight per sequence that is GSPO's own gradient.
+    """
+    gap_E = entries.logprobs_E - entries.old_E
+    _, row_E, count_Q = entries.sequence_E.unique(return_inverse=True, return_counts=True)
+    mean_Q = torch.zeros(len(count_Q), dtype=gap_E.dtype, device=gap_E.device)
+    mean_Q = mean_Q.index_add(0, row_E, gap_E.detach()) / count_Q
+    own_E = torch.exp(entries.logprobs_E - entries.logprobs_E.detach())
+    return _clipped_surrogate(mean_Q.exp()[row_E] * own_E, entries, config)
+
+
+def cispo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4): Σ w · −sg(clip(r)) A log π; a clipped token keeps its gradient."""
+    ratio_E = torch.exp(entries.logprobs_E.detach() - entries.old_E)
+    bounded_E = ratio_E.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    loss = -(entries.weights_E * bounded_E * entries.advantages_E * entries.logprobs_E).sum()
+    return loss, bounded_E != ratio_E
+
+
+def dpo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """DPO (Rafailov et al., arXiv 2305.18290, eq. 7): −log σ(β Σ ±(log π − log π_ref)), one pair per group.
+
+    The advantage is the sign: +1 on the preferred rollout's tokens, −1 on the other's. A pair's weight is the sum of
+    its tokens' weights.
+    """
+    _, row_E = entries.group_E.unique(return_inverse=True)
+    pairs = int(row_E.max()) + 1
+    zeros_P = torch.zeros(pairs, dtype=entries.logprobs_E.dtype, device=entries.logprobs_E.device)
+    margin_P = zeros_P.index_add(0, row_E, entries.advantages_E * (entries.logprobs_E - entries.reference))
+    weights_P = zeros_P.index_add(0, row_E, entries.weights_E.to(zeros_P.dtype))
+    loss = -(weights_P * logsigmoid(config.dpo_beta * margin_P)).sum()
+    return loss, torch.zeros_like(entries.old_E, dtype=torch.bool)
+
+
+def _clipped_surrogate(ratio_E: Tensor, entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     clipped_E = ratio_E.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
-    free, bounded = ratio_E * advantages_E, clipped_E * advantages_E
-    return -(weights_E * torch.minimum(free, bounded)).sum(), bounded < free
+    free, bounded = ratio_E * entries.advantages_E, clipped_E * entries.advantages_E
+    return -(entries.weights_E * torch.minimum(free, bounded)).sum(), bounded < free
 
 
-def reinforce(
-    logprobs_E: Tensor, old_logprobs_E: Tensor, advantages_E: Tensor, weights_E: Tensor, config: LossConfig
-) -> tuple[Tensor, Tensor]:
-    """REINFORCE (Williams 1992): Σ w · −A log π; on-policy only, so the old log-probs play no part."""
-    return -(weights_E * advantages_E * logprobs_E).sum(), torch.zeros_like(old_logprobs_E, dtype=torch.bool)
+LOSSES: dict[str, LossFunction] = {
+    "cispo": cispo,
+    "dpo": dpo,
+    "gspo": gspo,
+    "ppo_clip": ppo_clip,
+    "reinforce": reinforce,
+}
+
+KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "k1": lambda gap_E: gap_E,
+    "k2": lambda gap_E: gap_E.square() / 2,
+    "k3": lambda gap_E: torch.expm1(-gap_E) + gap_E,
+}
+"""Per-token estimates of KL(π ‖ π_ref) from gap = log π − log π_ref (Schulman, "Approximating KL divergence", 2020).
+
+As a loss k2 has the gradient of the true KL when on-policy; k1 has none in expectation and is meant for rewards."""
 
 
-LOSSES = {"ppo_clip": ppo_clip, "reinforce": reinforce}
-
-
-def compute_loss(
-    logprobs_E: Tensor,
-    entropy_E: Tensor,
-    old_logprobs_E: Tensor,
-    advantages_E: Tensor,
-    weights_E: Tensor,
-    config: LossConfig,
-) -> tuple[Tensor, Metrics]:
+def compute_loss(entries: Entries, config: LossConfig) -> tuple[Tensor, Metrics]:
     """The configured loss and its metrics. Metrics are means over the entries but for `loss` (a sum) and `…_max`."""
-    if config.name not in LOSSES:
-        raise ConfigError(f"There is no loss '{config.name}'. Choose one of: {', '.join(sorted(LOSSES))}.")
-    loss, clipped_E = LOSSES[config.name](logprobs_E, old_logprobs_E, advantages_E, weights_E, config)
-    if config.entropy_coef:
-        loss = loss - config.entropy_coef * (weights_E * entropy_E).sum()
+    loss, clipped_E = _choose(LOSSES, config.name, "loss")(entries, config)
+    metrics: Metrics = {}
+    if config.entropy_coef and entries.entropy_E is not None:
+        loss = loss - config.entropy_coef * (entries.weights_E * entries.entropy_E).sum()
+    if config.kl_coef:
+        kl_E = _choose(KL_ESTIMATORS, config.kl_estimator, "KL estimator")(entries.logprobs_E - entries.reference)
+        loss = loss + config.kl_coef * (entries.weights_E * kl_E).sum()
     with torch.no_grad():
-        gap_E = logprobs_E - old_logprobs_E
-        metrics = {
+        if entries.reference_E is not None:
+            metrics["kl_reference"] = KL_ESTIMATORS["k3"](entries.logprobs_E - entries.reference).mean().item()
+        if entries.entropy_E is not None:
+            metrics["entropy"] = entries.entropy_E.mean().item()
+        gap_E = entries.logprobs_E - entries.old_E
+        metrics |= {
             "loss": loss.item(),
-            "entropy": entropy_E.mean().item(),
             "clip_fraction": clipped_E.float().mean().item(),
-            # k3 of Schulman's note "Approximating KL divergence": E[(r − 1) − log r]
+            # k3 of the divergence from the weights that sampled: E[(r − 1) − log r]
             "kl_old": (torch.expm1(gap_E) - gap_E).mean().item(),
             "logprob_gap_max": gap_E.abs().max().item(),
         }
     return loss, metrics
+
+
+def _choose(table: dict[str, Callable[..., object]], name: str, noun: str) -> Callable[..., object]:
+    if name not in table:
+        raise ConfigError(f"There is no {noun} '{name}'. Choose one of: {', '.join(sorted(table))}.")
+    return table[name]
