@@ -216,6 +216,11 @@ class TorchEngine:
         self.version = version
         self._forget_contexts()
 
+    def reseed(self, seed: int) -> None:
+        """Go on as a fresh engine with this seed would: nothing cached, and the same draws for the same requests."""
+        self._random = np.random.default_rng(seed)
+        self._forget_contexts()
+
     def step(self, *, admit: bool = True) -> list[Event]:
         """Compute the next token of every running request. With `admit=False` no waiting request is started."""
         self._events = []

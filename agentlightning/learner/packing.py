@@ -6,7 +6,7 @@ is context and is not trained a second time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,11 +22,13 @@ class CreditedCall:
 
     call: Call
     sequence: int
-    """The rollout it belongs to, numbered within the step."""
+    """The conversation it belongs to, numbered within the step; never split between passes."""
     group: int
-    """The group of siblings, which is kept together in one pass."""
+    """The group of siblings."""
     advantages: Float32Array
     weights: Float32Array
+    returns: Float32Array | None = None
+    """What a critic should predict; all calls of a batch have it, or none."""
 
 
 def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
@@ -34,6 +36,7 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
     tree = build_tree([np.concatenate((c.call.prompt_ids, c.call.response_ids)) for c in credited])
     sources = [_sources(tree, i, c.call) for i, c in enumerate(credited)]
     lengths = [len(c.call.response_ids) for c in credited]
+    returned = all(c.returns is not None for c in credited)
     return PackedBatch(
         ids_N=tree.ids_N,
         positions_N=tree.positions_N,
@@ -42,12 +45,14 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
         source_E=np.concatenate(sources),
         targets_E=np.concatenate([c.call.response_ids for c in credited]),
         sequence_E=np.repeat(np.array([c.sequence for c in credited], dtype=np.int32), lengths),
+        group_E=np.repeat(np.array([c.group for c in credited], dtype=np.int32), lengths),
         old_logprobs_E=np.concatenate([c.call.plain_logprobs for c in credited]),
         advantages_E=np.concatenate([c.advantages for c in credited]),
         weights_E=np.concatenate([c.weights for c in credited]),
         temperature_E=np.repeat(
             np.array([c.call.info.temperature or 1.0 for c in credited], dtype=np.float32), lengths
         ),
+        returns_E=np.concatenate([c.returns for c in credited if c.returns is not None]) if returned else None,
     )
 
 
@@ -56,25 +61,48 @@ def _sources(tree: TokenTree, index: int, call: Call) -> np.ndarray:
     return tree.locate(index, np.arange(first, first + len(call.response_ids), dtype=np.int32))
 
 
-def split_by_budget(credited: Sequence[CreditedCall], max_tokens: int) -> list[list[CreditedCall]]:
-    """Micro-batches of whole groups with about `max_tokens` tree tokens each (a group over the budget stands alone).
+def split_by_budget(
+    credited: Sequence[CreditedCall], max_tokens: int, *, whole_groups: bool = False
+) -> list[list[CreditedCall]]:
+    """Micro-batches of about `max_tokens` tree tokens, the largest first, so that memory that is short shows at once.
 
-    Tokens are counted as each rollout's longest sequence, less the prefix that its group shares: an upper bound.
+    Groups stay together where they fit. A group over the budget is split into conversations in the order of their
+    tokens, so that those which share much meet again; a conversation over the budget stands alone. Loss functions
+    that compare siblings need `whole_groups`.
     """
-    groups: dict[int, list[CreditedCall]] = {}
+    units: list[tuple[list[CreditedCall], int]] = []
+    for members in _by(credited, lambda c: c.group):
+        tokens = unique_tokens(members)
+        if tokens <= max_tokens or whole_groups:
+            units.append((members, tokens))
+        else:
+            units.extend(_fill([(m, unique_tokens(m)) for m in _conversations(members)], max_tokens))
+    return [calls for calls, _ in sorted(_fill(units, max_tokens), key=lambda unit: -unit[1])]
+
+
+def _fill(units: list[tuple[list[CreditedCall], int]], max_tokens: int) -> list[tuple[list[CreditedCall], int]]:
+    """Join neighbours while their tokens, counted as if they shared none, fit."""
+    filled: list[tuple[list[CreditedCall], int]] = []
+    for calls, tokens in units:
+        if filled and filled[-1][1] + tokens <= max_tokens:
+            before, count = filled.pop()
+            filled.append(([*before, *calls], count + tokens))
+        else:
+            filled.append((list(calls), tokens))
+    return filled
+
+
+def _conversations(members: Sequence[CreditedCall]) -> list[list[CreditedCall]]:
+    return sorted(_by(members, lambda c: c.sequence), key=lambda calls: calls[-1].call.prompt_ids.tolist())
+
+
+def _by(credited: Sequence[CreditedCall], key: Callable[[CreditedCall], int]) -> list[list[CreditedCall]]:
+    found: dict[int, list[CreditedCall]] = {}
     for c in credited:
-        groups.setdefault(c.group, []).append(c)
-    batches: list[list[CreditedCall]] = []
-    room = 0
-    for members in groups.values():
-        cost = _unique_tokens(members)
-        if not batches or cost > room:
-            batches.append([])
-            room = max_tokens
-        batches[-1].extend(members)
-        room -= cost
-    return batches
+        found.setdefault(key(c), []).append(c)
+    return list(found.values())
 
 
-def _unique_tokens(members: Sequence[CreditedCall]) -> int:
+def unique_tokens(members: Sequence[CreditedCall]) -> int:
+    """Tokens of the calls' token tree."""
     return len(build_tree([np.concatenate((c.call.prompt_ids, c.call.response_ids)) for c in members]).ids_N)

@@ -88,7 +88,7 @@ def load_policy(
     target = pick_device(device)
     try:
         adapter = (Path(path) / "adapter_config.json").is_file()
-        model, peft_model = _load_adapter(path, dtype) if adapter else (_load_base(path, dtype), None)
+        model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise ModelError(
@@ -109,18 +109,18 @@ def load_policy(
     )
 
 
-def _load_base(path: str, dtype: str) -> PreTrainedModel:
+def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    """The causal LM in a directory, on the CPU; `dtype` is a torch dtype or its name."""
     config = AutoConfig.from_pretrained(path)
-    return AutoModelForCausalLM.from_pretrained(
-        path, config=config, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-    )
+    kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind, attn_implementation="sdpa")
 
 
 def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
     from peft import PeftModel
 
     base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]
-    base = _load_base(resolve_model(base_name), dtype)
+    base = load_base(resolve_model(base_name), dtype)
     with _peft_calls_deprecated_names():
         peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]

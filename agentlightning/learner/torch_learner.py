@@ -1,6 +1,6 @@
 """The torch learner: packed token trees → gradients → AdamW steps, on a Hugging Face model. Synchronous.
 
-Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary.
+Shape letters: E loss entries.
 """
 
 from __future__ import annotations
@@ -11,47 +11,82 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from agentlightning.errors import EngineError
+from agentlightning.errors import ConfigError, EngineError
 from agentlightning.files import atomic_directory
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
-from agentlightning.learner.loss import compute_loss
-from agentlightning.learner.policy import Policy
-from agentlightning.learner.tree_attention import plan_tree, tree_attention
+from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.critic import Critic
+from agentlightning.learner.forward import Scores, score, why_no_tree
+from agentlightning.learner.loss import Entries, compute_loss
+from agentlightning.learner.policy import Policy, load_base
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "optimizer.pt"
+TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
+"""Largest relative error of a certificate that holds, by dtype."""
+HALF_TOLERANCE = 0.1
 
 
 class TorchLearner:
-    """Synchronous twin of the `Learner` protocol; owns the optimiser of one policy."""
+    """Synchronous twin of the `Learner` protocol; owns the optimiser of one policy.
 
-    def __init__(self, policy: Policy) -> None:
+    `rows` is whether trees are computed as separate rows: because the model cannot do otherwise, or because a
+    certificate did not hold.
+    """
+
+    def __init__(self, policy: Policy, options: LearnerOptions | None = None) -> None:
         self.policy = policy
+        self.options = options or LearnerOptions()
+        self.rows = False
         self._optimizer = torch.optim.AdamW(policy.trainable(), lr=0.0)
+        self._critic: Critic | None = None
+        if self.options.critic:
+            self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
+        self._reference: PreTrainedModel | None = None
+        if self.options.reference and policy.peft is None:
+            self._reference = load_base(self.options.reference, policy.model.dtype).to(policy.device)  # pyright: ignore
+            self._reference.eval().requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
 
-    def forward(self, batch: PackedBatch) -> Float32Array:
-        """Plain log-probs of the entries' targets, shape [E]."""
+    def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        """Plain log-probs of the entries' targets, shape [E]; under the reference model if asked for."""
         with torch.no_grad():
-            logprobs_E, _ = self._logprobs(batch)
+            logprobs_E = self._reference_logprobs(batch) if reference else self._score(batch).logprobs_E
         return logprobs_E.cpu().numpy().astype(np.float32)
+
+    def values(self, batch: PackedBatch) -> Float32Array:
+        """What the critic expects from each entry's state on, shape [E]."""
+        if self._critic is None:
+            raise ConfigError("This learner has no critic; it is made with LearnerOptions(critic=True).")
+        with torch.no_grad():
+            return self._critic.values(self._score(batch).hidden_EH).cpu().numpy().astype(np.float32)
 
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
         """Add the gradients of the loss on `batch` to those that are there."""
-        device = self.policy.device
-        logprobs_E, entropy_E = self._logprobs(batch)
-        value, metrics = compute_loss(
-            logprobs_E,
-            entropy_E,
-            torch.as_tensor(batch.old_logprobs_E, device=device),
-            torch.as_tensor(batch.advantages_E, device=device),
-            torch.as_tensor(batch.weights_E, device=device),
-            loss,
-        )
+        scores, value, metrics = self._loss(batch, loss)
         value.backward()
+        if self._critic is not None and batch.returns_E is not None:
+            returns_E, weights_E = self._tensor(batch.returns_E), self._tensor(batch.weights_E)
+            metrics |= self._critic.learn(scores.hidden_EH, returns_E, weights_E)
         return {**metrics, "entries": float(len(batch.targets_E)), "tree_tokens": float(len(batch.ids_N))}
+
+    def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
+        """Compare the packed pass with separate rows; from one that does not hold on, rows are computed."""
+        parameters = self.policy.trainable()
+        found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+        before = self.rows
+        for self.rows in (before, True):
+            scores, value, _ = self._loss(batch, loss)
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+            found.append((scores.logprobs_E.detach(), gradients))
+        (packed_E, packed), (rows_E, rows) = found
+        worst = max(relative_error(a, b) for a, b in zip(packed, rows, strict=True))
+        logprobs = relative_error(packed_E, rows_E)
+        limit = TOLERANCE.get(packed_E.dtype if self.policy.model.dtype.itemsize >= 4 else torch.half, HALF_TOLERANCE)
+        self.rows = before or max(worst, logprobs) > limit
+        return Certificate(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
 
     def optim_step(self, params: OptimParams) -> dict[str, float]:
         """Clip, step, zero the gradients; the weights get the next version. A step that is not finite is refused."""
@@ -73,47 +108,70 @@ class TorchLearner:
             )
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
+        if self._critic is not None:
+            self._critic.step(params.critic_learning_rate)
         self.policy.version += 1
         return {"grad_norm": norm, "version": float(self.policy.version)}
 
     def save_state(self, path: str | Path) -> None:
-        """The optimiser's state and the version; the weights are `export`'s."""
+        """The optimisers' state, the critic and the version; the weights are `export`'s."""
         with atomic_directory(Path(path)) as directory:
             state = {"optimizer": self._optimizer.state_dict(), "version": self.policy.version}
+            if self._critic is not None:
+                state["critic"] = self._critic.state()
             torch.save(state, directory / STATE_FILE)
 
     def load_state(self, path: str | Path) -> None:
         """What `save_state` wrote, onto a policy loaded from the weights exported with it."""
         state = torch.load(Path(path) / STATE_FILE, map_location=self.policy.device, weights_only=True)
         self._optimizer.load_state_dict(state["optimizer"])
+        if self._critic is not None and "critic" in state:
+            self._critic.load(state["critic"])
         self.policy.version = state["version"]
 
     def export(self, path: str | Path) -> None:
         """The policy as a Hugging Face model directory."""
         self.policy.export(path)
 
-    def _logprobs(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        """Log-probs of the targets and entropy of their distributions at the entries' temperature, both [E]."""
-        model, device = self.policy.model, self.policy.device
-        sources_U, row_E = np.unique(batch.source_E, return_inverse=True)
-        with tree_attention(model):
-            logits_UV = model(
-                input_ids=_long(batch.ids_N, device)[None],
-                position_ids=_long(batch.positions_N, device)[None],
-                attention_mask=None,
-                use_cache=False,
-                logits_to_keep=_long(sources_U, device),
-                tree=plan_tree(batch, device),
-            ).logits[0]
-        logits_EV = logits_UV.float()
-        if len(sources_U) != len(row_E) or (np.diff(row_E) != 1).any():
-            logits_EV = logits_EV[_long(row_E, device)]
-        if (batch.temperature_E != 1.0).any():
-            logits_EV = logits_EV / torch.as_tensor(batch.temperature_E, device=device)[:, None]
-        logprobs_EV = logits_EV.log_softmax(-1)
-        entropy_E = -(logprobs_EV.detach().exp() * logprobs_EV.detach()).sum(-1)
-        return logprobs_EV.gather(1, _long(batch.targets_E, device)[:, None])[:, 0], entropy_E
+    def _score(self, batch: PackedBatch, *, entropy_grad: bool = False) -> Scores:
+        if not self.rows:
+            reason = why_no_tree(self.policy.model, int(batch.positions_N.max()) + 1)
+            if reason is not None:
+                logger.warning("Every path of a token tree is computed as a row of its own: %s.", reason)
+                self.rows = True
+        return score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
+
+    def _reference_logprobs(self, batch: PackedBatch) -> Tensor:
+        """Without gradient. An adapter's reference is the model beneath it."""
+        with torch.no_grad():
+            if self._reference is not None:
+                return score(self._reference, batch, self.options, rows=self.rows).logprobs_E
+            if self.policy.peft is not None:
+                with self.policy.peft.disable_adapter():
+                    return self._score(batch).logprobs_E
+        raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
+
+    def _loss(self, batch: PackedBatch, loss: LossConfig) -> tuple[Scores, Tensor, dict[str, float]]:
+        reference_E = self._reference_logprobs(batch) if loss.needs_reference else None
+        scores = self._score(batch, entropy_grad=loss.entropy_coef != 0)
+        entries = Entries(
+            logprobs_E=scores.logprobs_E,
+            old_E=self._tensor(batch.old_logprobs_E),
+            advantages_E=self._tensor(batch.advantages_E),
+            weights_E=self._tensor(batch.weights_E),
+            sequence_E=self._tensor(batch.sequence_E),
+            group_E=self._tensor(batch.group_E),
+            entropy_E=scores.entropy_E,
+            reference_E=reference_E,
+        )
+        value, metrics = compute_loss(entries, loss)
+        return scores, value, metrics
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.tensor(array, device=self.policy.device)
 
 
-def _long(array: np.ndarray, device: torch.device) -> Tensor:
-    return torch.as_tensor(array.astype(np.int64), device=device)
+def relative_error(a: Tensor, b: Tensor) -> float:
+    """The largest difference, relative to the largest value of either."""
+    scale = max(float(a.abs().max()), float(b.abs().max()), 1e-12)
+    return float((a - b).abs().max()) / scale

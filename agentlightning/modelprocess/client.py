@@ -18,11 +18,12 @@ import numpy as np
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import Request
 from agentlightning.errors import EngineError, ModelProcessDied
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import Certificate, LossConfig, OptimParams, PackedBatch
 from agentlightning.modelprocess.child import Child
 from agentlightning.modelprocess.protocol import (
     Abort,
     Call,
+    Certify,
     Export,
     Forward,
     ForwardBackward,
@@ -31,9 +32,11 @@ from agentlightning.modelprocess.protocol import (
     LoadState,
     OptimStep,
     Reply,
+    Reseed,
     SaveState,
     Settings,
     Stats,
+    Values,
     Verb,
 )
 from agentlightning.types.call import Float32Array, Int32Array
@@ -141,10 +144,20 @@ class ModelProcess:
                 logger.debug("Request %s is no longer wanted", request_id or number)
                 child.send(Abort(number))
 
-    async def forward(self, batch: PackedBatch) -> Float32Array:
-        reply = await self._call(Forward(batch))
-        assert reply.logprobs is not None, reply
-        return reply.logprobs
+    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        return _numbers(await self._call(Forward(batch, reference)))
+
+    async def values(self, batch: PackedBatch) -> Float32Array:
+        return _numbers(await self._call(Values(batch)))
+
+    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
+        reply = await self._call(Certify(batch, loss))
+        assert reply.certificate is not None, reply
+        return reply.certificate
+
+    async def reseed(self, seed: int) -> None:
+        """Let the engine forget all contexts and draw as a fresh one with this seed would; running requests finish."""
+        await self._call(Reseed(seed))
 
     async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
         return _metrics(await self._call(ForwardBackward(batch, loss)))
@@ -183,3 +196,8 @@ class ModelProcess:
 def _metrics(reply: Reply) -> dict[str, float]:
     assert reply.metrics is not None, reply
     return reply.metrics
+
+
+def _numbers(reply: Reply) -> Float32Array:
+    assert reply.numbers is not None, reply
+    return reply.numbers

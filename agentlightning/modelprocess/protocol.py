@@ -17,7 +17,7 @@ from agentlightning import errors
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.events import Event, Request
 from agentlightning.errors import AgentLightningError, EngineError
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
 from agentlightning.types.call import Float32Array, Int32Array
 
 HEADER = struct.Struct("!I")
@@ -49,6 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """One leaves the other cores to the agents, which run while the engine samples."""
     learning_threads: int | None = None
     """None: all cores."""
+    learner: LearnerOptions = LearnerOptions()
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -59,6 +60,16 @@ class Abort(msgspec.Struct, frozen=True, tag="abort"):
 
 class Forward(msgspec.Struct, frozen=True, tag="forward"):
     batch: PackedBatch
+    reference: bool = False
+
+
+class Values(msgspec.Struct, frozen=True, tag="values"):
+    batch: PackedBatch
+
+
+class Certify(msgspec.Struct, frozen=True, tag="certify"):
+    batch: PackedBatch
+    loss: LossConfig
 
 
 class ForwardBackward(msgspec.Struct, frozen=True, tag="forward_backward"):
@@ -82,6 +93,12 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
     path: str
 
 
+class Reseed(msgspec.Struct, frozen=True, tag="reseed"):
+    """Forget all contexts and draw from now on as a fresh engine with this seed would."""
+
+    seed: int
+
+
 class GetInfo(msgspec.Struct, frozen=True, tag="info"):
     pass
 
@@ -94,7 +111,19 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """End the process after what it is doing now."""
 
 
-Verb = Forward | ForwardBackward | OptimStep | SaveState | LoadState | Export | GetInfo | GetStats
+Verb = (
+    Forward
+    | Values
+    | Certify
+    | ForwardBackward
+    | OptimStep
+    | SaveState
+    | LoadState
+    | Export
+    | Reseed
+    | GetInfo
+    | GetStats
+)
 
 
 class Call(msgspec.Struct, frozen=True, tag="call"):
@@ -134,7 +163,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     """A call was done; the field that belongs to its verb is set."""
 
     call_id: int
-    logprobs: Float32Array | None = None
+    numbers: Float32Array | None = None
+    """Log-probs or values."""
+    certificate: Certificate | None = None
     metrics: dict[str, float] | None = None
     info: EngineInfo | None = None
     stats: Stats | None = None

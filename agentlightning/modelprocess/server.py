@@ -25,6 +25,7 @@ from agentlightning.modelprocess.inbox import Inbox
 from agentlightning.modelprocess.protocol import (
     Abort,
     Call,
+    Certify,
     Events,
     Export,
     Forward,
@@ -36,12 +37,14 @@ from agentlightning.modelprocess.protocol import (
     Ready,
     Refused,
     Reply,
+    Reseed,
     SaveState,
     Settings,
     Stats,
     Stop,
     ToChild,
     ToParent,
+    Values,
     Verb,
     error_name,
     frame,
@@ -50,7 +53,7 @@ from agentlightning.modelprocess.protocol import (
 logger = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-_CHANGES_WEIGHTS = (OptimStep, LoadState)
+_CHANGES_WEIGHTS = (OptimStep, LoadState, Reseed)
 
 
 class Clock:
@@ -92,7 +95,7 @@ class Server:
             prefill_tokens=settings.prefill_tokens,
             seed=settings.seed,
         )
-        self._learner = TorchLearner(self._policy)
+        self._learner = TorchLearner(self._policy, settings.learner)
         self._calls: deque[Call] = deque()
         self._refused: list[Event] = []
         self._clock = Clock()
@@ -170,8 +173,12 @@ class Server:
 
     def _do(self, call_id: int, verb: Verb) -> Reply:
         match verb:
-            case Forward(batch):
-                return Reply(call_id=call_id, logprobs=self._learner.forward(batch))
+            case Forward(batch, reference):
+                return Reply(call_id=call_id, numbers=self._learner.forward(batch, reference=reference))
+            case Values(batch):
+                return Reply(call_id=call_id, numbers=self._learner.values(batch))
+            case Certify(batch, loss):
+                return Reply(call_id=call_id, certificate=self._learner.certify(batch, loss))
             case ForwardBackward(batch, loss):
                 return Reply(call_id=call_id, metrics=self._learner.forward_backward(batch, loss))
             case OptimStep(params):
@@ -185,6 +192,8 @@ class Server:
                 self._engine.weights_changed(self._policy.version)
             case Export(path):
                 self._learner.export(path)
+            case Reseed(seed):
+                self._engine.reseed(seed)
             case GetInfo():
                 return Reply(call_id=call_id, info=self._engine.info(self._policy.path))
             case GetStats():

@@ -1,0 +1,181 @@
+"""One pass of a model over a packed batch: log-probs and entropies of the entries, and hidden states for a critic.
+
+A tree is computed with each token once (`tree_attention`), or, for models that cannot, as its separate rows: every leaf
+with all it stands on. Both give the same numbers. Logits exist only for tokens that predict an entry, and only so many at
+the same time.
+
+Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentlightning.learner.base import LearnerOptions, PackedBatch
+from agentlightning.learner.tree_attention import plan_tree, tree_attention
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What a pass says of each entry."""
+
+    logprobs_E: Tensor
+    """Plain log-probs of the targets at their temperature."""
+    entropy_E: Tensor
+    """With gradient only if it was asked for."""
+    hidden_EH: Tensor
+    """Last hidden states at the sources, without gradient."""
+
+
+def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
+    """Why a model cannot compute trees of paths up to `longest` tokens; None if it can."""
+    config = model.config.get_text_config()
+    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    window = config.to_dict().get("sliding_window")
+    other = kinds - {"full_attention", "sliding_attention", "chunked_attention"}
+    if other:
+        return f"its layers of type {', '.join(sorted(other))} read tokens one after the other"
+    if not model._supports_attention_backend:
+        return f"{type(model).__name__} does not take attention functions from outside"
+    if "chunked_attention" in kinds:
+        return "its attention is cut into chunks"
+    windowed = "sliding_attention" in kinds or ("layer_types" not in config.to_dict() and window is not None)
+    if windowed and window is not None and longest > window:
+        return f"its attention reaches back {window} tokens only, and a path has {longest}"
+    return None
+
+
+def score(
+    model: PreTrainedModel, batch: PackedBatch, options: LearnerOptions, *, rows: bool, entropy_grad: bool = False
+) -> Scores:
+    """Compute a batch, as one packed row or as separate rows."""
+    device = model.device
+    saving = options.gradient_checkpointing and torch.is_grad_enabled()
+    with _saving_activations(model, nullcontext if rows else partial(tree_attention, model)) if saving else nullcontext():
+        hidden_NH, source_E = (_rows if rows else _tree)(model, batch)
+    order_E = np.argsort(source_E, kind="stable")
+    sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)
+    hidden_UH = hidden_NH[as_long(sources_U, device)]
+    targets_E = as_long(batch.targets_E[order_E], device)
+    temperature_E = torch.as_tensor(batch.temperature_E[order_E], device=device)
+
+    def piece(hidden_UH: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor) -> tuple[Tensor, Tensor]:
+        return _targets(_logits(model, hidden_UH), rows_E, targets_E, temperature_E, entropy_grad)
+
+    vocabulary = model.config.get_text_config().vocab_size
+    cuts = list(_pieces(row_E, max(options.logits_at_once // vocabulary, 1)))
+    results: list[tuple[Tensor, Tensor]] = []
+    for low, high in cuts:
+        first, last = int(row_E[low]), int(row_E[high - 1])
+        rows_E = as_long(row_E[low:high] - first, device)
+        given = (hidden_UH[first : last + 1], rows_E, targets_E[low:high], temperature_E[low:high])
+        again = len(cuts) > 1 and torch.is_grad_enabled()
+        results.append(checkpoint(piece, *given, use_reentrant=False) if again else piece(*given))  # pyright: ignore
+    back_E = as_long(np.argsort(order_E), device)
+    logprobs_E, entropy_E = (torch.cat(parts)[back_E] for parts in zip(*results, strict=True))
+    return Scores(logprobs_E, entropy_E, hidden_UH.detach()[as_long(row_E, device)][back_E])
+
+
+def _pieces(row_E: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
+    """Cut sorted entries so that a piece has at most `size` entries (and so at most as many source tokens)."""
+    for low in range(0, len(row_E), size):
+        yield low, min(low + size, len(row_E))
+
+
+def _tree(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
+    """Hidden states of every node, [N, H], and where in them each entry's source is."""
+    device = model.device
+    with tree_attention(model):
+        hidden = model.get_decoder()(
+            input_ids=as_long(batch.ids_N, device)[None],
+            position_ids=as_long(batch.positions_N, device)[None],
+            attention_mask=None,
+            use_cache=False,
+            tree=plan_tree(batch, device),
+        ).last_hidden_state
+    return hidden[0], batch.source_E
+
+
+def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
+    """Hidden states of every leaf's row, one after the other, and where in them each entry's source is."""
+    hidden: list[Tensor] = []
+    source_E = np.zeros_like(batch.source_E)
+    start = 0
+    for nodes_L, entries in leaf_rows(batch):
+        ids = as_long(batch.ids_N[nodes_L], model.device)[None]
+        hidden.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0])
+        source_E[entries] = start + batch.positions_N[batch.source_E[entries]]
+        start += len(nodes_L)
+    return torch.cat(hidden), source_E
+
+
+def leaf_rows(batch: PackedBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each leaf: the nodes of its path from the root, and the entries to compute in its row (each in one row)."""
+    ends_S = np.append(batch.starts_S[1:], len(batch.ids_N))
+    segment_E = np.searchsorted(batch.starts_S, batch.source_E, side="right") - 1
+    waiting = np.ones(len(batch.source_E), dtype=bool)
+    parents = set(batch.parents_S.tolist())
+    for leaf in (s for s in range(len(ends_S)) if s not in parents):
+        path = [leaf]
+        while batch.parents_S[path[-1]] >= 0:
+            path.append(int(batch.parents_S[path[-1]]))
+        entries = np.flatnonzero(waiting & np.isin(segment_E, path))
+        if len(entries):
+            waiting[entries] = False
+            yield np.concatenate([np.arange(batch.starts_S[s], ends_S[s]) for s in reversed(path)]), entries
+
+
+def _logits(model: PreTrainedModel, hidden_UH: Tensor) -> Tensor:
+    """The model's head, with what some families do to logits. At least float32."""
+    logits_UV = model.get_output_embeddings()(hidden_UH)
+    settings = model.config.get_text_config().to_dict()
+    logits_UV = logits_UV * (settings.get("logit_scale") or 1.0) / (settings.get("logits_scaling") or 1.0)
+    if bound := settings.get("final_logit_softcapping"):
+        logits_UV = torch.tanh(logits_UV / bound) * bound
+    return logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
+
+
+def _targets(
+    logits_UV: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    plain = len(rows_E) == len(logits_UV) and bool((rows_E[1:] > rows_E[:-1]).all())
+    logits_EV = logits_UV if plain else logits_UV[rows_E]
+    if bool((temperature_E != 1.0).any()):
+        logits_EV = logits_EV / temperature_E[:, None].to(logits_EV.dtype)
+    logprobs_EV = logits_EV.log_softmax(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy_E = -(logprobs_EV.exp() * logprobs_EV).sum(-1)
+    return logprobs_EV.gather(1, targets_E[:, None])[:, 0], entropy_E
+
+
+@contextmanager
+def _saving_activations(model: PreTrainedModel, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Gradient checkpointing of the layers within the block; what is computed a second time is computed in `again`.
+
+    Dropout stays off: only the layers' own flag says that they are training.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    kwargs = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    for layer in layers:
+        layer.training = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
+        model.gradient_checkpointing_disable()
+
+
+def as_long(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.as_tensor(array.astype(np.int64), device=device)
