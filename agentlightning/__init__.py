@@ -18,7 +18,20 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
-    "agentlightning.algorithm": ("GRPO", "Algorithm", "Baseline"),
+    "agentlightning.algorithm": (
+        "CISPO",
+        "DAPO",
+        "GRPO",
+        "GSPO",
+        "PPO",
+        "REINFORCE",
+        "RLOO",
+        "Algorithm",
+        "Baseline",
+        "DrGRPO",
+        "ReinforcePP",
+        "ReinforcePPBaseline",
+    ),
     "agentlightning.emitter": (
         "emit_annotation",
         "emit_exception",
@@ -87,7 +100,20 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm import GRPO, Algorithm, Baseline
+    from agentlightning.algorithm import (
+        CISPO,
+        DAPO,
+        GRPO,
+        GSPO,
+        PPO,
+        REINFORCE,
+        RLOO,
+        Algorithm,
+        Baseline,
+        DrGRPO,
+        ReinforcePP,
+        ReinforcePPBaseline,
+    )
     from agentlightning.emitter import (
         emit_annotation,
         emit_exception,

@@ -2,6 +2,32 @@
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.baseline import Baseline
+from agentlightning.algorithm.family import (
+    CISPO,
+    DAPO,
+    GSPO,
+    PPO,
+    REINFORCE,
+    RLOO,
+    DrGRPO,
+    ReinforcePP,
+    ReinforcePPBaseline,
+)
 from agentlightning.algorithm.grpo import GRPO
 
-__all__ = ["GRPO", "Algorithm", "Baseline", "PolicySpec", "TrainingContext"]
+__all__ = [
+    "CISPO",
+    "DAPO",
+    "GRPO",
+    "GSPO",
+    "PPO",
+    "REINFORCE",
+    "RLOO",
+    "Algorithm",
+    "Baseline",
+    "DrGRPO",
+    "PolicySpec",
+    "ReinforcePP",
+    "ReinforcePPBaseline",
+    "TrainingContext",
+]

@@ -43,6 +43,10 @@ class PolicySpec:
     """Tokens that one rollout may have sampled."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
+    reference: str | None = None
+    """The model that KL and DPO compare with; None: none is needed."""
+    critic: bool = False
+    gradient_checkpointing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,8 @@ class Algorithm:
 
     policy: PolicySpec | None = None
     """The model to start for this algorithm; None if it trains none."""
+    serial: bool = False
+    """Whether rollouts must run one at a time."""
 
     def __init__(self) -> None:
         self._context: TrainingContext | None = None

@@ -7,18 +7,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout
-from agentlightning.types.reward import find_final_reward
+from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout, Span
+from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.reward import find_reward_spans, get_reward_value
+
+
+@dataclass(frozen=True, slots=True)
+class Earned:
+    """One reward of a rollout."""
+
+    value: float
+    call: int | None = None
+    """Index of the call that earned it: the one it names, else the last one before it; None if there was none."""
+    agent: str | None = None
+    """Whose reward it is, where agents are rewarded apart from each other; None: everybody's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episode:
-    """One finished rollout: its last attempt, the reward of that attempt, and its calls in order."""
+    """One finished rollout: its last attempt, the rewards of that attempt, and its calls in order."""
 
     rollout: Rollout
     attempt: Attempt | None
     reward: float | None
+    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last."""
     calls: Sequence[Call]
+    rewards: Sequence[Earned] = ()
+    """All of them, in order."""
 
     @property
     def outcome(self) -> Outcome:
@@ -30,21 +45,52 @@ class Episode:
         """Tokens that the policy in training sampled."""
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)
 
+    @property
+    def oldest_version(self) -> int | None:
+        """The oldest weights that a trained token was sampled with."""
+        return min((run.version for c in self.calls if c.info.trained for run in c.versions), default=None)
+
 
 async def collect(store: LightningStore, rollout_ids: Sequence[str]) -> list[Episode]:
     """Read finished rollouts back from the store, in the order of `rollout_ids`."""
     calls = await store.query_calls(rollout_ids)
     singles = await asyncio.gather(*(_single(store, i) for i in rollout_ids))
     return [
-        Episode(rollout, attempt, reward, calls.get(rollout.rollout_id, ()))
-        for rollout, attempt, reward in singles
+        make_episode(rollout, attempt, calls.get(rollout.rollout_id, ()), spans)
+        for rollout, attempt, spans in singles
         if rollout is not None
     ]
 
 
-async def _single(store: LightningStore, rollout_id: str) -> tuple[Rollout | None, Attempt | None, float | None]:
+async def _single(store: LightningStore, rollout_id: str) -> tuple[Rollout | None, Attempt | None, Sequence[Span]]:
     rollout = await store.get_rollout_by_id(rollout_id)
     if not isinstance(rollout, AttemptedRollout):
-        return rollout, None, None
+        return rollout, None, ()
     spans = await store.query_spans(rollout_id, rollout.attempt.attempt_id)
-    return rollout, rollout.attempt, find_final_reward(spans.items)
+    return rollout, rollout.attempt, spans.items
+
+
+def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call], spans: Sequence[Span]) -> Episode:
+    """Put a rollout's calls and the rewards among its spans together."""
+    rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
+    return Episode(rollout, attempt, _final(rewards), calls, rewards)
+
+
+def _earned(span: Span, calls: Sequence[Call]) -> Earned:
+    value = get_reward_value(span)
+    assert value is not None, span
+    named = span.attributes.get(REWARD_RESPONSE)
+    found = [
+        i
+        for i, call in enumerate(calls)
+        if (call.info.response_id == named if named else call.info.start_time <= (span.start_time or 0.0))
+    ]
+    return Earned(value, found[-1] if found else None, span.attributes.get(REWARD_AGENT))
+
+
+def _final(rewards: Sequence[Earned]) -> float | None:
+    common = [r.value for r in rewards if r.agent is None]
+    if common:
+        return common[-1]
+    last = {r.agent: r.value for r in rewards}
+    return sum(last.values()) / len(last) if last else None

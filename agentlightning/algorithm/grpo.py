@@ -1,38 +1,34 @@
 """GRPO: sample a group of rollouts per task, compare siblings, push the policy towards the better ones.
 
-THE LOOP is `GRPO.run`. Group Relative Policy Optimization: Shao et al., arXiv 2402.03300; clip-higher and token mean:
-DAPO, arXiv 2503.14476.
+THE LOOP is `GRPO.run`; the whole family (see `family.py`) runs it with other settings. Group Relative Policy
+Optimization: Shao et al., arXiv 2402.03300; clip-higher and token mean: DAPO, arXiv 2503.14476.
 """
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.ahead import Ahead, Sampled
 from agentlightning.algorithm.checkpoint import (
     CheckpointInfo,
     prune_checkpoints,
     read_checkpoint,
     save_checkpoint,
 )
-from agentlightning.algorithm.credit import OUTCOME_USE, Use, credit
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.errors import ConfigError, EngineError
-from agentlightning.learner.base import LossConfig, OptimParams
-from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
-from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode
-
-logger = logging.getLogger(__name__)
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.update import Updater
+from agentlightning.errors import ConfigError
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
 
 COLUMNS = (
     ("step", "step", "d"),
@@ -48,152 +44,87 @@ COLUMNS = (
 
 
 @dataclass(kw_only=True)
-class GRPO(Algorithm):
-    """Settings of a GRPO run. `model` alone is enough; everything else has a default."""
-
-    model: str
-    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
-    group_size: int = 8
-    """Rollouts per task that are compared with each other."""
-    tasks_per_step: int = 16
-    """A step samples tasks_per_step × group_size rollouts."""
-    epochs: int = 1
-    steps: int | None = None
-    """Number of steps; None: as many as `epochs` need."""
-    learning_rate: float = 1e-5
-    schedule: Literal["constant", "linear"] = "constant"
-    """Of the learning rate; "linear" falls to zero at the end of the run."""
-    minibatches: int = 1
-    """Updates per step; each takes whole groups and its share of the step's rollouts."""
-    temperature: float = 1.0
-    """Of training rollouts, whatever the agent asks for."""
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-    entropy_coef: float = 0.0
-    normalize_std: bool = True
-    """False is Dr.GRPO's advantage."""
-    normalization: Literal["token", "rollout"] = "token"
-    """Whether every token or every rollout counts the same."""
-    max_grad_norm: float = 1.0
-    weight_decay: float = 0.0
-    lora_rank: int | None = None
-    """Train a LoRA adapter of this rank instead of all weights."""
-    train_agents: str | None = None
-    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
-    train_prompts: str | None = None
-    """The same for the system prompt of a call."""
-    max_calls: int | None = None
-    """Model calls that one rollout may make; one that wants more is truncated."""
-    max_tokens: int | None = None
-    """Tokens that one rollout may have sampled, over all its calls."""
-    max_context: int = 4096
-    max_concurrency: int = 64
-    tokens_per_batch: int = 16_384
-    """Unique tokens in one forward and backward pass; bounds the learner's memory."""
-    outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
-    rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
-    val_every: int = 10
-    """Validate before the first step, every so many steps, and after the last."""
-    save_every: int = 10
-    keep_checkpoints: int = 2
-    """The last so many and the best one are kept."""
-    max_logprob_gap: float | None = None
-    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
-    device: str = "auto"
-    dtype: str = "float32"
-    renderer: str | None = None
-    seed: int = 0
-    """Decides the order of the tasks, and seeds the sampling."""
-
-    def __post_init__(self) -> None:
-        super().__init__()
-        if self.group_size < 2:
-            raise ConfigError("group_size must be at least 2: GRPO compares rollouts of the same task with each other.")
-        if not 1 <= self.minibatches <= self.tasks_per_step:
-            raise ConfigError(
-                f"minibatches ({self.minibatches}) must be between 1 and tasks_per_step ({self.tasks_per_step})."
-            )
-        if self.schedule not in ("constant", "linear"):
-            raise ConfigError(f"schedule is {self.schedule!r}; it can be 'constant' or 'linear'.")
-        self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
-        self.policy = PolicySpec(
-            model=self.model,
-            device=self.device,
-            dtype=self.dtype,
-            lora_rank=self.lora_rank,
-            max_context=self.max_context,
-            max_concurrency=self.max_concurrency,
-            temperature=self.temperature,
-            train_agents=self.train_agents,
-            train_prompts=self.train_prompts,
-            max_calls=self.max_calls,
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            renderer=self.renderer,
-        )
+class GRPO(TrainingSettings):
+    """A GRPO run. `GRPO(model="calc")` is enough; `TrainingSettings` lists what can be set."""
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         if train_dataset is None:
-            raise ConfigError("GRPO needs training tasks: Trainer.fit(agent, tasks).")
-        schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
+            raise ConfigError(f"{type(self).__name__} needs training tasks: Trainer.fit(agent, tasks).")
+        schedule = self._schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
         total = self.steps if self.steps is not None else self.epochs * schedule.steps_per_epoch
-        done = await self._resume()
-        preflight = Preflight(self.context.reporter, learned=done > 0)
-        self.context.reporter.columns(COLUMNS)
+        reporter, updater = self.context.reporter, Updater(self, self._learner(), self.context.reporter)
+        done, position = await self._resume()
+        preflight = self._preflight(learned=done > 0)
+        reporter.columns(COLUMNS)
         val_reward = None
         try:
             if done == 0 and val_dataset:
                 val_reward = await self._validate(val_dataset, step=0)
-                self.context.reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
-            while done < total and not preflight.solved:
-                began = time.perf_counter()
-                episodes = await self._sample(schedule.tasks(done), step=done + 1)
-                sampled = time.perf_counter()
-                preflight.check(episodes, self.outcome_use)
-                batches = credit(
-                    episodes,
-                    self.outcome_use,
-                    minibatches=self.minibatches,
-                    normalize_std=self.normalize_std,
-                    normalization=self.normalization,
-                )
-                metrics = await self._learn(batches, self._rate(done, total))
-                learned = time.perf_counter()
-                done += 1
-                last = done == total or preflight.solved
-                if val_dataset and (last or done % self.val_every == 0):
-                    val_reward = metrics["val_reward"] = await self._validate(val_dataset, step=done)
-                self.context.reporter.step(
-                    {
-                        "step": done,
-                        **_summary(episodes),
-                        **metrics,
-                        "sampling_seconds": sampled - began,
-                        "learning_seconds": learned - sampled,
-                        "time": time.time(),
-                        **await self._time_split(),
-                    }
-                )
-                if last or done % self.save_every == 0:
-                    await self._save(done, val_reward)
+                reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
+            ahead = Ahead(self._sample, done=done, position=position, max_staleness=self.max_staleness)
+            async with ahead:
+                while done < total and not preflight.solved:
+                    sampled = await ahead.next(done)
+                    if sampled is None:
+                        break
+                    preflight.check(sampled.episodes, self.outcome_use)
+                    reporter.status(f"step {done + 1}: learning")
+                    began = time.time()
+                    certify = self.certify_every > 0 and done % self.certify_every == 0
+                    metrics = await updater.learn(sampled.episodes, self._rate(done, total), certify=certify)
+                    ended = time.time()
+                    done, position = done + 1, sampled.position
+                    last = done == total or preflight.solved or self._is_over(position)
+                    if val_dataset and (last or done % self.val_every == 0):
+                        val_reward = metrics["val_reward"] = await self._validate(val_dataset, step=done)
+                    summary = {"step": done, **_summary(sampled), **metrics, **_times(sampled, began, ended)}
+                    reporter.step({**summary, **await self._time_split()})
+                    preflight.watch(summary)
+                    if last or done % self.save_every == 0:
+                        await self._save(done, position, val_reward)
         except Stopped:
             if done:
-                await self._save(done, val_reward)
+                await self._save(done, position, val_reward)
 
     # ---- its parts -------------------------------------------------------------------------------------------------
 
-    async def _sample(self, tasks: Sequence[Any], step: int) -> list[Episode]:
-        """A group of finished rollouts per task, siblings side by side."""
+    async def _sample(self, step: int, position: int) -> Sampled | None:
+        """A group of finished rollouts per task, siblings side by side; None when the epochs are over.
+
+        With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups that teach nothing make room for fresh tasks.
+        """
+        if self._is_over(position):
+            return None
+        if self.deterministic:
+            await self._learner().reseed(int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0]))
+        began = time.time()
+        tasks: list[int] = []
+        kept: list[Episode] = []
+        found: list[Episode] = []
+        for _ in range(1 + self.dynamic_sampling):
+            missing = self._schedule.per_step - len(kept) // self.group_size
+            if missing == 0:
+                break
+            chosen = self._schedule.take(position, missing)
+            found = await self._run_groups(chosen, step, first_group=len(tasks))
+            tasks += chosen
+            position += len(chosen)
+            kept += _that_differ(found) if self.dynamic_sampling else found
+            if not self.dynamic_sampling:
+                break
+        return Sampled(kept or found, tasks, position, began, time.time())
+
+    async def _run_groups(self, tasks: Sequence[int], step: int, first_group: int) -> list[Episode]:
         requests = [
             EnqueueRolloutRequest(
-                input=task,
+                input=self._schedule.task(task),
                 mode=RolloutMode.TRAIN,
                 config=self.rollout_config,
-                metadata={"step": step, "group": f"{step}-{group}"},
+                metadata={"step": step, "group": f"{step}-{group}", "task": task},
             )
-            for group, task in enumerate(tasks)
+            for group, task in enumerate(tasks, first_group)
             for _ in range(self.group_size)
         ]
         return await run_rollouts(self.context, requests, f"step {step}: sampling")
@@ -209,45 +140,29 @@ class GRPO(Algorithm):
         episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
         return float(np.mean([e.reward or 0.0 for e in episodes]))
 
+    def _preflight(self, *, learned: bool) -> Preflight:
+        return Preflight(self.context.reporter, learned=learned)
+
+    def _is_over(self, position: int) -> bool:
+        """Whether all epochs are taken; where the number of steps is given, that alone decides."""
+        return self.steps is None and self._schedule.epochs_taken(position) >= self.epochs
+
     def _rate(self, done: int, total: int) -> float:
         return self.learning_rate * (1 - done / total if self.schedule == "linear" else 1.0)
 
-    async def _learn(self, batches: Sequence[Sequence[CreditedCall]], rate: float) -> dict[str, Any]:
-        """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
-        learner = self._learner()
-        self.context.reporter.status("learning")
-        loss = LossConfig(clip_low=self.clip_low, clip_high=self.clip_high, entropy_coef=self.entropy_coef)
-        parts: list[dict[str, float]] = []
-        for number, batch in enumerate(batches):
-            for credited in split_by_budget(batch, self.tokens_per_batch):
-                parts.append(await learner.forward_backward(pack(credited), loss))
-                if number == 0:
-                    self._check_gap(parts[-1]["logprob_gap_max"])
-            optim = OptimParams(learning_rate=rate, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm)
-            parts[-1].update(await learner.optim_step(optim))
-        return _merge(parts)
-
-    def _check_gap(self, gap: float) -> None:
-        """The canary: before the first update the learner must see the very log-probs the engine sampled with."""
-        limit = self.max_logprob_gap or (1e-3 if self.dtype == "float32" else 0.5)
-        if gap > limit:
-            raise EngineError(
-                f"Engine and learner disagree about the same weights: log-probs of sampled tokens differ by {gap:.2e} "
-                f"(limit {limit:.0e}). The run was stopped before it could train on wrong numbers; the last checkpoint "
-                "is good. This is a bug in the engine's or the learner's support of this model: please report it."
-            )
-
-    async def _resume(self) -> int:
-        """How many steps are done already."""
+    async def _resume(self) -> tuple[int, int]:
+        """How many steps are done already, and how many tasks they took."""
         if self.context.resume_from is None:
-            return 0
+            return 0, 0
         info = read_checkpoint(self.context.resume_from)
         await self._learner().load_state(str(self.context.resume_from / "optimizer"))
-        return info.step
+        return info.step, info.position
 
-    async def _save(self, done: int, val_reward: float | None) -> None:
+    async def _save(self, done: int, position: int, val_reward: float | None) -> None:
         run_dir = self.context.run_dir
-        info = CheckpointInfo(step=done, base_model=self.model, seed=self.seed, val_reward=val_reward)
+        info = CheckpointInfo(
+            step=done, base_model=self.model, seed=self.seed, position=position, val_reward=val_reward
+        )
         await save_checkpoint(run_dir, self._learner(), info)
         prune_checkpoints(run_dir, self.keep_checkpoints)
 
@@ -266,12 +181,32 @@ class GRPO(Algorithm):
 
     def _learner(self) -> Any:
         if self.context.learner is None:
-            raise ConfigError("GRPO needs a learner; the trainer starts one from GRPO(model=…).")
+            name = type(self).__name__
+            raise ConfigError(f"{name} needs a learner; the trainer starts one from {name}(model=…).")
         return self.context.learner
 
 
-def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
+def _that_differ(episodes: Sequence[Episode]) -> list[Episode]:
+    """The groups whose siblings earned different rewards."""
+    rewards: dict[str, set[float | None]] = {}
+    for e in episodes:
+        rewards.setdefault(e.rollout.metadata["group"], set()).add(e.reward)
+    return [e for e in episodes if len(rewards[e.rollout.metadata["group"]] - {None}) > 1]
+
+
+def _times(sampled: Sampled, began: float, ended: float) -> dict[str, Any]:
+    return {
+        "sampling_seconds": sampled.ended - sampled.began,
+        "learning_seconds": ended - began,
+        "sampling_from": sampled.began,
+        "learning_from": began,
+        "time": time.time(),
+    }
+
+
+def _summary(sampled: Sampled) -> dict[str, Any]:
     """What the step's rollouts were like."""
+    episodes = sampled.episodes
     rewards = [e.reward for e in episodes if e.reward is not None]
     outcomes = Counter(e.outcome.value for e in episodes)
     return {
@@ -281,25 +216,5 @@ def _summary(episodes: Sequence[Episode]) -> dict[str, Any]:
         "outcomes": dict(outcomes),
         "calls": sum(len(e.calls) for e in episodes),
         "tokens": sum(e.sampled_tokens for e in episodes),
-    }
-
-
-def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Metrics of a step from those of its passes: means weighted by entries, sums, and the canary's first gap."""
-    if not parts:
-        return {"updates": 0}
-    entries = np.array([p["entries"] for p in parts])
-    means = {
-        k: float(np.average([p[k] for p in parts], weights=entries)) for k in ("entropy", "clip_fraction", "kl_old")
-    }
-    norms = [p["grad_norm"] for p in parts if "grad_norm" in p]
-    return {
-        **means,
-        "loss": sum(p["loss"] for p in parts),
-        "grad_norm": float(np.mean(norms)),
-        "updates": len(norms),
-        "trained_tokens": int(entries.sum()),
-        "tree_tokens": int(sum(p["tree_tokens"] for p in parts)),
-        "logprob_gap_max": parts[0]["logprob_gap_max"],
-        "version": int(parts[-1]["version"]),
+        "tasks": list(sampled.tasks),
     }

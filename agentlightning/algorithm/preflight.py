@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 from agentlightning.types import Outcome
 
+WATCHED_STEPS = 30
+"""Steps after which the reward should have moved."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings after which the run stops."""
 
 
 class Preflight:
-    """Looks at each step's rollouts before they are learned from."""
+    """Looks at each step's rollouts before they are learned from, and at what came of it."""
 
     def __init__(self, reporter: Reporter, *, learned: bool = False) -> None:
         """`learned`: siblings have differed before, in the part of the run that is being resumed."""
@@ -27,6 +31,7 @@ class Preflight:
         self.solved = False
         """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
         self._told: set[str] = set()
+        self._rewards: list[float] = []
 
     def check(self, episodes: Sequence[Episode], uses: Mapping[Outcome, str]) -> None:
         """Raises AgentError when no rollout of the step can be learned from; warns once about failures."""
@@ -50,6 +55,22 @@ class Preflight:
         if not any(e.sampled_tokens for e in usable):
             raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
         self._check_variance(usable)
+
+    def watch(self, metrics: Mapping[str, Any]) -> None:
+        """After a step: say once, with the likeliest cause, when the reward has not moved for `WATCHED_STEPS` steps."""
+        if metrics.get("reward") is None or len(self._rewards) == WATCHED_STEPS:
+            return
+        self._rewards.append(metrics["reward"])
+        if len(self._rewards) < WATCHED_STEPS:
+            return
+        third = WATCHED_STEPS // 3
+        early, late = self._rewards[:third], self._rewards[-third:]
+        noise = statistics.stdev(early) + statistics.stdev(late)
+        if statistics.mean(late) < statistics.mean(early) + noise and statistics.mean(late) < self._highest:
+            self._tell(
+                f"The reward has hardly moved in {WATCHED_STEPS} steps ({statistics.mean(early):.3g} → "
+                f"{statistics.mean(late):.3g}). {_likely_cause(metrics)}"
+            )
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:
         groups: dict[str, set[float | None]] = {}
@@ -83,6 +104,18 @@ class Preflight:
         if key not in self._told:
             self._told.add(key)
             self._reporter.warn(text)
+
+
+def _likely_cause(metrics: Mapping[str, Any]) -> str:
+    if metrics.get("updates") == 0:
+        return "Most groups have equal rewards: try a larger group_size, other tasks, or partial rewards."
+    if metrics.get("kl_old", 1.0) < 1e-5 and metrics.get("clip_fraction", 1.0) < 1e-3:
+        return "The policy hardly changes from step to step: try a higher learning_rate."
+    if metrics.get("clip_fraction", 0.0) > 0.2:
+        return "Many tokens are clipped, so steps are too large: try a lower learning_rate."
+    if metrics.get("entropy", 1.0) < 0.02:
+        return "The model says the same every time (entropy near 0): try a higher temperature or an entropy_coef."
+    return "Look at a few rollouts: is the reward for what you mean, and does it differ between good and bad answers?"
 
 
 def _most_common(failed: Sequence[Episode]) -> str:

@@ -39,6 +39,9 @@ async def run_rollouts(
             await _cancel(context, ids)
             raise Stopped
         await waiting
+    except asyncio.CancelledError:
+        await _cancel(context, ids)
+        raise
     finally:
         for task in (waiting, stopping, ticker):
             task.cancel()

@@ -1,6 +1,6 @@
 """Which tasks a step takes: every task once per epoch, in an order that only the seed and the epoch decide.
 
-So the step's number is the whole position in the data, and a resumed run goes on where it stopped.
+The number of tasks taken so far is the whole position in the data, so a resumed run goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -20,16 +20,22 @@ class TaskSchedule:
         if len(dataset) == 0:
             raise ConfigError("The training data set is empty. Give at least one task to Trainer.fit(agent, tasks).")
         self._dataset = dataset
-        self._per_step = min(per_step, len(dataset))
         self._seed = seed
+        self.per_step = min(per_step, len(dataset))
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self._dataset) // self._per_step)
+        return -(-len(self._dataset) // self.per_step)
 
-    def tasks(self, step: int) -> list[Any]:
-        """The tasks of step `step`, counted from 0."""
-        epoch, position = divmod(step, self.steps_per_epoch)
+    def epochs_taken(self, position: int) -> int:
+        """Whole epochs among the first `position` tasks."""
+        return position // len(self._dataset)
+
+    def take(self, position: int, count: int) -> list[int]:
+        """The tasks (indices into the data set) that follow the first `position`: `count`, or what the epoch has left."""
+        epoch, start = divmod(position, len(self._dataset))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._dataset))
-        chosen = order[position * self._per_step : (position + 1) * self._per_step]
-        return [self._dataset[int(i)] for i in chosen]
+        return order[start : start + count].tolist()
+
+    def task(self, index: int) -> Any:
+        return self._dataset[index]

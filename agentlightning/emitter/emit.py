@@ -23,6 +23,8 @@ from agentlightning.types.names import (
     OBJECT_JSON,
     OBJECT_TYPE,
     REWARD,
+    REWARD_AGENT,
+    REWARD_RESPONSE,
 )
 from agentlightning.types.reward import reward_attributes
 
@@ -31,15 +33,23 @@ def emit_reward(
     value: SupportsFloat | Mapping[str, SupportsFloat],
     primary_key: str | None = None,
     attributes: Mapping[str, Any] | None = None,
+    *,
+    agent: str | None = None,
+    response_id: str | None = None,
 ) -> Span | None:
     """Reward the attempt: with a number, or with several named ones of which `primary_key` is the one that trains.
 
-    The last reward of an attempt is its final reward. Raises AgentError for anything but finite numbers, also outside
+    The last reward of an attempt is its final reward. A reward belongs to the model call before it, or to the one whose
+    response has `response_id`; with `agent` it is for that agent's calls alone. Raises AgentError for anything but finite numbers, also outside
     a rollout, so that a mistake shows when the agent is tried by hand.
     """
     rewards = reward_attributes(value, primary_key)
+    whose = {REWARD_AGENT: agent, REWARD_RESPONSE: response_id}
     trace = trace_for("emit_reward")
-    return None if trace is None else record(trace, REWARD, {**plain(attributes), **rewards})
+    if trace is None:
+        return None
+    named = {key: value for key, value in whose.items() if value is not None}
+    return record(trace, REWARD, {**plain(attributes), **named, **rewards})
 
 
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span | None:

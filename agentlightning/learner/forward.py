@@ -61,7 +61,9 @@ def score(
     """Compute a batch, as one packed row or as separate rows."""
     device = model.device
     saving = options.gradient_checkpointing and torch.is_grad_enabled()
-    with _saving_activations(model, nullcontext if rows else partial(tree_attention, model)) if saving else nullcontext():
+    with (
+        _saving_activations(model, nullcontext if rows else partial(tree_attention, model)) if saving else nullcontext()
+    ):
         hidden_NH, source_E = (_rows if rows else _tree)(model, batch)
     order_E = np.argsort(source_E, kind="stable")
     sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)

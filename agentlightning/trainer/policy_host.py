@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.errors import missing_extra
 from agentlightning.gateway import Gateway
+from agentlightning.learner.base import LearnerOptions
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Lora, Settings
 from agentlightning.models import resolve_model
@@ -45,6 +46,11 @@ async def start_policy(
             max_context=spec.max_context,
             max_concurrency=spec.max_concurrency,
             seed=spec.seed,
+            learner=LearnerOptions(
+                gradient_checkpointing=spec.gradient_checkpointing,
+                reference=resolve_model(spec.reference) if spec.reference else None,
+                critic=spec.critic,
+            ),
         )
     )
     await process.start()

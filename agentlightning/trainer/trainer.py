@@ -131,6 +131,8 @@ class Trainer:
         self.resume_from = latest_checkpoint(Path(resume)) if resume else None
         self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
         self.console = console
+        if self.algorithm.serial:
+            self.n_runners = self.concurrency = 1
         if self.n_runners < 1 or concurrency < 1:
             raise ConfigError("n_runners and concurrency must be at least 1.")
 

@@ -23,7 +23,7 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from agentlightning.algorithm.credit import OUTCOME_USE, credit
+from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, credit
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.schedule import TaskSchedule
@@ -35,18 +35,22 @@ from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
 
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(0, 5))
-def test_every_task_once_per_epoch_and_the_step_is_the_position(size: int, per_step: int, seed: int) -> None:
-    schedule = TaskSchedule(list(range(size)), per_step, seed)
-    n = schedule.steps_per_epoch
+def test_every_task_once_per_epoch_and_their_number_is_the_position(size: int, per_step: int, seed: int) -> None:
+    position = 0
     for epoch in range(2):
-        steps = [TaskSchedule(list(range(size)), per_step, seed).tasks(s) for s in range(epoch * n, (epoch + 1) * n)]
-        assert Counter(t for tasks in steps for t in tasks) == Counter(range(size))
+        taken: list[int] = []
+        while TaskSchedule(list(range(size)), per_step, seed).epochs_taken(position) == epoch:
+            schedule = TaskSchedule(list(range(size)), per_step, seed)
+            taken += schedule.take(position, schedule.per_step)
+            position = epoch * size + len(taken)
+        assert Counter(taken) == Counter(range(size))
+    assert position == 2 * size
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
     first = TaskSchedule(list(range(50)), 50, seed=0)
-    assert first.tasks(0) != first.tasks(1)
-    assert first.tasks(0) != TaskSchedule(list(range(50)), 50, seed=1).tasks(0)
+    assert first.take(0, 50) != first.take(50, 50)
+    assert first.take(0, 50) != TaskSchedule(list(range(50)), 50, seed=1).take(0, 50)
 
 
 def test_no_tasks_is_an_error() -> None:
@@ -119,18 +123,12 @@ def episode(
 
 
 def credited(episodes: list[Episode], minibatches: int = 1, **options: Any) -> list[list[Any]]:
-    settings: dict[str, Any] = {"normalize_std": True, "normalization": "token", **options}
-    return credit(episodes, OUTCOME_USE, minibatches=minibatches, **settings)
+    return credit(episodes, CreditRule(**options), minibatches=minibatches)
 
 
 def test_the_advantage_of_a_rollout_goes_to_all_its_tokens() -> None:
     (batch,) = credited([episode("g", 1.0), episode("g", 0.0)])
-    assert [(c.sequence, c.advantages.tolist()) for c in batch] == [
-        (0, [1.0, 1.0]),
-        (0, [1.0, 1.0, 1.0]),
-        (1, [-1.0, -1.0]),
-        (1, [-1.0, -1.0, -1.0]),
-    ]
+    assert [c.advantages.tolist() for c in batch] == [[1.0, 1.0], [1.0] * 3, [-1.0, -1.0], [-1.0] * 3]
     assert sum(c.weights.sum() for c in batch) == pytest.approx(1.0)
 
 
@@ -156,8 +154,8 @@ def test_an_outcome_can_be_counted_as_zero() -> None:
     episodes = [episode("g", 1.0), episode("g", None, Outcome.TIMEOUT)]
     assert credited(episodes) == []
     uses = {**OUTCOME_USE, Outcome.TIMEOUT: "zero"}
-    (batch,) = credit(episodes, uses, minibatches=1, normalize_std=True, normalization="token")  # pyright: ignore[reportArgumentType]
-    assert {c.sequence: float(c.advantages[0]) for c in batch} == {0: 1.0, 1: -1.0}
+    (batch,) = credited(episodes, uses=uses)
+    assert [float(c.advantages[0]) for c in batch] == [1.0, 1.0, -1.0, -1.0]
 
 
 def test_minibatches_keep_groups_whole() -> None:
@@ -172,7 +170,7 @@ def test_calls_that_are_not_trained_are_left_out() -> None:
     a, b = episode("g", 1.0, tokens=(2,)), episode("g", 0.0, tokens=(2,))
     frozen = replace(a.calls[0], info=replace(a.calls[0].info, trained=False))
     (batch,) = credited([replace(a, calls=[frozen, *a.calls]), b])
-    assert [c.sequence for c in batch] == [0, 1]
+    assert [float(c.advantages[0]) for c in batch] == [1.0, -1.0]
 
 
 # ---- preflight -----------------------------------------------------------------------------------------------------

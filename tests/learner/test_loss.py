@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
-from agentlightning.learner.loss import compute_loss
+from agentlightning.learner.loss import Entries, compute_loss
 
 
 def evaluate(
@@ -19,7 +19,9 @@ def evaluate(
     old = torch.full((len(ratios),), -1.0)
     logprobs = (old + torch.tensor(ratios).log()).requires_grad_()
     weights = torch.full((len(ratios),), 1 / len(ratios))
-    loss, metrics = compute_loss(logprobs, torch.zeros(len(ratios)), old, torch.tensor(advantages), weights, config)
+    zeros = torch.zeros(len(ratios), dtype=torch.int32)
+    entries = Entries(logprobs, old, torch.tensor(advantages), weights, zeros, zeros)
+    loss, metrics = compute_loss(entries, config)
     loss.backward()
     assert logprobs.grad is not None
     return loss.item(), metrics, logprobs.grad.tolist()

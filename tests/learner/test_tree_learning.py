@@ -94,11 +94,13 @@ def test_micro_batches_add_up_to_the_whole(policy: Policy, group_of_conversation
     learner, loss = TorchLearner(policy), LossConfig(name="reinforce")
     learner.forward_backward(pack(group_of_conversations), loss)
     whole = gradients(policy)
-    parts = split_by_budget(group_of_conversations, max_tokens=1)
-    assert [{c.group for c in part} for part in parts] == [{0}, {1}]
-    for part in parts:
-        learner.forward_backward(pack(part), loss)
-    assert_close(gradients(policy), whole)
+    for budget, count in ((1, 6), (80, 2), (1000, 1)):
+        parts = split_by_budget(group_of_conversations, max_tokens=budget)
+        assert len(parts) == count
+        for part in parts:
+            learner.forward_backward(pack(part), loss)
+        assert_close(gradients(policy), whole)
+    assert len(split_by_budget(group_of_conversations, max_tokens=1, whole_groups=True)) == 2
 
 
 def test_a_sampled_token_is_trained_once(group_of_conversations: list[CreditedCall]) -> None:

@@ -1,0 +1,100 @@
+"""The family: each algorithm is GRPO's loop with the settings that its paper names. Everything else stays settable.
+
+| algorithm | siblings are compared by | loss | paper |
+|---|---|---|---|
+| `GRPO` | (r − mean) / std | clipped surrogate per token | arXiv 2402.03300 |
+| `REINFORCE` | nothing | log-prob × return | Williams 1992 |
+| `RLOO` | r − mean of the others | log-prob × advantage | arXiv 2402.14740 |
+| `ReinforcePP` | (r − mean) / std over the step | clipped surrogate | arXiv 2501.03262 |
+| `ReinforcePPBaseline` | r − group mean, / std over the step | clipped surrogate | arXiv 2501.03262 |
+| `DrGRPO` | r − mean | clipped surrogate, constant length | arXiv 2503.20783 |
+| `DAPO` | (r − mean) / std, groups that differ only | clip-higher, token mean | arXiv 2503.14476 |
+| `GSPO` | (r − mean) / std | sequence ratios | arXiv 2507.18071 |
+| `CISPO` | (r − mean) / std | clipped weights, all gradients | arXiv 2506.13585 |
+| `PPO` | a critic, GAE over turns | clipped surrogate | arXiv 1707.06347, 1506.02438 |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentlightning.algorithm.credit import Mode, Normalization
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.settings import Loss
+
+
+@dataclass(kw_only=True)
+class REINFORCE(GRPO):
+    """Log-prob times return, without a baseline (Williams 1992)."""
+
+    loss: Loss = "reinforce"
+    advantage: str = "reinforce"
+
+
+@dataclass(kw_only=True)
+class RLOO(GRPO):
+    """REINFORCE with the mean of the other siblings as baseline (Ahmadian et al., arXiv 2402.14740)."""
+
+    loss: Loss = "reinforce"
+    advantage: str = "rloo"
+    normalization: Normalization = "rollout"
+
+
+@dataclass(kw_only=True)
+class ReinforcePP(GRPO):
+    """REINFORCE++: returns whitened over the step, KL in the reward (Hu et al., arXiv 2501.03262)."""
+
+    advantage: str = "reinforce++"
+    clip_high: float = 0.2
+
+
+@dataclass(kw_only=True)
+class ReinforcePPBaseline(GRPO):
+    """REINFORCE++ with the group's mean as baseline (Hu et al., arXiv 2501.03262)."""
+
+    advantage: str = "reinforce++baseline"
+    clip_high: float = 0.2
+
+
+@dataclass(kw_only=True)
+class DrGRPO(GRPO):
+    """GRPO without its two biases: no division by the deviation, none by the length (Liu et al., arXiv 2503.20783)."""
+
+    advantage: str = "drgrpo"
+    normalization: Normalization = "constant"
+    clip_high: float = 0.2
+
+
+@dataclass(kw_only=True)
+class DAPO(GRPO):
+    """Clip-higher, token mean, dynamic sampling, and with `overlong_tokens` soft punishment (arXiv 2503.14476)."""
+
+    dynamic_sampling: int = 2
+
+
+@dataclass(kw_only=True)
+class GSPO(GRPO):
+    """Ratios and clipping of whole sequences (Zheng et al., arXiv 2507.18071, with its clip range)."""
+
+    loss: Loss = "gspo"
+    normalization: Normalization = "sequence"
+    clip_low: float = 3e-4
+    clip_high: float = 4e-4
+
+
+@dataclass(kw_only=True)
+class CISPO(GRPO):
+    """Clips importance weights and keeps every token's gradient (MiniMax-M1, arXiv 2506.13585)."""
+
+    loss: Loss = "cispo"
+    clip_low: float = 1.0
+    clip_high: float = 2.0
+
+
+@dataclass(kw_only=True)
+class PPO(GRPO):
+    """PPO with a critic on the policy's hidden states and GAE over turns (arXiv 1707.06347, 1506.02438)."""
+
+    credit: Mode = "gae"
+    lam: float = 0.95
+    clip_high: float = 0.2

@@ -1,0 +1,210 @@
+"""The settings of a training run: one flat set of names that every algorithm of the family shares.
+
+An algorithm is a set of defaults for them (see `family.py`). What cannot work together is refused when it is made, and a
+name that does not exist is a TypeError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, Normalization, Use
+from agentlightning.errors import ConfigError
+from agentlightning.learner.advantage import ADVANTAGES, CORRECTIONS
+from agentlightning.learner.base import LossConfig
+from agentlightning.types import Outcome, RolloutConfig
+
+Loss = Literal["ppo_clip", "reinforce", "gspo", "cispo", "dpo"]
+Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": ("constant", "linear"),
+    "loss": ("ppo_clip", "reinforce", "gspo", "cispo", "dpo"),
+    "advantage": tuple(ADVANTAGES),
+    "credit": ("broadcast", "return_to_go", "per_turn", "gae"),
+    "rollout_return": ("final", "sum"),
+    "normalization": ("token", "sequence", "rollout", "constant"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
+    "correction": ("auto", "none", *CORRECTIONS),
+}
+
+
+@dataclass(kw_only=True)
+class TrainingSettings(Algorithm):
+    """`model` alone is enough; everything else has a default."""
+
+    model: str
+    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
+    group_size: int = 8
+    """Rollouts per task that are compared with each other."""
+    tasks_per_step: int = 16
+    """A step samples tasks_per_step × group_size rollouts."""
+    epochs: int = 1
+    steps: int | None = None
+    """Number of steps; None: as many as `epochs` need."""
+    learning_rate: float = 1e-5
+    schedule: Literal["constant", "linear"] = "constant"
+    """Of the learning rate; "linear" falls to zero at the end of the run."""
+    minibatches: int = 1
+    """Updates per step; each takes whole groups and its share of the step's rollouts."""
+    update_epochs: int = 1
+    """How often a step's rollouts are gone through."""
+    temperature: float = 1.0
+    """Of training rollouts, whatever the agent asks for."""
+
+    loss: Loss = "ppo_clip"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    advantage: str = "grpo"
+    """How siblings are compared: grpo, drgrpo, rloo, reinforce, reinforce++, reinforce++baseline, …"""
+    credit: Mode = "broadcast"
+    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gae."""
+    gamma: float = 1.0
+    """Discount per turn."""
+    lam: float = 1.0
+    """λ of generalised advantage estimation."""
+    rollout_return: Literal["final", "sum"] = "final"
+    """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
+    normalization: Normalization = "token"
+    """Whether every token, every sequence (conversation) or every rollout counts the same, or, with "constant", a token
+    counts 1 / (rollouts × max_context)."""
+    entropy_coef: float = 0.0
+    kl_coef: float = 0.0
+    """Weight of the divergence from the model that the run started from."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
+    dynamic_sampling: int = 0
+    """Further rounds of sampling in a step, each with fresh tasks in place of the groups whose rewards were all equal."""
+    overlong_tokens: int | None = None
+    """A rollout that samples so many tokens earns 1 less …"""
+    overlong_margin: int = 0
+    """… and one that comes closer than this to them earns less in proportion."""
+    outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
+
+    max_staleness: int = 0
+    """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
+    correction: Correction = "auto"
+    """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
+    sampling runs ahead, else none."""
+    correction_cap: float = 2.0
+    correction_floor: float = 0.5
+    """Of the two mask corrections: ratios below it are masked."""
+
+    max_grad_norm: float = 1.0
+    weight_decay: float = 0.0
+    critic_learning_rate: float = 1e-3
+    lora_rank: int | None = None
+    """Train a LoRA adapter of this rank instead of all weights."""
+    train_agents: str | None = None
+    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
+    train_prompts: str | None = None
+    """The same for the system prompt of a call."""
+    max_calls: int | None = None
+    """Model calls that one rollout may make; one that wants more is truncated."""
+    max_tokens: int | None = None
+    """Tokens that one rollout may have sampled, over all its calls."""
+    max_context: int = 4096
+    max_concurrency: int = 64
+    tokens_per_batch: int = 16_384
+    """Unique tokens in one forward and backward pass; bounds the learner's memory."""
+    gradient_checkpointing: bool = False
+    """Less memory in a pass for about a third more time."""
+    certify_every: int = 50
+    """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
+    rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
+    val_every: int = 10
+    """Validate before the first step, every so many steps, and after the last."""
+    save_every: int = 10
+    keep_checkpoints: int = 2
+    """The last so many and the best one are kept."""
+    max_logprob_gap: float | None = None
+    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
+    deterministic: bool = False
+    """One rollout at a time, seeded by step: the same run always ends with the same weights, interrupted or not. Slow."""
+    device: str = "auto"
+    dtype: str = "float32"
+    renderer: str | None = None
+    seed: int = 0
+    """Decides the order of the tasks, and seeds the sampling."""
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._refuse_what_cannot_work()
+        self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
+        self.serial = self.deterministic
+        needs_reference = self.kl_coef != 0 or self.loss == "dpo"
+        self.policy = PolicySpec(
+            model=self.model,
+            device=self.device,
+            dtype=self.dtype,
+            lora_rank=self.lora_rank,
+            max_context=self.max_context,
+            max_concurrency=self.max_concurrency,
+            temperature=self.temperature,
+            train_agents=self.train_agents,
+            train_prompts=self.train_prompts,
+            max_calls=self.max_calls,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            renderer=self.renderer,
+            reference=self.model if needs_reference else None,
+            critic=self.credit == "gae",
+            gradient_checkpointing=self.gradient_checkpointing,
+        )
+
+    def _refuse_what_cannot_work(self) -> None:
+        for name, allowed in CHOICES.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                known = " or ".join(repr(choice) for choice in allowed)
+                raise ConfigError(f"{name} is {value!r}; it can be {known}.")
+        if not 1 <= self.minibatches <= self.tasks_per_step:
+            raise ConfigError(
+                f"minibatches ({self.minibatches}) must be between 1 and tasks_per_step ({self.tasks_per_step})."
+            )
+        if self.group_size < 2 and self.credit != "gae" and not self.advantage.startswith("reinforce"):
+            raise ConfigError(
+                "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
+                "one use a critic (PPO), or advantage='reinforce' or 'reinforce++'."
+            )
+        if self.deterministic and self.max_staleness:
+            raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
+        if self.max_staleness < 0 or self.update_epochs < 1:
+            raise ConfigError("max_staleness must be at least 0, update_epochs at least 1.")
+
+    def loss_config(self) -> LossConfig:
+        """What the learner minimises."""
+        return LossConfig(
+            name=self.loss,
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            entropy_coef=self.entropy_coef,
+            kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0,
+            kl_estimator=self.kl_estimator,
+        )
+
+    def credit_rule(self) -> CreditRule:
+        """How rewards become advantages."""
+        return CreditRule(
+            mode=self.credit,
+            advantage=self.advantage,
+            gamma=self.gamma,
+            lam=self.lam,
+            total=self.rollout_return == "sum",
+            normalization=self.normalization,
+            constant=self.max_context,
+            overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens else None,
+            keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit == "gae",
+            uses=self.outcome_use,
+        )
+
+    @property
+    def correction_kind(self) -> str | None:
+        """The importance weights in use."""
+        kind = self.correction if self.correction != "auto" else ("token" if self.max_staleness else "none")
+        return None if kind == "none" else kind
