@@ -21,8 +21,10 @@ _FILE = "checkpoint.json"
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """`step` steps are done, which took `position` tasks; `base_model` is what the run started from; `val_reward` is the
-    last one measured."""
+    """`step` steps are done, which took `position` tasks; `base_model` is what the run started from.
+
+    `val_reward` is the last one measured.
+    """
 
     step: int
     base_model: str

@@ -2,8 +2,8 @@
 
 `broadcast`      a rollout's return goes to each of its calls
 `return_to_go`   a call is worth the rewards from it on, discounted by γ per turn; siblings are compared turn by turn
-`per_turn`       the same, but calls that siblings made in the very same state are compared with each other (as in GiGPO,
-                 Feng et al., arXiv 2505.10978); where no sibling was in a state, turn by turn
+`per_turn`       the same, but calls that siblings made in the very same state are compared with each other (as in
+                 GiGPO, Feng et al., arXiv 2505.10978); where no sibling was in a state, turn by turn
 `gae`            a critic says what a state is worth; generalised advantage estimation over turns
 
 With a terminal reward only and γ = 1, `return_to_go` is `broadcast`, bit for bit.

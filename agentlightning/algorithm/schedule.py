@@ -32,7 +32,7 @@ class TaskSchedule:
         return position // len(self._dataset)
 
     def take(self, position: int, count: int) -> list[int]:
-        """The tasks (indices into the data set) that follow the first `position`: `count`, or what the epoch has left."""
+        """Indices of the tasks that follow the first `position`: `count` of them, or what the epoch has left."""
         epoch, start = divmod(position, len(self._dataset))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._dataset))
         return order[start : start + count].tolist()

@@ -1,7 +1,7 @@
 """The settings of a training run: one flat set of names that every algorithm of the family shares.
 
-An algorithm is a set of defaults for them (see `family.py`). What cannot work together is refused when it is made, and a
-name that does not exist is a TypeError.
+An algorithm is a set of defaults for them (see `family.py`). What cannot work together is refused when it is made, and
+a name that does not exist is a TypeError.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class TrainingSettings(Algorithm):
     rollout_return: Literal["final", "sum"] = "final"
     """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
     normalization: Normalization = "token"
-    """Whether every token, every sequence (conversation) or every rollout counts the same, or, with "constant", a token
+    """Whether every token, every sequence (conversation) or every rollout counts the same. With "constant" a token
     counts 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
@@ -125,7 +125,7 @@ class TrainingSettings(Algorithm):
     max_logprob_gap: float | None = None
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
     deterministic: bool = False
-    """One rollout at a time, seeded by step: the same run always ends with the same weights, interrupted or not. Slow."""
+    """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
     device: str = "auto"
     dtype: str = "float32"
     renderer: str | None = None

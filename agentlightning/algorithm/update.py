@@ -1,7 +1,7 @@
 """Updating a policy from credited calls: packing, what the learner must be asked first, the passes, the steps.
 
-Two checks guard the numbers: the canary (engine and learner agree on what was just sampled) and the certificate (a packed
-group gives the gradients of its separate rows).
+Two checks guard the numbers: the canary (engine and learner agree on what was just sampled) and the certificate (a
+packed group gives the gradients of its separate rows).
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def by_position(
     """Compare the units turn by turn: the t-th value of each with the t-th of the others.
 
     A unit that ended earlier stands with its last value, so every unit counts once in every comparison however long it
-    is; and where all values of each unit are equal the result is the estimator's on one value per unit, bit for bit.
+    is; where all values of each unit are equal the result is the estimator's on one value per unit, bit for bit.
     """
     width = max((len(v) for v in values), default=0)
     result: list[list[float]] = [[] for _ in values]

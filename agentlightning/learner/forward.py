@@ -1,8 +1,8 @@
 """One pass of a model over a packed batch: log-probs and entropies of the entries, and hidden states for a critic.
 
 A tree is computed with each token once (`tree_attention`), or, for models that cannot, as its separate rows: every leaf
-with all it stands on. Both give the same numbers. Logits exist only for tokens that predict an entry, and only so many at
-the same time.
+with all it stands on. Both give the same numbers. Logits exist only for tokens that predict an entry, and only so many
+at the same time.
 
 Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size.
 """
@@ -60,10 +60,8 @@ def score(
 ) -> Scores:
     """Compute a batch, as one packed row or as separate rows."""
     device = model.device
-    saving = options.gradient_checkpointing and torch.is_grad_enabled()
-    with (
-        _saving_activations(model, nullcontext if rows else partial(tree_attention, model)) if saving else nullcontext()
-    ):
+    again = nullcontext if rows else partial(tree_attention, model)
+    with _saving_activations(model, again, wanted=options.gradient_checkpointing and torch.is_grad_enabled()):
         hidden_NH, source_E = (_rows if rows else _tree)(model, batch)
     order_E = np.argsort(source_E, kind="stable")
     sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)
@@ -139,7 +137,9 @@ def leaf_rows(batch: PackedBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 def _logits(model: PreTrainedModel, hidden_UH: Tensor) -> Tensor:
     """The model's head, with what some families do to logits. At least float32."""
-    logits_UV = model.get_output_embeddings()(hidden_UH)
+    head = model.get_output_embeddings()
+    assert head is not None, type(model)
+    logits_UV = head(hidden_UH)
     settings = model.config.get_text_config().to_dict()
     logits_UV = logits_UV * (settings.get("logit_scale") or 1.0) / (settings.get("logits_scaling") or 1.0)
     if bound := settings.get("final_logit_softcapping"):
@@ -161,11 +161,16 @@ def _targets(
 
 
 @contextmanager
-def _saving_activations(model: PreTrainedModel, again: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+def _saving_activations(
+    model: PreTrainedModel, again: Callable[[], AbstractContextManager[None]], wanted: bool
+) -> Iterator[None]:
     """Gradient checkpointing of the layers within the block; what is computed a second time is computed in `again`.
 
     Dropout stays off: only the layers' own flag says that they are training.
     """
+    if not wanted:
+        yield
+        return
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     kwargs = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())}
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)

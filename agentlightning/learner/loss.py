@@ -9,8 +9,9 @@ Shape letters: E loss entries (sampled tokens), Q sequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
 
 Metrics = dict[str, float]
+Chosen = TypeVar("Chosen")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +156,7 @@ def compute_loss(entries: Entries, config: LossConfig) -> tuple[Tensor, Metrics]
     return loss, metrics
 
 
-def _choose(table: dict[str, Callable[..., object]], name: str, noun: str) -> Callable[..., object]:
+def _choose(table: Mapping[str, Chosen], name: str, noun: str) -> Chosen:
     if name not in table:
         raise ConfigError(f"There is no {noun} '{name}'. Choose one of: {', '.join(sorted(table))}.")
     return table[name]
