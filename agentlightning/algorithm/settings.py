@@ -79,7 +79,7 @@ class TrainingSettings(Algorithm):
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
     dynamic_sampling: int = 0
-    """Further rounds of sampling in a step, each with fresh tasks in place of the groups whose rewards were all equal."""
+    """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
     overlong_tokens: int | None = None
     """A rollout that samples so many tokens earns 1 less …"""
     overlong_margin: int = 0

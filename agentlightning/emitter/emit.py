@@ -40,8 +40,8 @@ def emit_reward(
     """Reward the attempt: with a number, or with several named ones of which `primary_key` is the one that trains.
 
     The last reward of an attempt is its final reward. A reward belongs to the model call before it, or to the one whose
-    response has `response_id`; with `agent` it is for that agent's calls alone. Raises AgentError for anything but finite numbers, also outside
-    a rollout, so that a mistake shows when the agent is tried by hand.
+    response has `response_id`; with `agent` it is for that agent's calls alone. Raises AgentError for anything but
+    finite numbers, also outside a rollout, so that a mistake shows when the agent is tried by hand.
     """
     rewards = reward_attributes(value, primary_key)
     whose = {REWARD_AGENT: agent, REWARD_RESPONSE: response_id}

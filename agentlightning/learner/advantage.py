@@ -192,9 +192,9 @@ def correction_weights(
 ) -> Float32Array:
     """Importance weights for tokens that other weights (or other numerics) sampled: ρ = π_old / μ. Constants, [E].
 
-    `token`: min(ρ, cap), truncated importance sampling (Espeholt et al., arXiv 1802.01561; Yao et al. 2025); `sequence`:
-    the same with ρ of the whole sequence; `mask`: ρ inside [floor, cap] and 0 outside (IcePop, arXiv 2510.18855);
-    `sequence_mask`: the same with ρ of the whole sequence (masked importance sampling, Liu et al. 2025).
+    `token`: min(ρ, cap), truncated importance sampling (Espeholt et al., arXiv 1802.01561; Yao et al. 2025);
+    `sequence`: the same with ρ of the whole sequence; `mask`: ρ inside [floor, cap] and 0 outside (IcePop, arXiv
+    2510.18855); `sequence_mask`: the same with ρ of the whole sequence (masked importance sampling, Liu et al. 2025).
     """
     if kind not in CORRECTIONS:
         raise ValueError(f"There is no correction {kind!r}; choose one of {', '.join(sorted(CORRECTIONS))}")

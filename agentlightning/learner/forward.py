@@ -172,16 +172,15 @@ def _saving_activations(
         yield
         return
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    kwargs = {"use_reentrant": False, "context_fn": lambda: (nullcontext(), again())}
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    compute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), again()))
     for layer in layers:
-        layer.training = True
+        layer.training = layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = compute
     try:
         yield
     finally:
         for layer in layers:
-            layer.training = False
-        model.gradient_checkpointing_disable()
+            layer.training = layer.gradient_checkpointing = False
 
 
 def as_long(array: np.ndarray, device: torch.device) -> Tensor:

@@ -60,6 +60,7 @@ def row(prompt: Int32Array, chunk: Chunk) -> PackedBatch:
         source_E=np.arange(len(prompt) - 1, len(ids) - 1, dtype=np.int32),
         targets_E=chunk.ids,
         sequence_E=np.zeros(count, dtype=np.int32),
+        group_E=np.zeros(count, dtype=np.int32),
         old_logprobs_E=chunk.plain_logprobs,
         advantages_E=np.ones(count, dtype=np.float32),
         weights_E=np.full(count, 1 / count, dtype=np.float32),
