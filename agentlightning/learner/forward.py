@@ -175,7 +175,7 @@ def _saving_activations(
     compute = partial(checkpoint, use_reentrant=False, context_fn=lambda: (nullcontext(), again()))
     for layer in layers:
         layer.training = layer.gradient_checkpointing = True
-        layer._gradient_checkpointing_func = compute
+        layer._gradient_checkpointing_func = compute  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:
