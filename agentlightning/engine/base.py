@@ -79,7 +79,8 @@ class Engine(Protocol):
     def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """Sample one response. Yields chunks as they are sampled if `stream`, else one chunk at the end.
+        """Sample one response. Yields chunks as they are sampled if `stream`, else one chunk at the end (and one
+        before, whenever the weights change on the way).
 
         Closing the generator or cancelling its task aborts the request. Raises `EngineError` when the engine died and
         `ModelError` when the prompt does not fit.

@@ -30,6 +30,13 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     top_logprobs: Float32Array | None = None
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+    """What a request sampled under weights that have just changed; it goes on."""
+
+    request_id: int
+    chunk: Chunk
+
+
 class Ended(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     """A request is done. `chunk` holds its tokens (of a stream: those not given out yet) and the finish reason."""
 
@@ -45,4 +52,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     error: str = "EngineError"
 
 
-Event = Sampled | Ended | Failed
+Event = Sampled | Part | Ended | Failed

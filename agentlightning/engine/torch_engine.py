@@ -21,7 +21,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
-from agentlightning.engine.events import Ended, Event, Failed, Request, Sampled
+from agentlightning.engine.events import Ended, Event, Failed, Part, Request, Sampled
 from agentlightning.engine.grammar import Grammars, Matcher
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt, slot_count
@@ -206,15 +206,22 @@ class TorchEngine:
         self._forget_contexts()
         return ids
 
-    def weights_changed(self, version: int) -> None:
+    def weights_changed(self, version: int) -> list[Event]:
         """The model has other weights now: nothing computed with the old ones is used again.
 
-        No request may be running; let them finish with `step(admit=False)` before changing the weights.
+        Requests that are running go on under the new weights, their contexts computed again; what they sampled so far
+        comes out at once, under the old version. A caller who wants each response from one version lets them finish
+        first, with `step(admit=False)`.
         """
-        if self._running:
-            raise EngineError(f"The weights changed under {self.running} running requests; drain the engine first.")
+        parts = [self._part(running) for running in self._running.values()]
         self.version = version
         self._forget_contexts()
+        return [part for part in parts if part is not None]
+
+    def _part(self, running: _Running) -> Event | None:
+        """What a request sampled and did not give out yet."""
+        chunk = self._take(running, None, None)
+        return Part(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
 
     def reseed(self, seed: int) -> None:
         """Go on as a fresh engine with this seed would: nothing cached, and the same draws for the same requests."""
@@ -467,8 +474,11 @@ class TorchEngine:
         self._slots.release(running.slot)
 
     def _forget_contexts(self) -> None:
-        for slot in range(self._slots.count):
-            self._slots.forget(slot)
+        for slot, running in enumerate(self._by_slot):
+            if running is None:
+                self._slots.forget(slot)
+            else:
+                self._slots.computed[slot] = 0
 
 
 def _sampled(

@@ -14,7 +14,7 @@ from typing import Self, cast
 
 import agentlightning
 from agentlightning.engine.base import Chunk
-from agentlightning.engine.events import Ended, Event, Request, Sampled
+from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
 from agentlightning.errors import AgentLightningError, ModelProcessDied
 from agentlightning.modelprocess.protocol import (
     Call,
@@ -177,7 +177,7 @@ class Child(asyncio.Protocol):
             return
         answers = self._answers.pop(event.request_id, None)
         if answers is not None:
-            answers.put_nowait(event.chunk if isinstance(event, Ended) else to_error(event.error, event.message))
+            answers.put_nowait(event.chunk if isinstance(event, Part | Ended) else to_error(event.error, event.message))
 
     def _resolve(self, call_id: int, outcome: Reply | AgentLightningError) -> None:
         waiting = self._replies.get(call_id) if call_id else self.ready

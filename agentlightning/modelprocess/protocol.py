@@ -8,7 +8,7 @@ them per step, and one `Reply` or `Refused` per call. A closed socket is the end
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -45,6 +45,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     prefill_tokens: int = 2048
     seed: int | None = None
     """For requests that bring no seed of their own."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """What becomes of running requests when the weights change: they finish under the old ones first, or they go on
+    under the new ones with their contexts computed again."""
     sampling_threads: int = 1
     """One leaves the other cores to the agents, which run while the engine samples."""
     learning_threads: int | None = None

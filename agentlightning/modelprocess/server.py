@@ -1,7 +1,8 @@
 """The model process: one loop that samples and learns on one set of weights, with no user code and no event loop.
 
 Between two steps of the engine it takes what arrived: requests join, aborts leave, calls are done one after the other.
-A call that changes the weights first lets the running requests finish; requests that arrive meanwhile wait.
+A call that changes the weights first lets the running requests finish, while requests that arrive wait; or they go on
+under the new weights (`Settings.in_flight`).
 """
 
 from __future__ import annotations
@@ -96,6 +97,7 @@ class Server:
             seed=settings.seed,
         )
         self._learner = TorchLearner(self._policy, settings.learner)
+        self._drains = settings.in_flight == "finish"
         self._calls: deque[Call] = deque()
         self._refused: list[Event] = []
         self._clock = Clock()
@@ -107,13 +109,13 @@ class Server:
         self._send(Ready(self._engine.info(self._policy.path)))
         while not self._stopped:
             self._receive()
-            changes_weights = bool(self._calls) and isinstance(self._calls[0].verb, _CHANGES_WEIGHTS)
-            if self._calls and not (changes_weights and self._engine.running):
+            drains = self._drains and bool(self._calls) and isinstance(self._calls[0].verb, _CHANGES_WEIGHTS)
+            if self._calls and not (drains and self._engine.running):
                 self._turn_to("learning")
                 self._send(self._answer(self._calls.popleft()))
             if self._engine.active or self._refused:
                 self._turn_to("sampling")
-                self._step(admit=not changes_weights)
+                self._step(admit=not drains)
 
     def _receive(self) -> None:
         """Take all messages that arrived; wait for one if there is nothing to do."""
@@ -183,13 +185,13 @@ class Server:
                 return Reply(call_id=call_id, metrics=self._learner.forward_backward(batch, loss))
             case OptimStep(params):
                 metrics = self._learner.optim_step(params)
-                self._engine.weights_changed(self._policy.version)
+                self._weights_changed()
                 return Reply(call_id=call_id, metrics=metrics)
             case SaveState(path):
                 self._learner.save_state(path)
             case LoadState(path):
                 self._learner.load_state(path)
-                self._engine.weights_changed(self._policy.version)
+                self._weights_changed()
             case Export(path):
                 self._learner.export(path)
             case Reseed(seed):
@@ -199,6 +201,11 @@ class Server:
             case GetStats():
                 return Reply(call_id=call_id, stats=self._stats())
         return Reply(call_id=call_id)
+
+    def _weights_changed(self) -> None:
+        parts = self._engine.weights_changed(self._policy.version)
+        if parts:
+            self._send(Events(parts))
 
     def _stats(self) -> Stats:
         self._clock.turn_to("learning")

@@ -98,6 +98,27 @@ async def test_a_step_waits_for_running_requests_and_new_ones_wait_for_it(proces
     assert np.abs(await process.forward(batch) - batch.old_logprobs_E).max() > 0.01
 
 
+async def test_requests_in_flight_may_go_on_under_the_new_weights(tiny_model_dir: Path) -> None:
+    settings = Settings(
+        model=str(tiny_model_dir), max_context=1024, in_flight="continue", learning_threads=1, device="cpu"
+    )
+    async with ModelProcess(settings) as process:
+        prompt = random_ids(20, 1)
+        batch = row(prompt, await sample(process, prompt))
+        await process.forward_backward(batch, LossConfig())
+        stream = process.generate(prompt, SamplingParams(max_tokens=900), stream=True)
+        whole = asyncio.create_task(anext(process.generate(prompt, SamplingParams(max_tokens=900))))
+        chunks = [await anext(stream) for _ in range(5)]
+        await process.optim_step(OptimParams(learning_rate=0.05))
+        chunks += [chunk async for chunk in stream]
+        part = await whole
+        assert (part.version, part.finish_reason) == (0, None), "what it sampled so far came out at once"
+        assert 0 < len(part.ids) < 900
+    versions = [chunk.version for chunk in chunks]
+    assert versions == sorted(versions)
+    assert set(versions) == {0, 1}
+
+
 async def test_a_stream_comes_token_by_token(process: ModelProcess) -> None:
     prompt = random_ids(20, 3)
     whole = await sample(process, prompt, seed=5, top_logprobs=2)

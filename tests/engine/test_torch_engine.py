@@ -11,7 +11,7 @@ from agentlightning.engine.events import Ended, Event, Failed, Request
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.learner.policy import Policy
 
-from .conftest import collect, concat, drain, gap, make_engine, random_ids, request, run
+from .conftest import collect, concat, drain, gap, make_engine, random_ids, reference, request, run
 
 EXACT = 2e-5
 """Largest difference of log-probs in fp32."""
@@ -82,18 +82,46 @@ def test_the_comparison_notices_stale_keys_and_values(policy: Policy) -> None:
     assert gap(policy, longer, fresh) < EXACT
 
 
-def test_weights_change_only_when_drained(policy: Policy) -> None:
+def test_drained_requests_are_of_one_version(policy: Policy) -> None:
     engine = make_engine(policy, max_concurrency=1)
     engine.submit(request(0, random_ids(5, 0), max_tokens=3, temperature=0))
     engine.submit(request(1, random_ids(5, 1), max_tokens=3, temperature=0))
-    engine.step()
-    with pytest.raises(EngineError, match="drain"):
-        engine.weights_changed(1)
-    while engine.running:
-        engine.step(admit=False)
-    engine.weights_changed(1)
+    while engine.running or engine.waiting == 2:
+        engine.step(admit=engine.waiting == 2)
+    assert engine.weights_changed(1) == []
     assert engine.waiting == 1
     assert drain(engine)[1].version == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_running_requests_go_on_under_new_weights(policy: Policy, stream: bool) -> None:
+    """Every token's log-prob is that of an ordinary forward over the whole context with the weights of its version."""
+    engine = make_engine(policy, max_concurrency=4)
+    requests = [request(n, random_ids(6 + 20 * n, n), max_tokens=24, stream=stream) for n in range(6)]
+    parts: dict[int, list[Chunk]] = {}
+    for one in requests:
+        engine.submit(one)
+    weights = [{name: tensor.clone() for name, tensor in policy.model.state_dict().items()}]
+    for version in (1, 2):
+        for _ in range(7):
+            collect(engine.step(), parts)
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.mul_(1.1)
+        weights.append({name: tensor.clone() for name, tensor in policy.model.state_dict().items()})
+        collect(engine.weights_changed(version), parts)
+    while engine.active:
+        collect(engine.step(), parts)
+    versions = {n: np.concatenate([np.full(len(c.ids), c.version) for c in chunks]) for n, chunks in parts.items()}
+    assert {tuple(np.unique(found)) for found in versions.values()} == {(0, 1, 2), (2,)}, "some were waiting"
+    whole = {n: concat(chunks) for n, chunks in parts.items()}
+    assert all(len(chunk.ids) == 24 for chunk in whole.values())
+    for version, state in enumerate(weights):
+        policy.model.load_state_dict(state)
+        for one in requests:
+            chunk, mine = whole[one.request_id], versions[one.request_id] == version
+            expected = reference(policy, one.prompt_ids, chunk.ids)
+            assert np.abs(expected - chunk.plain_logprobs)[mine].max(initial=0) < EXACT
 
 
 def test_the_next_turn_reuses_the_whole_last_one_in_place(policy: Policy) -> None:
