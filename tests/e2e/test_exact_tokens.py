@@ -15,7 +15,7 @@ from agentlightning.cli.example import load_example
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.rendering import load_rendering
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import Certificate, LossConfig, OptimParams, PackedBatch
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
@@ -73,8 +73,14 @@ class WitnessedLearner:
     async def load_state(self, path: str) -> None:
         await self._learner.load_state(path)
 
-    async def forward(self, batch: PackedBatch) -> Float32Array:
-        return await self._learner.forward(batch)
+    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        return await self._learner.forward(batch, reference=reference)
+
+    async def values(self, batch: PackedBatch) -> Float32Array:
+        return await self._learner.values(batch)
+
+    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
+        return await self._learner.certify(batch, loss)
 
 
 async def test_every_trained_token_is_a_sampled_token(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class ScriptedEngine:
         self.aborted: list[str] = []
         self.fail: Exception | None = None
         self.open = asyncio.Event()
-        """Cleared while weights change: requests that come then wait, those in flight finish (an engine that drains)."""
+        """Cleared while weights change: requests that come then wait, those in flight finish."""
         self.open.set()
 
     async def info(self) -> EngineInfo:

@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import openai
 import pytest
@@ -73,7 +73,7 @@ def _chunk(data: bytes) -> bytes:
 class Rogue:
     """A provider that answers each request in the way that the request's model names."""
 
-    WAYS: dict[str, Answer] = {
+    WAYS: ClassVar[dict[str, Answer]] = {
         f.__name__: f
         for f in (stalls, hangs_up, half_a_stream, half_an_event, a_stream_that_stalls, half_a_body, no_json)
     }
