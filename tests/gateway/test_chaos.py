@@ -8,7 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 import openai
 import pytest
@@ -70,13 +70,13 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
+WAYS: dict[str, Answer] = {
+    f.__name__: f for f in (stalls, hangs_up, half_a_stream, half_an_event, a_stream_that_stalls, half_a_body, no_json)
+}
+
+
 class Rogue:
     """A provider that answers each request in the way that the request's model names."""
-
-    WAYS: ClassVar[dict[str, Answer]] = {
-        f.__name__: f
-        for f in (stalls, hangs_up, half_a_stream, half_an_event, a_stream_that_stalls, half_a_body, no_json)
-    }
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -90,7 +90,7 @@ class Rogue:
             model = json.loads(body)["model"]
             self.asked[model] += 1
             self.bytes.append(length)
-            await self.WAYS[model](writer)
+            await WAYS[model](writer)
         writer.close()
 
 
@@ -100,7 +100,7 @@ async def rogue(site: Site) -> AsyncIterator[Rogue]:
     found = Rogue()
     async with await asyncio.start_server(found.serve, "127.0.0.1", 0, limit=2**25) as server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        far = {way: Provider(base_url=url, timeout_seconds=TIMEOUT) for way in Rogue.WAYS}
+        far = {way: Provider(base_url=url, timeout_seconds=TIMEOUT) for way in WAYS}
         await site.gateway.update_model_list(far)
         yield found
 
@@ -309,7 +309,7 @@ async def test_a_storm(site: Site, rogue: Rogue) -> None:
     async def far(place: Site) -> None:
         with suppress(openai.APIError, httpx_error(), ValueError):
             create: Any = clients[place.rollout_id].chat.completions.create
-            reply = await create(model=dice.choice(list(Rogue.WAYS)), messages=ASK, stream=dice.random() < 0.5)
+            reply = await create(model=dice.choice(list(WAYS)), messages=ASK, stream=dice.random() < 0.5)
             _ = [part async for part in reply] if isinstance(reply, openai.AsyncStream) else reply
 
     async def weights() -> None:
