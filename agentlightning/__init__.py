@@ -66,7 +66,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
     "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
     "agentlightning.store.base": ("LightningStore",),
-    "agentlightning.tracer": ("DummyTracer", "OtelTracer", "Tracer"),
+    "agentlightning.tracer": ("GATEWAY_URL", "DummyTracer", "OtelTracer", "Tracer"),
     "agentlightning.trainer": ("RunResult", "Trainer"),
     "agentlightning.types": (
         "LLM",
@@ -148,7 +148,7 @@ if TYPE_CHECKING:
     from agentlightning.runner import LitAgentRunner, Runner
     from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
     from agentlightning.store.base import LightningStore
-    from agentlightning.tracer import DummyTracer, OtelTracer, Tracer
+    from agentlightning.tracer import GATEWAY_URL, DummyTracer, OtelTracer, Tracer
     from agentlightning.trainer import RunResult, Trainer
     from agentlightning.types import (
         LLM,

@@ -35,11 +35,13 @@ from agentlightning.gateway.records import Place, refusal_span, trace_id_of
 from agentlightning.gateway.sampler import Arrival
 from agentlightning.gateway.upstream import Upstream
 from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
+from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
 _PATH = re.compile(
     r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
 )
-_AGENT_IN_BAGGAGE = re.compile(r"(?:^|,)\s*agentlightning\.agent\s*=\s*([^,;\s]+)")
+_AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
+_CONTEXT = CONTEXT_HEADER.encode()
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -169,7 +171,10 @@ class GatewayApp:
                 raise Refusal(
                     "This call cannot be attributed to a rollout. Use the base URL and API key of the `llm` resource "
                     "that "
-                    "the agent is given (llm.get_base_url(), llm.api_key), or an attempt's API key with the plain URL.",
+                    "the agent is given (llm.get_base_url(), llm.api_key), or an attempt's API key with the plain URL. "
+                    "A client that is made once for all rollouts works inside a rollout's own tasks and thread pools, "
+                    "if it sends by httpx or aiohttp; start other threads with contextvars.copy_context().run, or "
+                    "run one process per rollout.",
                     status=401,
                     kind="authentication_error",
                     code="not_attributed",
@@ -184,6 +189,9 @@ class GatewayApp:
             )
         if rollout is not None and (rollout, attempt) != (scoped.rollout_id, scoped.attempt_id):
             raise _wrong_attempt(scoped)
+        running = headers.get(_CONTEXT, b"").decode("latin-1")
+        if running and running != f"{scoped.rollout_id}/{scoped.attempt_id}":
+            raise _wrong_client(scoped, running)
         return scoped
 
 
@@ -194,6 +202,17 @@ def _wrong_attempt(key: AttemptKey) -> Refusal:
         status=403,
         kind="permission_error",
         code="wrong_attempt",
+    )
+
+
+def _wrong_client(key: AttemptKey, running: str) -> Refusal:
+    return Refusal(
+        f"The code of {running} (rollout/attempt) sent this call with a client of {key.rollout_id}/{key.attempt_id}, "
+        "so it cannot be said whose it is. Make the client in each rollout, or make it once with "
+        "agentlightning.GATEWAY_URL as its base URL.",
+        status=403,
+        kind="permission_error",
+        code="wrong_client",
     )
 
 

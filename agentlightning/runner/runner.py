@@ -22,7 +22,7 @@ from agentlightning.errors import AgentError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.store.base import LightningStore
-from agentlightning.tracer import Trace, Tracer
+from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
     LLM,
@@ -132,6 +132,7 @@ class LitAgentRunner:
     def init(self, agent: LitAgent[Any], hooks: Sequence[Hook] = ()) -> None:
         self._agent, self._hooks = agent, hooks
         self._tracer.init()
+        instrument(current_agent_name)
 
     def init_worker(self, worker_id: int | str, store: LightningStore) -> None:
         self._store = store
@@ -235,7 +236,7 @@ class LitAgentRunner:
         """The agent under its deadline; every way it can end becomes an `Ending`."""
         seconds = claimed.config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
         try:
-            resources = await self._resources(claimed)
+            resources = await self._resources(claimed, trace)
             async with asyncio.timeout(seconds) as deadline:
                 try:
                     result = await self._call(agent, claimed, resources)
@@ -302,7 +303,7 @@ class LitAgentRunner:
             # The watchdog hands the rollout out again when its lease runs out.
             logger.warning("Attempt %s of %s could not be finished: %s", attempt_id, rollout_id, error)
 
-    async def _resources(self, claimed: AttemptedRollout) -> NamedResources:
+    async def _resources(self, claimed: AttemptedRollout, trace: Trace) -> NamedResources:
         store = self._ready_store()
         update = (
             await store.get_resources_by_id(claimed.resources_id)
@@ -310,16 +311,23 @@ class LitAgentRunner:
             else await store.get_latest_resources()
         )
         resources = update.resources if update else {}
-        return {name: self._bind(resource, claimed) for name, resource in resources.items()}
+        return {name: self._bind(resource, claimed, trace) for name, resource in resources.items()}
 
-    def _bind(self, resource: Any, claimed: AttemptedRollout) -> Any:
-        """Give the agent a plain LLM whose URL and key are good for its own attempt only."""
+    def _bind(self, resource: Any, claimed: AttemptedRollout, trace: Trace) -> Any:
+        """Give the agent a plain LLM whose URL and key are good for its own attempt only.
+
+        The trace learns them too, for clients that the agent made once for all rollouts.
+        """
         if not isinstance(resource, ProxyLLM):
             return resource
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
         if self._gateway is None:
-            return resource.for_attempt(rollout_id, attempt_id, resource.api_key)
-        return self._gateway.bind(resource, rollout_id, attempt_id, self._ready_agent().key_scopes)
+            bound = resource.for_attempt(rollout_id, attempt_id, resource.api_key)
+        else:
+            bound = self._gateway.bind(resource, rollout_id, attempt_id, self._ready_agent().key_scopes)
+        if bound.api_key is not None and trace.access is None:
+            trace.access = Access(bound.endpoint, bound.api_key)
+        return bound
 
     @asynccontextmanager
     async def _heartbeat(self) -> AsyncIterator[None]:

@@ -1,8 +1,22 @@
 """Tracers: what happens inside an in-process agent, as spans of its attempt."""
 
+from agentlightning.tracer.attribution import GATEWAY_URL
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.dummy import DummyTracer
-from agentlightning.tracer.otel import OtelTracer, route_spans_of
-from agentlightning.tracer.trace import Trace, current_trace
+from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
+from agentlightning.tracer.trace import Access, Trace, current_trace
+from agentlightning.tracer.transports import instrument, uninstrument
 
-__all__ = ["DummyTracer", "OtelTracer", "Trace", "Tracer", "current_trace", "route_spans_of"]
+__all__ = [
+    "GATEWAY_URL",
+    "Access",
+    "DummyTracer",
+    "OtelTracer",
+    "Trace",
+    "Tracer",
+    "current_agent_name",
+    "current_trace",
+    "instrument",
+    "route_spans_of",
+    "uninstrument",
+]

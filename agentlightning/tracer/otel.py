@@ -19,6 +19,7 @@ from opentelemetry.sdk.trace import Span as SdkSpan
 from agentlightning.tracer.base import FLUSH_SECONDS, Tracer
 from agentlightning.tracer.trace import Trace, current_trace
 from agentlightning.types import Span
+from agentlightning.types.names import AGENT_NAME
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +59,11 @@ class SpanRouter(SpanProcessor):
         trace = current_trace()
         return None if trace is None else self._traces.get(int(trace.trace_id, 16))
 
+    def parent_of(self, span: ReadableSpan) -> ReadableSpan | None:
+        """The span around a span, while both are open."""
+        known = None if span.parent is None else self._owners.get(span.parent.span_id)
+        return None if known is None else known[1]
+
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         known = None if context is None else self._owners.pop(context.span_id, None)
@@ -81,6 +87,18 @@ def route_spans_of(provider: TracerProvider) -> None:
     if provider not in _routed:
         provider.add_span_processor(_router)
         _routed.add(provider)
+
+
+def current_agent_name() -> str | None:
+    """Which agent's code is running: the name on the innermost open span that carries one."""
+    current = otel_trace.get_current_span()
+    span = current if isinstance(current, ReadableSpan) else None
+    while span is not None:
+        name = (span.attributes or {}).get(AGENT_NAME)
+        if name:
+            return str(name)
+        span = _router.parent_of(span)
+    return None
 
 
 class OtelTracer(Tracer):

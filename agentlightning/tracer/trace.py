@@ -29,6 +29,15 @@ _KEY = otel_context.create_key("agentlightning-trace")
 _fallback: ContextVar[Trace | None] = ContextVar("agentlightning_trace", default=None)
 
 
+@dataclass(frozen=True)
+class Access:
+    """How an attempt reaches the gateway."""
+
+    endpoint: str
+    """A URL of the gateway, whose scheme, host and port count."""
+    api_key: str
+
+
 class Trace:
     """The spans of one attempt.
 
@@ -43,6 +52,8 @@ class Trace:
         self.trace_id = random_hex(16)
         self.root_id = random_hex(8)
         """The span id that top-level spans see as their parent. No span has it: recorded spans drop it."""
+        self.access: Access | None = None
+        """How this attempt reaches the gateway, for clients that are not its own."""
         self._spans: list[Span] = []
         self._stored = 0
         self._closed = False

@@ -1,0 +1,85 @@
+"""Instruments the HTTP libraries that model clients use, so that their requests are attributed: httpx, httpx2, aiohttp.
+
+openai's and anthropic's clients send by httpx or httpx2, litellm and others by aiohttp. What is wrapped is the one
+method through which each library sends a request, and `ThreadPoolExecutor.submit`, which then carries the context into
+the pool. Libraries that are not installed are left out.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from agentlightning.tracer.attribution import AgentName, attribute
+
+_wrapped: list[tuple[type, str, Callable[..., Any]]] = []
+"""Class, method name, and the method as it was."""
+
+
+def instrument(agent_name: AgentName) -> None:
+    """Wrap what is installed. Repeating it changes nothing. `agent_name` tells whose code is running."""
+    if _wrapped:
+        return
+    for name in ("httpx", "httpx2"):
+        if find_spec(name) is not None:
+            module = import_module(name)
+            _wrap(module.Client, "send", lambda send: _httpx(send, agent_name))
+            _wrap(module.AsyncClient, "send", lambda send: _httpx(send, agent_name))
+    if find_spec("aiohttp") is not None:
+        _wrap(import_module("aiohttp").ClientSession, "_request", lambda request: _aiohttp(request, agent_name))
+    _wrap(ThreadPoolExecutor, "submit", _in_context)
+
+
+def uninstrument() -> None:
+    """Put everything back."""
+    while _wrapped:
+        owner, name, original = _wrapped.pop()
+        setattr(owner, name, original)
+
+
+def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = owner.__dict__[name]
+    setattr(owner, name, functools.wraps(original)(make(original)))
+    _wrapped.append((owner, name, original))
+
+
+def _httpx(send: Callable[..., Any], agent_name: AgentName) -> Callable[..., Any]:
+    """For the sync client and the async one: the request is changed before the call, whichever way it is awaited."""
+
+    def wrapper(self: Any, request: Any, **options: Any) -> Any:
+        found = attribute(str(request.url), request.url.raw_path.decode("ascii"), request.headers, agent_name)
+        if found is not None:
+            request.url = type(request.url)(found.origin + found.path)
+            request.headers.update({**found.headers, "host": request.url.netloc.decode("ascii")})
+        return send(self, request, **options)
+
+    return wrapper
+
+
+def _aiohttp(request: Callable[..., Any], agent_name: AgentName) -> Callable[..., Any]:
+    async def wrapper(self: Any, method: str, str_or_url: Any, **options: Any) -> Any:
+        url = self._build_url(str_or_url)
+        given = self._prepare_headers(options.get("headers"))
+        found = attribute(str(url), url.raw_path_qs, {k.lower(): v for k, v in given.items()}, agent_name)
+        if found is None:
+            return await request(self, method, str_or_url, **options)
+        given.update(found.headers)
+        return await request(
+            self, method, type(url)(found.origin + found.path, encoded=True), **{**options, "headers": given}
+        )
+
+    return wrapper
+
+
+def _in_context(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Always, in an attempt's context or in none: what a pool's thread knew before must not count."""
+
+    def wrapper(self: Any, fn: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
+        return submit(self, contextvars.copy_context().run, fn, *args, **options)
+
+    return wrapper
