@@ -72,13 +72,14 @@ class LoopServer:
         """The application. A request that is cut off by the server's end (a long poll) leaves no traceback."""
         try:
             await self._app(scope, receive, send)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cut_off:
             if self._server is None or not self._server.should_exit:
                 raise
-            with contextlib.suppress(RuntimeError):  # it had begun to answer
+            try:
                 await send({"type": "http.response.start", "status": 503, "headers": []})
-            with contextlib.suppress(RuntimeError):
-                await send({"type": "http.response.body", "body": b""})
+            except RuntimeError:  # it had begun to answer: the client must see that there is no end
+                raise cut_off from None
+            await send({"type": "http.response.body", "body": b""})
 
     def _bind(self) -> socket.socket:
         listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)

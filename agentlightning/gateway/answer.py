@@ -129,7 +129,7 @@ async def _finished(work: asyncio.Task[Reply]) -> asyncio.Task[Reply]:
 def _outcome(work: asyncio.Task[T]) -> T | Refusal:
     """What became of a request; a bug in answering it is logged, and told as a server error."""
     if work.cancelled():
-        return Refusal("The attempt ended before this call did.", status=410, code="attempt_closed")
+        return Refusal("The attempt or the gateway ended before this call did.", status=410, code="attempt_closed")
     error = work.exception()
     if error is None:
         return work.result()

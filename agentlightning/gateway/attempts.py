@@ -63,6 +63,8 @@ class LiveAttempt:
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     closed: bool = False
+    ended: str | None = None
+    """Why its open calls were ended, if it was not their clients."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
 
@@ -139,16 +141,16 @@ class Attempts:
         live = self._live.get(key)
         if live is not None:
             live.closed = True
-            await _end(live)
+            await _end(live, "the attempt was closed")
             del self._live[key]
             self._remember(key, live.summary)
         elif key not in self._closed:
             self._remember(key, AttemptSummary())
         return self._closed[key]
 
-    async def end_calls(self) -> None:
+    async def end_calls(self, why: str) -> None:
         """End the open calls of all attempts, which are recorded as such; the attempts stay."""
-        await asyncio.gather(*[_end(live) for live in self._live.values()])
+        await asyncio.gather(*[_end(live, why) for live in self._live.values()])
 
     def forget_idle(self) -> None:
         """Drop the sessions of attempts nobody has called for long (their runner died); the store has their calls."""
@@ -199,7 +201,8 @@ class Attempts:
             self._closed.popitem(last=False)
 
 
-async def _end(live: LiveAttempt) -> None:
+async def _end(live: LiveAttempt, why: str) -> None:
+    live.ended = why
     while live.running:
         tasks = list(live.running)
         for task in tasks:

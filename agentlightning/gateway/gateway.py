@@ -34,6 +34,8 @@ from agentlightning.types import LLM, ProxyLLM
 logger = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 60.0
+_GRACE_SECONDS = 2.0
+"""How long calls may go on when the gateway stops; less than the server itself waits."""
 
 
 class Gateway:
@@ -132,8 +134,10 @@ class Gateway:
             return
         self._sweeper.cancel()
         await asyncio.gather(self._sweeper, return_exceptions=True)
-        await self._server.stop()
-        await self._attempts.end_calls()
+        stopping = asyncio.create_task(self._server.stop())
+        await asyncio.wait([stopping], timeout=_GRACE_SECONDS)
+        await self._attempts.end_calls("the gateway was stopped")
+        await stopping
         await asyncio.gather(*[upstream.close() for upstream in self._upstreams.values()])
         await self._recorder.stop(timeout)
         self._sweeper = None

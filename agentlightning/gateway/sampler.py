@@ -275,8 +275,7 @@ class Sampler:
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
                 raise EngineError("the engine ended the response before it was finished")
         except asyncio.CancelledError:
-            why = "the attempt was closed" if asked.arrival.live.closed else "the client went away"
-            self._record_failure(asked, index, chunks, why)
+            self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client went away")
             raise
         except (EngineError, ModelError) as error:
             self._record_failure(asked, index, chunks, str(error))

@@ -236,7 +236,7 @@ async def test_stopping_ends_what_is_open_and_records_it(site: Site) -> None:
         await reading
     await _until(lambda: site.engine.running == 0)
     (call,) = (await site.store.query_calls([site.rollout_id]))[site.rollout_id]
-    assert call.info.error is not None
+    assert call.info.error == "the gateway was stopped"
     assert 0 < len(call.response_ids) < 500
 
 
