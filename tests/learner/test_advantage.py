@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.learner.advantage import Estimator, drgrpo, entry_weights, grpo
+from agentlightning.learner.advantage import (
+    ADVANTAGES,
+    Estimator,
+    correction_weights,
+    drgrpo,
+    entry_weights,
+    gae,
+    grpo,
+    return_to_go,
+)
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
 
@@ -65,3 +74,57 @@ def test_normalizations_differ_as_named() -> None:
     assert entry_weights(tokens, counts, "rollout") == pytest.approx([0.5, 1 / 6])
     with pytest.raises(ValueError, match="'token', 'rollout'"):
         entry_weights(tokens, counts, "sentence")
+
+
+def test_estimators_by_hand() -> None:
+    returns = [3.0, 1.0, 2.0]
+    assert group(returns, estimator=ADVANTAGES["rloo"]) == pytest.approx([1.5, -1.5, 0.0])
+    assert group(returns, estimator=ADVANTAGES["reinforce"]) == pytest.approx(returns)
+    assert group(returns, estimator=ADVANTAGES["best"]).tolist() == [1, 0, 0]
+    assert group(returns, estimator=ADVANTAGES["best_and_worst"]).tolist() == [1, -1, 0]
+    two = np.array([4, 0, 1, 1], np.float32), np.array([0, 0, 1, 1], np.int32), np.ones(4, bool)
+    spread = np.std([4, 0, 1, 1])
+    assert ADVANTAGES["reinforce++"](*two) == pytest.approx(np.array([2.5, -1.5, -0.5, -0.5]) / spread)
+    assert ADVANTAGES["reinforce++baseline"](*two) == pytest.approx(np.array([2, -2, 0, 0]) / np.sqrt(2))
+
+
+@given(
+    st.lists(st.tuples(rewards, st.booleans()), min_size=2, max_size=8), rewards, st.sampled_from(sorted(ADVANTAGES))
+)
+def test_a_masked_rollout_moves_nobody_in_any_estimator(
+    members: list[tuple[float, bool]], other: float, name: str
+) -> None:
+    counts = [counted for _, counted in members]
+    as_given = group([r for r, _ in members], counts, ADVANTAGES[name])
+    replaced = group([r if counted else other for r, counted in members], counts, ADVANTAGES[name])
+    assert np.array_equal(as_given, replaced)
+
+
+def test_gae_by_hand() -> None:
+    advantages, returns = gae([0.0, 1.0], [0.4, 0.6], gamma=0.9, lam=0.5)
+    last = 1.0 - 0.6
+    first = 0.9 * 0.6 - 0.4 + 0.9 * 0.5 * last
+    assert advantages == pytest.approx([first, last])
+    assert returns == pytest.approx([first + 0.4, 1.0])
+
+
+@given(st.lists(rewards, min_size=1, max_size=6), st.floats(0, 1))
+def test_gae_with_lambda_1_and_no_critic_is_the_return_to_go(given_rewards: list[float], gamma: float) -> None:
+    advantages, _ = gae(given_rewards, [0.0] * len(given_rewards), gamma, 1.0)
+    assert advantages == pytest.approx(return_to_go(given_rewards, gamma), abs=1e-4)
+
+
+def test_corrections() -> None:
+    old = np.log(np.array([2.0, 0.5, 3.0, 1.0], np.float32))
+    sampled, sequences = np.zeros(4, np.float32), np.array([0, 0, 1, 1], np.int32)
+
+    def weights(kind: str) -> list[float]:
+        return correction_weights(old, sampled, sequences, kind, cap=2.5, floor=0.6).tolist()
+
+    assert weights("token") == pytest.approx([2.0, 0.5, 2.5, 1.0])
+    assert weights("mask") == pytest.approx([2.0, 0.0, 0.0, 1.0])
+    assert weights("sequence") == pytest.approx([1.0, 1.0, 2.5, 2.5])
+    assert weights("sequence_mask") == pytest.approx([1.0, 1.0, 0.0, 0.0])
+    assert correction_weights(sampled, sampled, sequences, "mask", 2.0, 0.5).tolist() == [1.0] * 4
+    with pytest.raises(ValueError, match="no correction 'magic'"):
+        weights("magic")

@@ -9,7 +9,7 @@ import torch
 
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
-from agentlightning.learner.loss import Entries, compute_loss
+from agentlightning.learner.loss import KL_ESTIMATORS, Entries, compute_loss
 
 
 def evaluate(
@@ -62,3 +62,42 @@ def test_metrics() -> None:
 def test_an_unknown_loss_is_named() -> None:
     with pytest.raises(ConfigError, match="no loss 'magic'"):
         evaluate([1.0], [1.0], LossConfig(name="magic"))
+
+
+def test_dpo_by_hand() -> None:
+    """Two tokens preferred, one not; β times the difference of their gains over the reference goes into −log σ."""
+    logprobs = torch.tensor([-1.0, -2.0, -3.0], requires_grad=True)
+    reference = torch.tensor([-1.5, -2.0, -2.0])
+    ones = torch.ones(3, dtype=torch.int32)
+    signs, weights = torch.tensor([1.0, 1.0, -1.0]), torch.tensor([0.25, 0.25, 0.5])
+    entries = Entries(logprobs, logprobs.detach(), signs, weights, ones, ones, reference_E=reference)
+    loss, _ = compute_loss(entries, LossConfig(name="dpo", dpo_beta=0.5))
+    loss.backward()
+    margin = 0.5 * (0.5 + 0.0 + 1.0)
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-margin)))
+    assert logprobs.grad is not None
+    slope = 0.5 / (1 + math.exp(margin))
+    assert logprobs.grad.tolist() == pytest.approx([-slope, -slope, slope])
+
+
+def test_kl_estimators_by_hand() -> None:
+    gap = torch.tensor([0.5, -0.5])
+    assert KL_ESTIMATORS["k1"](gap).tolist() == pytest.approx([0.5, -0.5])
+    assert KL_ESTIMATORS["k2"](gap).tolist() == pytest.approx([0.125, 0.125])
+    assert KL_ESTIMATORS["k3"](gap).tolist() == pytest.approx([math.exp(-0.5) - 0.5, math.exp(0.5) - 1.5])
+
+
+def test_the_entropy_bonus_has_a_gradient() -> None:
+    logits = torch.tensor([[2.0, 0.0]], requires_grad=True)
+    table = logits.log_softmax(-1)
+    zero = torch.zeros(1)
+    entries = Entries(table[:, 0], zero, zero, torch.ones(1), zero, zero, entropy_E=-(table.exp() * table).sum(-1))
+    loss, _ = compute_loss(entries, LossConfig(name="reinforce", entropy_coef=1.0))
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0, 0] > 0.05, "less certain is better"
+
+
+def test_a_loss_without_its_reference_says_so() -> None:
+    with pytest.raises(ConfigError, match="reference model"):
+        evaluate([1.0], [1.0], LossConfig(kl_coef=0.1))

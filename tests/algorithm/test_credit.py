@@ -1,0 +1,230 @@
+"""Credit assignment: equal cases are equal bit for bit, masked siblings change nothing, rewards reach their calls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, credit
+from agentlightning.algorithm.episode import Earned, Episode, make_episode
+from agentlightning.learner.advantage import ADVANTAGES
+from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
+from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.reward import reward_attributes
+
+MODES: list[Mode] = ["broadcast", "return_to_go", "per_turn", "gae"]
+
+
+def make_call(number: int, tokens: int, prompt: tuple[int, ...], agent: str | None, parent: str | None, r: str) -> Call:
+    info = CallInfo(
+        call_id=f"{r}-{number}",
+        response_id=f"resp-{number}",
+        rollout_id=r,
+        attempt_id="a",
+        choice=0,
+        policy="p",
+        trained=True,
+        agent=agent,
+        parent_call_id=parent,
+        model="p",
+        dialect="chat",
+        finish_reason="stop",
+        start_time=float(number),
+        end_time=number + 0.5,
+        temperature=1.0,
+    )
+    zeros = np.zeros(tokens, np.float32)
+    return Call(info, np.array(prompt, np.int32), np.ones(tokens, np.int32), zeros, zeros, ())
+
+
+def episode(
+    group: str,
+    rewards: list[tuple[float, int]],
+    *,
+    tokens: tuple[int, ...] = (2, 3),
+    prompts: tuple[tuple[int, ...], ...] | None = None,
+    agents: tuple[str | None, ...] | None = None,
+    outcome: Outcome = Outcome.OK,
+    name: str = "r",
+) -> Episode:
+    """A rollout whose calls sampled so many tokens; each reward is for the call with that index."""
+    calls = []
+    for i, n in enumerate(tokens):
+        prompt = prompts[i] if prompts else tuple(range(i + 1))
+        agent = agents[i] if agents else None
+        calls.append(make_call(i, n, prompt, agent, f"{name}-{i - 1}" if i else None, name))
+    attempt = Attempt(rollout_id=name, attempt_id="a", sequence_id=1, start_time=0.0, outcome=outcome)
+    rollout = Rollout(rollout_id=name, input=1, start_time=0.0, metadata={"group": group})
+    earned = [Earned(value, i) for value, i in rewards]
+    return Episode(rollout, attempt, rewards[-1][0] if rewards else None, calls, earned)
+
+
+def advantages(episodes: list[Episode], rule: CreditRule, **given: Any) -> list[list[float]]:
+    """Of the first token of each call, by rollout."""
+    named = [replace_name(e, f"r{i}") for i, e in enumerate(episodes)]
+    found: dict[str, float] = {}
+    for batch in credit(named, replace(rule, keep_flat=True), **given):
+        for c in batch:
+            assert len(set(c.advantages.tolist())) == 1
+            found[c.call.info.call_id] = float(c.advantages[0])
+    return [[found[c.info.call_id] for c in e.calls if c.info.call_id in found] for e in named]
+
+
+def replace_name(e: Episode, name: str) -> Episode:
+    calls = [replace(c, info=replace(c.info, call_id=f"{name}-{i}")) for i, c in enumerate(e.calls)]
+    return replace(e, calls=calls)
+
+
+rewards = st.floats(-5, 5, allow_nan=False, width=32)
+lengths = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+members = st.lists(st.tuples(st.sampled_from(["g", "h"]), rewards, lengths), min_size=2, max_size=7)
+
+
+@given(members, st.sampled_from(sorted(ADVANTAGES)))
+def test_a_terminal_reward_with_gamma_1_is_broadcast_bit_for_bit(
+    given_members: list[tuple[str, float, tuple[int, ...]]], advantage: str
+) -> None:
+    episodes = [episode(g, [(r, len(n) - 1)], tokens=n) for g, r, n in given_members]
+    plain = credit(episodes, CreditRule(advantage=advantage))
+    to_go = credit(episodes, CreditRule(advantage=advantage, mode="return_to_go"))
+    assert [[(c.advantages.tobytes(), c.weights.tobytes()) for c in b] for b in plain] == [
+        [(c.advantages.tobytes(), c.weights.tobytes()) for c in b] for b in to_go
+    ]
+
+
+failures = st.sampled_from([o for o in Outcome if OUTCOME_USE[o] == "mask"])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["g", "h"]), rewards, lengths, st.booleans()), min_size=2, max_size=7),
+    failures,
+    rewards,
+    st.sampled_from(MODES),
+    st.sampled_from(sorted(ADVANTAGES)),
+    st.sampled_from(["token", "sequence", "rollout"]),
+)
+def test_a_masked_sibling_changes_nothing_in_any_mode(
+    given_members: list[Any], outcome: Outcome, other: float, mode: Mode, advantage: str, normalization: Any
+) -> None:
+    rule = CreditRule(mode=mode, advantage=advantage, normalization=normalization, gamma=0.9)
+    with_failed = [
+        episode(g, [(other, 0)], tokens=n, outcome=outcome)
+        if failed
+        else episode(g, [(r, 0), (r / 2, len(n) - 1)], tokens=n)
+        for g, r, n, failed in given_members
+    ]
+    without = [e for e in with_failed if e.outcome is Outcome.OK]
+
+    def values(episodes: list[Episode]) -> list[Any]:
+        batches = credit(episodes, rule) if episodes else []
+        return [(c.advantages.tolist(), c.weights.tolist()) for batch in batches for c in batch]
+
+    assert values(with_failed) == values(without)
+
+
+def test_return_to_go_gives_a_call_what_comes_after_it() -> None:
+    rule = CreditRule(mode="return_to_go", advantage="reinforce", gamma=0.5)
+    (first, second) = advantages(
+        [episode("g", [(1.0, 0), (4.0, 2)], tokens=(1, 1, 1)), episode("g", [(2.0, 1)], tokens=(1, 1))], rule
+    )
+    assert first == [1.0 + 0.25 * 4, 2.0, 4.0]
+    assert second == [1.0, 2.0]
+
+
+def test_a_sibling_that_ended_early_stands_with_its_last_value() -> None:
+    rule = CreditRule(mode="return_to_go", advantage="drgrpo")
+    long = episode("g", [(1.0, 0), (3.0, 1)], tokens=(1, 1))  # to go: 4, 3
+    short = episode("g", [(2.0, 0)], tokens=(1,))  # to go: 2
+    assert advantages([long, short], rule) == [[1.0, 0.5], [-1.0]]
+
+
+def test_per_turn_compares_calls_in_the_same_state() -> None:
+    rule = CreditRule(mode="per_turn", advantage="drgrpo")
+    same, other = (7, 8), (7, 9)
+    a = episode("g", [(1.0, 1)], tokens=(1, 1), prompts=((7,), same))
+    b = episode("g", [(0.0, 1)], tokens=(1, 1), prompts=((7,), same))
+    c = episode("g", [(5.0, 1)], tokens=(1, 1), prompts=((7,), other))
+    found = advantages([a, b, c], rule)
+    assert [f[0] for f in found] == pytest.approx([-1.0, -2.0, 3.0])
+    assert [f[1] for f in found] == pytest.approx([0.5, -0.5, 3.0]), "c is alone in its state: turn by turn"
+
+
+def test_gae_credits_what_the_critic_did_not_expect() -> None:
+    rule = CreditRule(mode="gae", gamma=1.0, lam=0.0)
+    episodes = [episode("g", [(1.0, 1)], tokens=(1, 1)), episode("h", [(0.0, 1)], tokens=(1, 1))]
+    expected = {"r0-0": 0.5, "r0-1": 0.5, "r1-0": 0.5, "r1-1": 0.5}
+    found = advantages(episodes, rule, values=expected)
+    raw = np.array([0.0, 0.5, 0.0, -0.5])
+    assert np.concatenate(found) == pytest.approx((raw - raw.mean()) / raw.std())
+
+
+def test_agents_with_rewards_of_their_own_are_compared_with_themselves() -> None:
+    rule = CreditRule(advantage="drgrpo")
+
+    def game(white: float, black: float) -> Episode:
+        e = episode("g", [], tokens=(1, 1), agents=("white", "black"))
+        return replace(e, reward=0.0, rewards=[Earned(white, 0, "white"), Earned(black, 1, "black")])
+
+    assert advantages([game(1.0, -1.0), game(-1.0, 1.0)], rule) == [[1.0, -1.0], [-1.0, 1.0]]
+    assert advantages([game(1.0, 5.0), game(0.0, 5.0)], rule) == [[0.5, 0.0], [-0.5, 0.0]]
+
+
+def test_broadcast_of_several_rewards_is_the_last_or_their_sum() -> None:
+    episodes = [episode("g", [(1.0, 0), (2.0, 1)]), episode("g", [(4.0, 0), (0.0, 1)])]
+    assert advantages(episodes, CreditRule(advantage="drgrpo")) == [[1.0, 1.0], [-1.0, -1.0]]
+    assert advantages(episodes, CreditRule(advantage="drgrpo", total=True)) == [[-0.5, -0.5], [0.5, 0.5]]
+
+
+def test_rewards_belong_to_the_call_before_or_the_one_they_name() -> None:
+    calls = [make_call(i, 1, (1,), None, None, "r") for i in range(3)]  # they start at 0, 1 and 2 s
+
+    def reward(value: float, time: float, **more: Any) -> Span:
+        attributes = {**reward_attributes(value), **more}
+        return Span.from_attributes(
+            attributes=attributes, rollout_id="r", attempt_id="a", name=REWARD, start_time=time, end_time=time
+        )
+
+    spans = [
+        reward(0.1, 0.7),
+        reward(0.2, 9.0, **{REWARD_RESPONSE: "resp-1"}),
+        reward(0.3, 9.0, **{REWARD_AGENT: "black"}),
+        reward(0.4, -1.0),
+    ]
+    rollout = Rollout(rollout_id="r", input=1, start_time=0.0)
+    found = make_episode(rollout, None, calls, spans)
+    assert found.rewards == [Earned(0.1, 0), Earned(0.2, 1), Earned(0.3, 2, "black"), Earned(0.4, None)]
+    assert found.reward == 0.4
+
+
+def test_long_rollouts_are_punished_softly() -> None:
+    rule = CreditRule(advantage="reinforce", overlong=(10, 4))
+    episodes = [episode("g", [(1.0, 0)], tokens=(n,)) for n in (6, 8, 10, 30)]
+    assert [a[0] for a in advantages(episodes, rule)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("normalization", "weights"),
+    [
+        ("token", [1 / 9, 1 / 9, 1 / 9]),
+        ("rollout", [1 / 8, 1 / 8, 1 / 10]),
+        ("sequence", [1 / 6, 1 / 6, 1 / 15]),
+        ("constant", [1 / 200, 1 / 200, 1 / 200]),
+    ],
+)
+def test_weights_by_normalization(normalization: Any, weights: list[float]) -> None:
+    """A rollout of two conversations of two tokens each, and one of one conversation of five."""
+    a, b = episode("g", [(1.0, 0)], tokens=(2, 2)), episode("g", [(0.0, 0)], tokens=(5,))
+    apart = [replace(c, info=replace(c.info, parent_call_id=None, call_id=f"x{i}")) for i, c in enumerate(a.calls)]
+    rule = CreditRule(normalization=normalization, constant=100)
+    (batch,) = credit([replace(a, calls=apart), b], rule)
+    assert [float(c.weights[0]) for c in batch] == pytest.approx(weights)
+
+
+def test_a_bonus_counts_as_reward_of_its_call() -> None:
+    rule = CreditRule(mode="return_to_go", advantage="reinforce")
+    assert advantages([episode("g", [(1.0, 1)])], rule, bonuses={"r0-0": -0.25}) == [[0.75, 1.0]]
