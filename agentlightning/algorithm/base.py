@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentlightning.learner.base import Learner
 from agentlightning.metrics import Reporter
@@ -41,6 +41,8 @@ class PolicySpec:
     """Model calls that one rollout may make; one that wants more is truncated."""
     max_tokens: int | None = None
     """Tokens that one rollout may have sampled."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """What responses that are being sampled do when the weights change."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
     reference: str | None = None

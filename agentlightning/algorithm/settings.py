@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "normalization": ("token", "sequence", "rollout", "constant"),
     "kl_estimator": ("k1", "k2", "k3"),
     "kl_in": ("loss", "reward"),
+    "in_flight": ("finish", "continue"),
     "correction": ("auto", "none", *CORRECTIONS),
 }
 
@@ -88,6 +89,9 @@ class TrainingSettings(Algorithm):
 
     max_staleness: int = 0
     """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """What responses that are being sampled do when the weights change: finish under the old ones, which learning waits
+    for, or go on under the new ones with their contexts computed again. Each token carries its version either way."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
     sampling runs ahead, else none."""
@@ -152,6 +156,7 @@ class TrainingSettings(Algorithm):
             max_tokens=self.max_tokens,
             seed=self.seed,
             renderer=self.renderer,
+            in_flight=self.in_flight,
             reference=self.model if needs_reference else None,
             critic=self.credit == "gae",
             gradient_checkpointing=self.gradient_checkpointing,

@@ -175,7 +175,8 @@ class Child(asyncio.Protocol):
                 if answers is not None:
                     answers.put_nowait(_one_token(event, row))
             return
-        answers = self._answers.pop(event.request_id, None)
+        goes_on = isinstance(event, Part)
+        answers = self._answers.get(event.request_id) if goes_on else self._answers.pop(event.request_id, None)
         if answers is not None:
             answers.put_nowait(event.chunk if isinstance(event, Part | Ended) else to_error(event.error, event.message))
 

@@ -46,6 +46,7 @@ async def start_policy(
             max_context=spec.max_context,
             max_concurrency=spec.max_concurrency,
             seed=spec.seed,
+            in_flight=spec.in_flight,
             learner=LearnerOptions(
                 gradient_checkpointing=spec.gradient_checkpointing,
                 reference=resolve_model(spec.reference) if spec.reference else None,
