@@ -1,6 +1,9 @@
 """Where agents run: async ones in an event loop of their own, sync ones each in a daemon thread.
 
-So an agent that blocks or spins never stalls the gateway, the store or the algorithm, which live in another loop.
+So an agent that blocks or spins never stalls the gateway, the store or the algorithm, which live in another loop. One
+that must stop is stopped: its task is cancelled, and where that does not reach it because it holds its thread, an
+`AgentStopped` is raised inside it. What does not listen to that either (it waits inside C code) is left behind: a sync
+agent with its thread, an async one with the whole loop, which is replaced.
 """
 
 from __future__ import annotations
@@ -8,17 +11,32 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
-import functools
+import ctypes
+import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from agentlightning.errors import AgentError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 CLEANUP_SECONDS = 10.0
 """How long an async agent that is stopped may take to clean up, before it is left behind."""
+STUCK_SECONDS = 0.5
+"""A loop that does not answer for so long is held by somebody."""
+FORCE_SECONDS = 2.0
+"""How long an agent that holds its thread has to end after it was told to by force."""
+_AGAIN_SECONDS = 0.1
+
+_owner: contextvars.ContextVar[object | None] = contextvars.ContextVar("agentlightning_owner", default=None)
+
+
+class AgentStopped(BaseException):
+    """Raised inside an agent that holds its thread when its time is over. Not to be caught."""
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
@@ -30,6 +48,14 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
+class _AgentTask(asyncio.Task[Any]):
+    """A task that knows which agent's it is, also when a library started it."""
+
+    def __init__(self, coro: Any, **options: Any) -> None:
+        self.owner = _owner.get()
+        super().__init__(coro, **options)
+
+
 class AgentLoop:
     """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it.
 
@@ -39,16 +65,28 @@ class AgentLoop:
 
     def __init__(self) -> None:
         self._loop = new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="agl-agents", daemon=True).start()
+        self._loop.set_task_factory(lambda loop, coro, **options: _AgentTask(coro, loop=loop, **options))
+        self._thread = threading.Thread(target=self._run_forever, name="agl-agents", daemon=True)
+        self._thread.start()
+
+    def _run_forever(self) -> None:
+        while True:
+            try:
+                self._loop.run_forever()
+                return
+            except BaseException:  # sys.exit() in a background task of one agent must not end the others
+                logger.exception("Something an agent started tried to end the process.")
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run in the agents' loop and wait; cancelling the wait cancels what runs, and waits for its cleanup."""
-        ended: concurrent.futures.Future[asyncio.Task[T]] = concurrent.futures.Future()
+        ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         tasks: list[asyncio.Task[T]] = []
+        owner = object()
 
         def start() -> None:
-            tasks.append(self._loop.create_task(coroutine))
-            tasks[0].add_done_callback(ended.set_result)
+            _owner.set(owner)  # in this callback's own copy of the context
+            tasks.append(self._loop.create_task(_contained(coroutine)))
+            tasks[0].add_done_callback(lambda _: ended.set_result(None))
 
         self._loop.call_soon_threadsafe(start)
         waiting = asyncio.wrap_future(ended)
@@ -56,44 +94,136 @@ class AgentLoop:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
             self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # it comes after `start`
-            await asyncio.wait({waiting}, timeout=CLEANUP_SECONDS)
+            await _to_the_end(self._stop(waiting, owner))
             raise
         if tasks[0].cancelled():
             raise AgentError("The agent cancelled itself: a CancelledError came out of it.")
         return tasks[0].result()
 
+    async def _stop(self, waiting: asyncio.Future[None], owner: object) -> None:
+        """Wait for the agent's cleanup, for at most CLEANUP_SECONDS; if it holds the loop, make it let go."""
+        if await self._answers(STUCK_SECONDS):
+            await asyncio.wait({waiting}, timeout=CLEANUP_SECONDS)
+        elif await self._free(owner):
+            await asyncio.wait({waiting}, timeout=FORCE_SECONDS)
+        else:
+            replace_agent_loop(self)
 
-@functools.cache
+    async def _answers(self, timeout: float) -> bool:
+        """Whether the loop gets round to what it is asked."""
+        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(answer.set_result, None)
+        done, _ = await asyncio.wait({asyncio.wrap_future(answer)}, timeout=timeout)
+        return bool(done)
+
+    async def _free(self, owner: object) -> bool:
+        """Raise in the agent that holds the loop, if it is this one, until the loop answers."""
+        end = time.monotonic() + FORCE_SECONDS
+        while time.monotonic() < end:
+            holder = asyncio.current_task(self._loop)
+            if isinstance(holder, _AgentTask) and holder.owner is owner:
+                _raise_in(self._thread)
+            if await self._answers(_AGAIN_SECONDS):
+                return True
+        return False
+
+
+_lock = threading.Lock()
+_agent_loop: AgentLoop | None = None
+
+
 def agent_loop() -> AgentLoop:
     """The process's one loop for agents."""
-    return AgentLoop()
+    global _agent_loop
+    with _lock:
+        if _agent_loop is None:
+            _agent_loop = AgentLoop()
+        return _agent_loop
 
 
-def run_in_thread(function: Callable[[], T]) -> Awaitable[T]:
-    """Run a sync agent in a daemon thread with the caller's context variables.
+def replace_agent_loop(stuck: AgentLoop) -> None:
+    """Let new agents run in a loop of their own, because somebody holds this one and does not let go."""
+    global _agent_loop
+    with _lock:
+        if _agent_loop is stuck:
+            _agent_loop = None
+            logger.error(
+                "An async agent blocks its event loop and cannot be stopped: it waits in a call that is not async. New "
+                "agents get another loop; those that were in this one time out. Make the agent a sync function, or "
+                "await what it waits for."
+            )
 
-    A thread cannot be stopped from outside: when the wait is cancelled it is left behind and its result dropped.
-    """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+
+def forget_agent_loop() -> None:
+    """In a forked process: the loop's thread stayed behind."""
+    global _agent_loop
+    _agent_loop = None
+
+
+async def run_in_thread(function: Callable[[], T]) -> T:
+    """Run a sync agent in a daemon thread with the caller's context variables; cancelling the wait stops the agent."""
+    ended: concurrent.futures.Future[T] = concurrent.futures.Future()
     context = contextvars.copy_context()
-
-    def settle(setter: Callable[[Any], None], value: Any) -> None:
-        if not future.done():
-            setter(value)
 
     def work() -> None:
         try:
             result = context.run(function)
         except BaseException as error:  # whatever the agent raises, SystemExit too, is its outcome
-            failure = RuntimeError("the agent raised StopIteration") if isinstance(error, StopIteration) else error
-            post(future.set_exception, failure)
+            ended.set_exception(error if _is_ordinary(error) else AgentError(_described(error)))
         else:
-            post(future.set_result, result)
+            ended.set_result(result)
 
-    def post(setter: Callable[[Any], None], value: Any) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, setter, value)
+    thread = threading.Thread(target=work, name="agl-agent", daemon=True)
+    thread.start()
+    waiting = asyncio.wrap_future(ended)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        if not ended.done():
+            await _to_the_end(_end_thread(thread, waiting))
+        raise
 
-    threading.Thread(target=work, name="agl-agent", daemon=True).start()
-    return future
+
+async def _contained(coroutine: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+        raise AgentError(_described(error)) from error
+
+
+def _is_ordinary(error: BaseException) -> bool:
+    """One that a future can hold and that ends nothing but the agent."""
+    return isinstance(error, Exception) and not isinstance(error, StopIteration)
+
+
+def _described(error: BaseException) -> str:
+    return f"The agent raised {type(error).__name__}({error})."
+
+
+async def _end_thread(thread: threading.Thread, waiting: asyncio.Future[Any]) -> None:
+    end = time.monotonic() + FORCE_SECONDS
+    while time.monotonic() < end:
+        _raise_in(thread)
+        done, _ = await asyncio.wait({waiting}, timeout=_AGAIN_SECONDS)
+        if done:
+            waiting.exception()  # it is known, and not news
+            return
+    logger.warning(
+        "A sync agent that was stopped waits in a call that cannot be interrupted; its thread is left behind."
+    )
+
+
+def _raise_in(thread: threading.Thread) -> None:
+    """Raise AgentStopped in a thread, at its next step in Python code."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(AgentStopped))
+
+
+async def _to_the_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Finish this even if we are cancelled again meanwhile."""
+    task = asyncio.ensure_future(coroutine)
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            continue

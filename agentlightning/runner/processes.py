@@ -21,7 +21,7 @@ from typing import Any
 
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.litagent import LitAgent
-from agentlightning.runner.executor import agent_loop, new_event_loop
+from agentlightning.runner.executor import forget_agent_loop, new_event_loop
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.tracer import Tracer
 from agentlightning.types import Hook
@@ -193,7 +193,7 @@ def _fork_runner(pipe: int, runner: Callable[[Address], None], address: Address)
         code = 1
         try:
             os.close(pipe)
-            agent_loop.cache_clear()  # its thread stayed behind
+            forget_agent_loop()
             runner(address)
             code = 0
         except BaseException:  # the process's last words
