@@ -64,6 +64,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "rollout",
     ),
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
+    "agentlightning.runner.air": ("Air", "air"),
     "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
     "agentlightning.store.base": ("LightningStore",),
     "agentlightning.tracer": ("GATEWAY_URL", "DummyTracer", "OtelTracer", "Tracer"),
@@ -146,6 +147,7 @@ if TYPE_CHECKING:
         rollout,
     )
     from agentlightning.runner import LitAgentRunner, Runner
+    from agentlightning.runner.air import Air, air
     from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
     from agentlightning.store.base import LightningStore
     from agentlightning.tracer import GATEWAY_URL, DummyTracer, OtelTracer, Tracer

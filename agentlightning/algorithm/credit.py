@@ -152,7 +152,8 @@ def _unit(
         before = [t for t, (i, _) in enumerate(calls) if x.call is not None and i <= x.call]
         if before:
             rewards_T[before[-1]] += x.value
-    own = [x.value for x in earned if x.agent == agent] or [x.value for x in earned]
+    whole = [x for x in earned if not x.named] or earned  # the others are intermediate
+    own = [x.value for x in whole if x.agent == agent] or [x.value for x in whole]
     final = (sum(x.value for x in earned) if rule.total else own[-1]) if own else None
     shaped = _overlong(calls, rule)
     if rewards_T:

@@ -21,6 +21,8 @@ class Earned:
     """Index of the call that earned it: the one it names, else the last one before it; None if there was none."""
     agent: str | None = None
     """Whose reward it is, where agents are rewarded apart from each other; None: everybody's."""
+    named: bool = False
+    """Whether it says itself which call it is for; such a reward is an intermediate one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,12 +87,12 @@ def _earned(span: Span, calls: Sequence[Call]) -> Earned:
         for i, call in enumerate(calls)
         if (call.info.response_id == named if named else call.info.start_time <= (span.start_time or 0.0))
     ]
-    return Earned(value, found[-1] if found else None, span.attributes.get(REWARD_AGENT))
+    return Earned(value, found[-1] if found else None, span.attributes.get(REWARD_AGENT), named is not None)
 
 
 def _final(rewards: Sequence[Earned]) -> float | None:
-    common = [r.value for r in rewards if r.agent is None]
+    common = [r for r in rewards if r.agent is None]
     if common:
-        return common[-1]
+        return ([r for r in common if not r.named] or common)[-1].value
     last = {r.agent: r.value for r in rewards}
     return sum(last.values()) / len(last) if last else None

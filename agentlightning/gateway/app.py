@@ -38,7 +38,7 @@ from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
 _PATH = re.compile(
-    r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
+    r"(?:/key/(?P<key>[^/]+))?(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
 )
 _AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
 _CONTEXT = CONTEXT_HEADER.encode()
@@ -113,12 +113,12 @@ class GatewayApp:
         headers = dict(scope["headers"])
         try:
             body = await read_body(receive, self._read_seconds)
-            key = self._attribute(path["rollout"], path["attempt"], headers)
+            key = self._attribute(path["rollout"], path["attempt"], path["key"], headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
             live = await self._attempts.get(key.rollout_id, key.attempt_id)
             place = _place(live, headers, path["agent"])
-            handler = self._handler(dialect, path["rest"], body, live, place)
+            handler = self._handler(dialect, path, body, live, place)
         except Refusal as refusal:
             await send_body(send, refusal.status, dialect.refuse(refusal))
             return
@@ -129,20 +129,22 @@ class GatewayApp:
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive, self._read_seconds)
-            key = self._attribute(path["rollout"], path["attempt"], dict(scope["headers"]))
+            key = self._attribute(path["rollout"], path["attempt"], path["key"], dict(scope["headers"]))
             await send_json(send, 200, await self._api.answer(path["rest"], key, body))
         except Refusal as refusal:
             await send_json(send, refusal.status, openai_error(refusal))
         except DisconnectedError:
             return
 
-    def _handler(self, dialect: Dialect, path: str, body: bytes, live: LiveAttempt, place: Place) -> Handler:
+    def _handler(self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
         start = time.time()
-        model = "unknown"
+        model, path = "unknown", found["rest"]
         try:
             given = decode(body)
             model = required(given, "model", str)
+            if found["key"] is not None and model not in self._router.names():
+                model = self._router.names()[0]  # a client that was given nothing but a URL
             target = self._router.target(model)
             if isinstance(target, Upstream):
                 return Forward(dialect, target.forward(path, dialect.name, given, live, place), live.running)
@@ -162,9 +164,11 @@ class GatewayApp:
             lambda: refusal_span(live.rollout_id, live.attempt_id, place, call_id, model, refusal.message, start, end)
         )
 
-    def _attribute(self, rollout: str | None, attempt: str | None, headers: Mapping[bytes, bytes]) -> AttemptKey:
-        """Whose call this is. Its key must be that attempt's own."""
-        key = _key(headers)
+    def _attribute(
+        self, rollout: str | None, attempt: str | None, key: str | None, headers: Mapping[bytes, bytes]
+    ) -> AttemptKey:
+        """Whose call this is. Its key, in the URL or in a header, must be that attempt's own."""
+        key = key or _key(headers)
         scoped = verify_attempt_key(self._secret, key) if key else None
         if scoped is None:
             if rollout is None:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import AgentError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
+from agentlightning.runner.air import air
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
@@ -292,6 +293,7 @@ class LitAgentRunner:
                 ending = _with_gateway(ending, summary)
             if not ending.rewarded:
                 ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
+            await self._reward_tools(rollout_id, attempt_id)
             await self._ready_store().update_attempt(
                 rollout_id,
                 attempt_id,
@@ -302,6 +304,15 @@ class LitAgentRunner:
         except StoreError as error:
             # The watchdog hands the rollout out again when its lease runs out.
             logger.warning("Attempt %s of %s could not be finished: %s", attempt_id, rollout_id, error)
+
+    async def _reward_tools(self, rollout_id: str, attempt_id: str) -> None:
+        """Intermediate rewards by the rules of AIR; they are asked when the attempt's calls are stored."""
+        if not air:
+            return
+        store = self._ready_store()
+        spans = await store.query_spans(rollout_id, attempt_id)
+        if rewards := air.rewards(list(spans), rollout_id, attempt_id):
+            await store.add_many_spans(rewards)
 
     async def _resources(self, claimed: AttemptedRollout, trace: Trace) -> NamedResources:
         store = self._ready_store()

@@ -33,7 +33,7 @@ from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
-from agentlightning.runner.remote import serve_rollouts
+from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
@@ -110,7 +110,7 @@ class Trainer:
         initial_resources: NamedResources | None = None,
         hooks: Sequence[Hook] | Hook | None = None,
         max_rollouts: int | None = None,
-        strategy: str | None = None,
+        strategy: str | Strategy | None = None,
         port: int | None = None,
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
@@ -126,7 +126,9 @@ class Trainer:
         self.initial_resources = initial_resources or {}
         self.hooks = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
         self.max_rollouts = max_rollouts
-        self.strategy = Strategy.read(strategy).with_key()
+        self.strategy = (strategy if isinstance(strategy, Strategy) else Strategy.read(strategy)).with_key()
+        self.address: asyncio.Future[Address] | None = None
+        """While `fit` runs with runners elsewhere: where they find the store."""
         self.port = port
         self.resume_from = latest_checkpoint(Path(resume)) if resume else None
         self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
@@ -204,6 +206,8 @@ class Trainer:
                 stack.push_async_callback(store.close)
                 await _cancel_leftovers(store)  # only where the store is this run's own
             address = await self.strategy.serve(stack, store)
+            if address is not None and self.address is not None and not self.address.done():
+                self.address.set_result(address)
             process, gateway = await self._start_policy(stack, store, reporter)
             resources = {**({"llm": gateway.as_resource()} if gateway else {}), **self.initial_resources}
             context = TrainingContext(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Literal, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SerializeAsAny
 
@@ -38,6 +38,16 @@ class LLM(Resource):
         """
         base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
         return self.model_copy(update={"endpoint": f"{base}/agent/{quote(name, safe='')}/v1"})
+
+    def with_key_in_url(self) -> Self:
+        """The same endpoint for clients that are given nothing but a URL: the key stands in it.
+
+        The gateway's URLs only. A model name that the gateway does not know means the policy there.
+        """
+        if not self.api_key:
+            return self
+        parts = urlsplit(self.endpoint)
+        return self.model_copy(update={"endpoint": parts._replace(path=f"/key/{self.api_key}{parts.path}").geturl()})
 
 
 class ProxyLLM(LLM):

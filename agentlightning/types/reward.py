@@ -12,7 +12,7 @@ from itertools import count
 from typing import SupportsFloat
 
 from agentlightning.errors import AgentError
-from agentlightning.types.names import REWARD
+from agentlightning.types.names import REWARD, REWARD_RESPONSE
 from agentlightning.types.span import Attributes, Span
 
 PRIMARY = "primary"
@@ -85,6 +85,10 @@ def find_reward_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def find_final_reward(spans: Iterable[Span]) -> float | None:
-    """The last primary reward among the spans, in the order given; None if there is none."""
+    """The last primary reward among the spans, in the order given; None if there is none.
+
+    One that names the model call it is for is an intermediate reward, and final only where there is no other.
+    """
     found = find_reward_spans(spans)
-    return get_reward_value(found[-1]) if found else None
+    whole = [span for span in found if REWARD_RESPONSE not in span.attributes]
+    return get_reward_value((whole or found)[-1]) if found else None

@@ -1,0 +1,14 @@
+"""The small client API, `Client(url).train(agent_fn)`: a thin layer on `agentlightning`.
+
+    from agent_lightning import Client
+
+    client = Client("http://localhost:8000")
+    client.upload_data("train.jsonl")
+    client.train(agent_fn, nworkers=4)
+
+The server is `python -m agent_lightning.server`; intermediate rewards are in `agent_lightning.runtime`.
+"""
+
+from agent_lightning.client import Client, Resource, Task, TrainingResult
+
+__all__ = ["Client", "Resource", "Task", "TrainingResult"]

@@ -1,0 +1,89 @@
+"""The server's configuration: file and environment, with what is wrong named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_lightning.exceptions import ServerConnectionError
+from agent_lightning.runtime import air, current_config, enable_air, set_config
+from agent_lightning.server import Settings, make_algorithm, read_settings
+from agentlightning.errors import ConfigError
+from agentlightning.types import RolloutConfig
+
+CONFIG = """
+model:
+  name: calc
+training:
+  algorithm: grpo
+  learning_rate: 5e-4
+  batch_size: 4
+  group_size: 6
+  kl_coef: 0.001
+  epochs: 2
+runtime:
+  nworkers: 4
+  air_enabled: true
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_the_file(tmp_path: Path) -> None:
+    settings = read_settings(write(tmp_path, CONFIG), {})
+    assert settings == Settings(
+        name="calc", learning_rate=5e-4, batch_size=4, group_size=6, kl_coef=0.001, epochs=2, nworkers=4
+    )
+    algorithm = make_algorithm(settings, RolloutConfig())
+    assert (algorithm.tasks_per_step, algorithm.group_size, algorithm.kl_coef, algorithm.credit) == (
+        4,
+        6,
+        0.001,
+        "return_to_go",
+    )
+
+
+def test_the_environment_wins() -> None:
+    settings = read_settings(None, {"LIGHTNING_MODEL_PATH": "/models/x", "LIGHTNING_BATCH_SIZE": "32"})
+    assert (settings.name, settings.batch_size) == ("/models/x", 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainig: {}", "no section 'trainig'"),
+        ("training: {lr: 1}", "'lr' is no setting of 'training'"),
+        ("training: {batch_size: many}", "'batch_size' is wrong"),
+        ("training: [", "cannot be read"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_settings(write(tmp_path, text), {})
+
+
+def test_an_unknown_algorithm_is_refused() -> None:
+    with pytest.raises(ConfigError, match="magic"):
+        make_algorithm(Settings(algorithm="magic"), RolloutConfig())
+
+
+def test_runtime_switches() -> None:
+    set_config({"air_enabled": False})
+    assert not air.enabled
+    enable_air()
+    assert air.enabled
+    with pytest.raises(ConfigError, match="air_enable "):
+        set_config({"air_enable ": True})
+    assert current_config()["air_enabled"]
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    from agent_lightning import Client
+
+    with pytest.raises(ServerConnectionError, match=r"agent_lightning\.server"):
+        Client("http://127.0.0.1:9").train(lambda resource, task: 1.0)
