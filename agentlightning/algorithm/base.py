@@ -43,6 +43,8 @@ class PolicySpec:
     """Tokens that one rollout may have sampled."""
     in_flight: Literal["finish", "continue"] = "finish"
     """What responses that are being sampled do when the weights change."""
+    cut_long_prompts: bool = False
+    """Shorten prompts that do not fit the context instead of refusing them."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""
     reference: str | None = None

@@ -112,6 +112,8 @@ class TrainingSettings(Algorithm):
     """Model calls that one rollout may make; one that wants more is truncated."""
     max_tokens: int | None = None
     """Tokens that one rollout may have sampled, over all its calls."""
+    cut_long_prompts: bool = False
+    """Shorten prompts that do not fit `max_context` (tool results first, oldest first) instead of refusing them."""
     max_context: int = 4096
     max_concurrency: int = 64
     tokens_per_batch: int = 16_384
@@ -154,6 +156,7 @@ class TrainingSettings(Algorithm):
             train_prompts=self.train_prompts,
             max_calls=self.max_calls,
             max_tokens=self.max_tokens,
+            cut_long_prompts=self.cut_long_prompts,
             seed=self.seed,
             renderer=self.renderer,
             in_flight=self.in_flight,

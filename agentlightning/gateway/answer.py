@@ -12,8 +12,9 @@ from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
 from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
 from agentlightning.gateway.http import Receive, Send, cancel_when_gone, send_body, send_part
+from agentlightning.gateway.planner import Arrival
 from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampler import Arrival, Emit
+from agentlightning.gateway.sampler import Emit
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

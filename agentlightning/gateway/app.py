@@ -30,9 +30,9 @@ from agentlightning.gateway.http import (
     send_body,
     send_json,
 )
+from agentlightning.gateway.planner import Arrival
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Place, refusal_span, trace_id_of
-from agentlightning.gateway.sampler import Arrival
 from agentlightning.gateway.upstream import Upstream
 from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER

@@ -59,6 +59,7 @@ class Gateway:
         max_tokens: int | None = None,
         models: Mapping[str, Model] | None = None,
         rerender: bool = False,
+        cut_long_prompts: bool = False,
         idle_seconds: float = 3600.0,
         keep_alive_seconds: float = 10.0,
         read_seconds: float = 60.0,
@@ -74,6 +75,8 @@ class Gateway:
         max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
         models: other models by alias: a `Provider`, a `Frozen` engine, or another name for one that exists.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
+        cut_long_prompts: shorten prompts that do not fit the policy's context (its oldest tool results, then its oldest
+            messages) instead of refusing them as a provider does, for agents that cannot handle that error.
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
         keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
         read_seconds: how long a client may take to send a request.
@@ -94,6 +97,7 @@ class Gateway:
         self._limits = Limits(max_calls, max_tokens)
         self._models = self._check(models or {})
         self._rerender = rerender
+        self._cut_long_prompts = cut_long_prompts
         self._recorder = Recorder(store)
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
         self._samplers: dict[str, Sampler] = {}
@@ -240,6 +244,7 @@ class Gateway:
             selection=self._selection,
             limits=self._limits if trained else Limits(),
             overrides=self._overrides if trained else Overrides(),
+            cut_long_prompts=trained and self._cut_long_prompts,
         )
 
     def _session(self, name: str) -> Session:

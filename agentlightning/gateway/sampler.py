@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -19,7 +19,6 @@ import numpy as np
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import EngineError, ModelError
-from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import (
     Begin,
     CallRequest,
@@ -31,48 +30,21 @@ from agentlightning.gateway.exchange import (
     ToolCall,
     with_tool_names,
 )
+from agentlightning.gateway.planner import Arrival, Asked, Planner, reads_tools
 from agentlightning.gateway.reader import StreamReader, Text
 from agentlightning.gateway.recorder import Recorder
-from agentlightning.gateway.records import Place, call_span, refusal_span
+from agentlightning.gateway.records import call_span, refusal_span
 from agentlightning.gateway.rendering import Parsed, Rendering
 from agentlightning.gateway.routing import Limits, Selection
-from agentlightning.gateway.sampling import Overrides, params_for, settle
-from agentlightning.gateway.session import Piece, Prompt, Turn, path_ids, unrecorded
+from agentlightning.gateway.sampling import Overrides, params_for
+from agentlightning.gateway.session import Piece, Turn, unrecorded
 from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
 
-_LONG = 50_000
-"""Characters of a request from which on it is tokenised in a thread."""
-
 Emit = Callable[[Begin | Delta | Choice], None]
 """Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
-
-
-class Arrival(msgspec.Struct, frozen=True, kw_only=True):
-    """A request with everything known about where it came from."""
-
-    request: CallRequest
-    live: LiveAttempt
-    place: Place
-    response_id: str
-    number: int
-    """Counts the attempt's requests, from 0."""
-    start: float
-
-
-class _Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was planned: its prompt and how to sample from it."""
-
-    arrival: Arrival
-    prompt: Prompt
-    piece: Piece
-    """Where the prompt ends, forced tokens included."""
-    prompt_ids: Int32Array
-    forced: Int32Array | None
-    grammar: str | None
-    used: Mapping[str, Any]
 
 
 class Sampler:
@@ -90,6 +62,7 @@ class Sampler:
         selection: Selection,
         limits: Limits,
         overrides: Overrides,
+        cut_long_prompts: bool = False,
     ) -> None:
         self._engine = engine
         self._info = info
@@ -99,7 +72,9 @@ class Sampler:
         self._trained = trained
         self._selection = selection
         self._limits = limits
-        self._overrides = overrides
+        self._planner = Planner(
+            info, rendering, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
+        )
 
     @property
     def model(self) -> str:
@@ -110,7 +85,7 @@ class Sampler:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
         request = arrival.request
         try:
-            asked = await self._plan(arrival)
+            asked = await self._planner.plan(arrival)
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
@@ -131,143 +106,9 @@ class Sampler:
         ids = await asyncio.to_thread(self.rendering.render, with_tool_names(request.messages), request.tools)
         return len(ids)
 
-    # ---- before sampling -------------------------------------------------------------------------------------------
-
-    async def _plan(self, arrival: Arrival) -> _Asked:
-        request, live = arrival.request, arrival.live
-        if request.tools and not self.rendering.parses_tools:
-            raise Refusal(
-                "This model is served without a parser for its tool calls. Start the gateway with the renderer that "
-                "fits "
-                "the model (--renderer).",
-                code="tools_unsupported",
-                param="tools",
-            )
-        self._check_limits(arrival)
-        size = _size(request)
-        self._check_room(live, size // self.rendering.longest_token)
-        try:
-            prompt = await self._prompt(arrival, in_thread=size > _LONG)
-        except ModelError as error:
-            raise Refusal(str(error), code="invalid_messages", param="messages") from error
-        forced = self._forced(request)
-        piece = (
-            prompt.piece
-            if forced is None
-            else live.session(self._policy).force(prompt, forced, f"{arrival.response_id}/f")
-        )
-        prompt_ids = path_ids(piece)
-        self._check_room(live, len(prompt_ids))
-        return _Asked(
-            arrival=arrival,
-            prompt=prompt,
-            piece=piece,
-            prompt_ids=prompt_ids,
-            forced=forced,
-            grammar=None if forced is not None else self._grammar(request, prompt_ids),
-            used=self._settle(arrival),
-        )
-
-    async def _prompt(self, arrival: Arrival, *, in_thread: bool) -> Prompt:
-        """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
-        request, segment_id = arrival.request, f"{arrival.response_id}/p"
-        session = arrival.live.session(self._policy)
-        raw = request.prompt
-        if raw is not None:
-            if isinstance(raw, list):
-                if max(raw) >= self._info.vocab_size:
-                    raise Refusal(
-                        f"Token {max(raw)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
-                        code="invalid_value",
-                        param="prompt",
-                    )
-                ids = np.array(raw, dtype=np.int32)
-            else:
-                ids = await asyncio.to_thread(self.rendering.encode, raw) if in_thread else self.rendering.encode(raw)
-            return session.plan_tokens(ids, segment_id)
-        question = session.look_up(request.messages, request.tools)
-        if arrival.live.restored and session.has_unknown_answer(request.messages):
-            arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
-        if question.known is not None:
-            return question.known
-        tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
-        return session.place(question, tokens, segment_id)
-
-    def _forced(self, request: CallRequest) -> Int32Array | None:
-        choice = request.tool_choice
-        if choice.mode != "required":
-            return None
-        names = [tool["function"]["name"] for tool in request.tools or ()]
-        name = names[0] if choice.name is None and len(names) == 1 else choice.name
-        forced = self.rendering.forced_call(name)
-        if forced is None:
-            raise Refusal(
-                f"tool_choice 'required' and named tools are not supported with the renderer '{self.rendering.name}'. "
-                "Use tool_choice 'auto'.",
-                code="unsupported_value",
-                param="tool_choice",
-            )
-        return forced
-
-    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
-        if request.schema is None:
-            return None
-        tools = request.tools if _reads_tools(request) else None
-        grammar = self.rendering.grammar(request.schema, prompt_ids, tools)
-        if grammar is None:
-            together = " together with tools" if tools else ""
-            raise Refusal(
-                f"JSON answers{together} are not supported with the renderer '{self.rendering.name}'. Ask for JSON in "
-                "the prompt, or let the answer be a tool call.",
-                code="unsupported_value",
-                param="response_format",
-            )
-        return grammar
-
-    def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
-        if prompt_tokens < self._info.max_context:
-            return
-        live.mark_truncated()
-        raise Refusal(
-            # The words by which the clients of both providers recognise this error.
-            f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
-            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages.",
-            code="context_length_exceeded",
-            param="messages",
-        )
-
-    def _check_limits(self, arrival: Arrival) -> None:
-        live, limits = arrival.live, self._limits
-        sampled = live.summary.response_tokens
-        if limits.calls is not None and arrival.number >= limits.calls:
-            why, code = f"This rollout may make {limits.calls} model calls, and has made them", "max_calls_exceeded"
-        elif limits.tokens is not None and sampled >= limits.tokens:
-            why, code = (
-                f"This rollout may have {limits.tokens} tokens sampled, and has had {sampled}",
-                "max_tokens_exceeded",
-            )
-        else:
-            return
-        live.mark_truncated()
-        raise Refusal(f"{why}. End the rollout with what there is.", code=code)
-
-    def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
-        request, live = arrival.request, arrival.live
-        used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
-        if request.tools and not request.parallel_tool_calls:
-            markers = self.rendering.markers
-            if markers is None or markers.tool_close is None:
-                raise Refusal(
-                    f"parallel_tool_calls=false is not supported with the renderer '{self.rendering.name}'.",
-                    code="unsupported_value",
-                    param="parallel_tool_calls",
-                )
-            used["stop_token_ids"] = (markers.tool_close,)
-        return used
-
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, asked: _Asked, index: int, emit: Emit | None) -> tuple[Choice, int]:
+    async def _choose(self, asked: Asked, index: int, emit: Emit | None) -> tuple[Choice, int]:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
         try:
@@ -295,7 +136,7 @@ class Sampler:
             emit(choice)
         return choice, max(chunk.cached_tokens for chunk in chunks)
 
-    async def _sample(self, asked: _Asked, index: int, chunks: list[Chunk], emit: Emit | None) -> StreamReader | None:
+    async def _sample(self, asked: Asked, index: int, chunks: list[Chunk], emit: Emit | None) -> StreamReader | None:
         request = asked.arrival.request
         params = self._params(asked, index)
         request_id = f"{asked.arrival.response_id}:{index}"
@@ -308,7 +149,7 @@ class Sampler:
             reader = StreamReader(
                 self.rendering,
                 asked.prompt_ids,
-                tools=_reads_tools(request),
+                tools=reads_tools(request),
                 stop=params.stop,
                 holding=asked.forced is not None,
                 raw=request.prompt is not None,
@@ -318,7 +159,7 @@ class Sampler:
                 emit(_delta(index, chunk, reader.feed(chunk.ids.tolist())))
         return reader
 
-    def _params(self, asked: _Asked, index: int) -> SamplingParams:
+    def _params(self, asked: Asked, index: int) -> SamplingParams:
         room = self._info.max_context - len(asked.prompt_ids)
         if self._limits.tokens is not None:
             room = max(1, min(room, self._limits.tokens - asked.arrival.live.summary.response_tokens))
@@ -327,7 +168,7 @@ class Sampler:
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 
-    def _parse(self, asked: _Asked, whole: Chunk) -> Parsed:
+    def _parse(self, asked: Asked, whole: Chunk) -> Parsed:
         request = asked.arrival.request
         if request.prompt is not None:
             text = self.rendering.decode(_without_stop(whole.ids, self.rendering.stop_token_ids))
@@ -336,10 +177,10 @@ class Sampler:
         if asked.forced is not None:
             ids = np.concatenate([asked.forced, ids])
             prompt_ids = prompt_ids[: len(prompt_ids) - len(asked.forced)]
-        parsed = self.rendering.parse(ids, prompt_ids, request.tools if _reads_tools(request) else None)
+        parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
         return msgspec.structs.replace(parsed, content=_cut(parsed.content, whole.stop_string))
 
-    def _read(self, asked: _Asked, index: int, whole: Chunk) -> Choice:
+    def _read(self, asked: Asked, index: int, whole: Chunk) -> Choice:
         parsed = self._parse(asked, whole)
         calls = tuple(ToolCall(f"call_{uuid.uuid4().hex[:24]}", c.name, c.arguments) for c in parsed.tool_calls)
         reason = whole.finish_reason or "stop"
@@ -356,11 +197,11 @@ class Sampler:
             top_logprobs=whole.top_logprobs,
         )
 
-    def _commit(self, asked: _Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
+    def _commit(self, asked: Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
         return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=True)
 
     def _grow(
-        self, asked: _Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
+        self, asked: Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
     ) -> Turn:
         call_id = f"{asked.arrival.response_id}:{index}"
         return asked.arrival.live.session(self._policy).commit(
@@ -376,11 +217,11 @@ class Sampler:
             complete=complete,
         )
 
-    def _record(self, asked: _Asked, choice: Choice, turn: Turn) -> None:
+    def _record(self, asked: Asked, choice: Choice, turn: Turn) -> None:
         info = self._info_of(asked, choice.index, choice.finish_reason, None)
         self._put(asked, info, turn.prompt, turn.response, choice.message(), len(choice.ids))
 
-    def _record_failure(self, asked: _Asked, index: int, chunks: list[Chunk], error: str) -> None:
+    def _record_failure(self, asked: Asked, index: int, chunks: list[Chunk], error: str) -> None:
         """A call that did not end well is data too: with the tokens it had, or with none."""
         asked.arrival.live.count(failed=1)
         info = self._info_of(asked, index, "abort", error)
@@ -392,7 +233,7 @@ class Sampler:
         self._put(asked, info, turn.prompt, turn.response, message, len(whole.ids))
 
     def _put(
-        self, asked: _Asked, info: CallInfo, prompt: Piece, response: Piece, output: Message, response_tokens: int
+        self, asked: Asked, info: CallInfo, prompt: Piece, response: Piece, output: Message, response_tokens: int
     ) -> None:
         arrival = asked.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
@@ -415,7 +256,7 @@ class Sampler:
 
         self._recorder.put(draft)
 
-    def _info_of(self, asked: _Asked, index: int, finish_reason: str, error: str | None) -> CallInfo:
+    def _info_of(self, asked: Asked, index: int, finish_reason: str, error: str | None) -> CallInfo:
         arrival, parent = asked.arrival, asked.prompt.parent
         return CallInfo(
             call_id=f"{arrival.response_id}:{index}",
@@ -466,17 +307,6 @@ async def _all(choices: list[Any]) -> list[tuple[Choice, int]]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _size(request: CallRequest) -> int:
-    """Characters of a request's texts: no fewer than its tokens say."""
-    if request.prompt is not None:
-        return len(request.prompt) if isinstance(request.prompt, str) else 0
-    return sum(len(message["content"]) for message in request.messages)
-
-
-def _reads_tools(request: CallRequest) -> bool:
-    return bool(request.tools) and request.tool_choice.mode != "none"
 
 
 def _delta(index: int, chunk: Chunk, text: Text) -> Delta:

@@ -104,6 +104,13 @@ class Question:
     cause: str | None
     """Why it diverges, should it turn out to do so."""
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether all of its answers are those of known turns, one after another."""
+        return self.walk.turn is not None and all(
+            m["role"] != "assistant" for m in self.messages[self.walk.turn_depth :]
+        )
+
 
 @dataclass(slots=True, frozen=True, eq=False)
 class Tokens:

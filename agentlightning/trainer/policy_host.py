@@ -69,6 +69,7 @@ async def start_policy(
         train_prompts=spec.train_prompts,
         max_calls=spec.max_calls,
         max_tokens=spec.max_tokens,
+        cut_long_prompts=spec.cut_long_prompts,
     )
     await gateway.start()
     stack.push_async_callback(gateway.stop)

@@ -1,0 +1,250 @@
+"""The planner: what a request means before anything is sampled: its prompt, its settings, and whether it is served.
+
+Knows limits, the room that a model's context has, and what to do when there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning.engine.base import EngineInfo
+from agentlightning.errors import ModelError
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.cutting import Cuts
+from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.records import Place
+from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.routing import Limits
+from agentlightning.gateway.sampling import Overrides, settle
+from agentlightning.gateway.session import Piece, Prompt, Question, Session, path_ids
+from agentlightning.types.call import Int32Array
+
+_LONG = 50_000
+"""Characters of a request from which on it is tokenised in a thread."""
+
+
+class Arrival(msgspec.Struct, frozen=True, kw_only=True):
+    """A request with everything known about where it came from."""
+
+    request: CallRequest
+    live: LiveAttempt
+    place: Place
+    response_id: str
+    number: int
+    """Counts the attempt's requests, from 0."""
+    start: float
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was planned: its prompt and how to sample from it."""
+
+    arrival: Arrival
+    prompt: Prompt
+    piece: Piece
+    """Where the prompt ends, forced tokens included."""
+    prompt_ids: Int32Array
+    forced: Int32Array | None
+    grammar: str | None
+    used: Mapping[str, Any]
+
+
+class Planner:
+    """Plans the requests to one engine. `cut_long_prompts`: see `cutting`."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        rendering: Rendering,
+        *,
+        policy: str,
+        limits: Limits,
+        overrides: Overrides,
+        cut_long_prompts: bool,
+    ) -> None:
+        self._info = info
+        self._rendering = rendering
+        self._policy = policy
+        self._limits = limits
+        self._overrides = overrides
+        self._cuts = cut_long_prompts
+
+    async def plan(self, arrival: Arrival) -> Asked:
+        """What to sample from, and how. Raises `Refusal`."""
+        request, live = arrival.request, arrival.live
+        if request.tools and not self._rendering.parses_tools:
+            raise Refusal(
+                "This model is served without a parser for its tool calls. Start the gateway with the renderer that "
+                "fits "
+                "the model (--renderer).",
+                code="tools_unsupported",
+                param="tools",
+            )
+        self._check_limits(arrival)
+        size, cut = _size(request), None
+        try:
+            if self._cuts and request.prompt is None:
+                request, cut = await self._fit(arrival)
+                arrival, size = msgspec.structs.replace(arrival, request=request), _size(request)
+            self._check_room(live, size // self._rendering.longest_token)
+            prompt = await self._prompt(arrival, in_thread=size > _LONG)
+        except ModelError as error:
+            raise Refusal(str(error), code="invalid_messages", param="messages") from error
+        if cut and prompt.divergence is not None:
+            prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
+        forced = self._forced(request)
+        piece = (
+            prompt.piece
+            if forced is None
+            else live.session(self._policy).force(prompt, forced, f"{arrival.response_id}/f")
+        )
+        prompt_ids = path_ids(piece)
+        self._check_room(live, len(prompt_ids))
+        return Asked(
+            arrival=arrival,
+            prompt=prompt,
+            piece=piece,
+            prompt_ids=prompt_ids,
+            forced=forced,
+            grammar=None if forced is not None else self._grammar(request, prompt_ids),
+            used={**self._settle(arrival), **({"cut": cut} if cut else {})},
+        )
+
+    async def _fit(self, arrival: Arrival) -> tuple[CallRequest, Mapping[str, int] | None]:
+        """The request, cut if it is too long, and what was cut. One that no cut makes fit stays as it is."""
+        request, most = arrival.request, self._info.max_context
+        session = arrival.live.session(self._policy)
+
+        question = session.look_up(request.messages, request.tools)
+        if await _length(session, question) < most:
+            return request, None
+        # A talk that has just been cut has room to be answered, and to grow; one that goes on may use it.
+        room = min(request.asked.get("max_tokens", most // 8), most // 4)
+        forgets = len(request.messages) - len(request.remember or request.messages)
+        for messages, cut in Cuts(request.messages):
+            question = session.look_up(messages, request.tools)
+            if await _length(session, question) <= (most - 1 if question.goes_on else most - room):
+                remember = None if request.remember is None else messages[forgets:]
+                return msgspec.structs.replace(request, messages=messages, remember=remember), cut
+        return request, None
+
+    async def _prompt(self, arrival: Arrival, *, in_thread: bool) -> Prompt:
+        """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
+        request, segment_id = arrival.request, f"{arrival.response_id}/p"
+        session = arrival.live.session(self._policy)
+        raw = request.prompt
+        if raw is not None:
+            if isinstance(raw, list):
+                if max(raw) >= self._info.vocab_size:
+                    raise Refusal(
+                        f"Token {max(raw)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
+                        code="invalid_value",
+                        param="prompt",
+                    )
+                ids = np.array(raw, dtype=np.int32)
+            else:
+                ids = await asyncio.to_thread(self._rendering.encode, raw) if in_thread else self._rendering.encode(raw)
+            return session.plan_tokens(ids, segment_id)
+        question = session.look_up(request.messages, request.tools)
+        if arrival.live.restored and session.has_unknown_answer(request.messages):
+            arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
+        if question.known is not None:
+            return question.known
+        tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
+        return session.place(question, tokens, segment_id)
+
+    def _forced(self, request: CallRequest) -> Int32Array | None:
+        choice = request.tool_choice
+        if choice.mode != "required":
+            return None
+        names = [tool["function"]["name"] for tool in request.tools or ()]
+        name = names[0] if choice.name is None and len(names) == 1 else choice.name
+        forced = self._rendering.forced_call(name)
+        if forced is None:
+            raise Refusal(
+                f"tool_choice 'required' and named tools are not supported with the renderer '{self._rendering.name}'. "
+                "Use tool_choice 'auto'.",
+                code="unsupported_value",
+                param="tool_choice",
+            )
+        return forced
+
+    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
+        if request.schema is None:
+            return None
+        tools = request.tools if reads_tools(request) else None
+        grammar = self._rendering.grammar(request.schema, prompt_ids, tools)
+        if grammar is None:
+            together = " together with tools" if tools else ""
+            raise Refusal(
+                f"JSON answers{together} are not supported with the renderer '{self._rendering.name}'. Ask for JSON in "
+                "the prompt, or let the answer be a tool call.",
+                code="unsupported_value",
+                param="response_format",
+            )
+        return grammar
+
+    def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
+        if prompt_tokens < self._info.max_context:
+            return
+        live.mark_truncated()
+        raise Refusal(
+            # The words by which the clients of both providers recognise this error.
+            f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
+            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages.",
+            code="context_length_exceeded",
+            param="messages",
+        )
+
+    def _check_limits(self, arrival: Arrival) -> None:
+        live, limits = arrival.live, self._limits
+        sampled = live.summary.response_tokens
+        if limits.calls is not None and arrival.number >= limits.calls:
+            why, code = f"This rollout may make {limits.calls} model calls, and has made them", "max_calls_exceeded"
+        elif limits.tokens is not None and sampled >= limits.tokens:
+            why, code = (
+                f"This rollout may have {limits.tokens} tokens sampled, and has had {sampled}",
+                "max_tokens_exceeded",
+            )
+        else:
+            return
+        live.mark_truncated()
+        raise Refusal(f"{why}. End the rollout with what there is.", code=code)
+
+    def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
+        request, live = arrival.request, arrival.live
+        used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
+        if request.tools and not request.parallel_tool_calls:
+            markers = self._rendering.markers
+            if markers is None or markers.tool_close is None:
+                raise Refusal(
+                    f"parallel_tool_calls=false is not supported with the renderer '{self._rendering.name}'.",
+                    code="unsupported_value",
+                    param="parallel_tool_calls",
+                )
+            used["stop_token_ids"] = (markers.tool_close,)
+        return used
+
+
+async def _length(session: Session, question: Question) -> int:
+    """How many tokens the prompt of a request has, as the session would continue it."""
+    if question.known is not None:
+        return question.known.piece.end
+    made = await asyncio.to_thread(session.tokenise, question)
+    return len(made.ids) + (0 if made.after is None else made.after.response.end)
+
+
+def _size(request: CallRequest) -> int:
+    """Characters of a request's texts: no fewer than its tokens say."""
+    if request.prompt is not None:
+        return len(request.prompt) if isinstance(request.prompt, str) else 0
+    return sum(len(message["content"]) for message in request.messages)
+
+
+def reads_tools(request: CallRequest) -> bool:
+    return bool(request.tools) and request.tool_choice.mode != "none"
