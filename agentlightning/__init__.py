@@ -67,7 +67,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.runner.air": ("Air", "air"),
     "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
     "agentlightning.store.base": ("LightningStore",),
-    "agentlightning.tracer": ("GATEWAY_URL", "DummyTracer", "OtelTracer", "Tracer"),
+    "agentlightning.tracer": ("GATEWAY_URL", "AgentOpsTracer", "DummyTracer", "OtelTracer", "Tracer", "WeaveTracer"),
     "agentlightning.trainer": ("RunResult", "Trainer"),
     "agentlightning.types": (
         "LLM",
@@ -150,7 +150,7 @@ if TYPE_CHECKING:
     from agentlightning.runner.air import Air, air
     from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
     from agentlightning.store.base import LightningStore
-    from agentlightning.tracer import GATEWAY_URL, DummyTracer, OtelTracer, Tracer
+    from agentlightning.tracer import GATEWAY_URL, AgentOpsTracer, DummyTracer, OtelTracer, Tracer, WeaveTracer
     from agentlightning.trainer import RunResult, Trainer
     from agentlightning.types import (
         LLM,

@@ -1,19 +1,23 @@
 """Tracers: what happens inside an in-process agent, as spans of its attempt."""
 
+from agentlightning.tracer.agentops import AgentOpsTracer
 from agentlightning.tracer.attribution import GATEWAY_URL
 from agentlightning.tracer.base import Tracer
 from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
 from agentlightning.tracer.trace import Access, Trace, current_trace
 from agentlightning.tracer.transports import instrument, uninstrument
+from agentlightning.tracer.weave import WeaveTracer
 
 __all__ = [
     "GATEWAY_URL",
     "Access",
+    "AgentOpsTracer",
     "DummyTracer",
     "OtelTracer",
     "Trace",
     "Tracer",
+    "WeaveTracer",
     "current_agent_name",
     "current_trace",
     "instrument",

@@ -20,7 +20,7 @@ from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.tracer import OtelTracer
+from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.types import AttemptedRollout, Call, EnqueueRolloutRequest, RolloutMode, Span
 from agentlightning.types.call import Int32Array
 from tests.clients.script import ScriptedEngine
@@ -97,7 +97,15 @@ class World:
         self._real = WitnessedEngine(process)
         self._scripted = WitnessedEngine(ScriptedEngine(process, tokenizer, tokenizer.eos_token_id))
 
-    async def run(self, solve: Solve, stream: bool, tasks: list[dict[str, Any]], *, scripted: bool) -> Run:
+    async def run(
+        self,
+        solve: Solve,
+        stream: bool,
+        tasks: list[dict[str, Any]],
+        *,
+        scripted: bool,
+        tracer: Tracer | None = None,
+    ) -> Run:
         """All at once; every second one under another agent's name, which is not trained."""
         engine = self._scripted if scripted else self._real
 
@@ -112,7 +120,7 @@ class World:
             store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
         )
         await gateway.start()
-        runner = LitAgentRunner(OtelTracer(), concurrency=len(tasks), gateway=gateway)
+        runner = LitAgentRunner(tracer or OtelTracer(), concurrency=len(tasks), gateway=gateway)
         runner.init(agent)
         runner.init_worker(0, store)
         await store.add_resources({"llm": gateway.as_resource()})

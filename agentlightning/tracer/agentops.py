@@ -1,0 +1,63 @@
+"""`AgentOpsTracer`: what the `agentops` library instruments and decorates, without its account or its server."""
+
+# Optional packages, which the checks run without.
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import logging
+import os
+
+from opentelemetry import trace as otel_trace
+from opentelemetry.sdk.trace import TracerProvider
+
+from agentlightning.tracer.otel import OtelTracer
+
+logger = logging.getLogger(__name__)
+
+
+class AgentOpsTracer(OtelTracer):
+    """Collects the spans of AgentOps' instrumentation and decorators, and all others of the global provider.
+
+    Nothing leaves the process. Without the package `agentops` (the extra of that name) it does what `OtelTracer` does:
+    enough for frameworks that record spans themselves, whose tracers derive from this class.
+    """
+
+    def init(self) -> None:
+        super().init()
+        _instrument()
+
+    def teardown(self) -> None:
+        _uninstrument()
+        super().teardown()
+
+
+def _instrument() -> None:
+    """Start AgentOps' instrumentation on the global provider, unless the application did so with `agentops.init`."""
+    # Otherwise AgentOps writes a log file into the working directory.
+    os.environ.setdefault("AGENTOPS_LOGGING_TO_FILE", "false")
+    try:
+        from agentops.instrumentation import instrument_all
+        from agentops.sdk.core import tracer
+    except ImportError:
+        logger.info("The package 'agentops' is not installed: only spans that libraries record themselves are seen.")
+        return
+    provider = otel_trace.get_tracer_provider()
+    if tracer.initialized or not isinstance(provider, TracerProvider):
+        return
+    # What its own `initialize` does, except for the exporters, which would call its server.
+    tracer.provider = provider
+    tracer._config = {"service_name": "agentops"}
+    tracer._initialized = True
+    instrument_all()
+
+
+def _uninstrument() -> None:
+    try:
+        from agentops.instrumentation import uninstrument_all
+        from agentops.sdk.core import tracer
+    except ImportError:
+        return
+    if tracer._config == {"service_name": "agentops"}:
+        uninstrument_all()
+        tracer._initialized = False
