@@ -60,11 +60,21 @@ def tools_survive(renderer: Any) -> bool:
     """Whether a tool call that was rendered is read back as the same call."""
     from jinja2 import TemplateError
 
+    wanted = [("add", {"a": 2}, "ok")]
     try:
+        asked = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=False))
         prompt = list(renderer.render_ids([_USER], tools=[_TOOL], add_generation_prompt=True))
         whole = list(renderer.render_ids([_USER, _ASKS], tools=[_TOOL], add_generation_prompt=False))
-        common = next((i for i, (a, b) in enumerate(zip(prompt, whole, strict=False)) if a != b), len(prompt))
-        parsed = renderer.parse_response(whole[common:], tools=[_TOOL], prompt_ids=whole[:common])
+        # A response begins where the prompt ends; where the prompt begins it otherwise (GPT-OSS: with a thought), the
+        # whole turn is read.
+        for start in (_common(prompt, whole), _common(asked, whole)):
+            parsed = renderer.parse_response(whole[start:], tools=[_TOOL], prompt_ids=whole[:start])
+            if [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == wanted:
+                return True
     except (AssertionError, TemplateError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return [(c.name, c.arguments, c.status) for c in parsed.tool_calls] == [("add", {"a": 2}, "ok")]
+    return False
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -16,7 +16,7 @@ from agentlightning.gateway import load_rendering
 from agentlightning.gateway.reader import StreamReader
 from agentlightning.models import resolve_model
 from tests.gateway.conftest import CALC, call_text
-from tests.gateway.families import rendering_of
+from tests.gateway.families import FAMILIES, make_model, rendering_of
 
 CALC_DIR = Path(resolve_model("calc"))
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
@@ -145,3 +145,20 @@ def test_a_template_with_the_usual_marks_is_streamed_by_token(model: str, stream
     rendering = rendering_of(model)
     reader = StreamReader(rendering, rendering.render([USER], None), tools=False, stop=())
     assert bool(reader.feed(rendering.encode("Some words").tolist()).content) == streams
+
+
+def test_tools_are_read_where_the_prompt_begins_the_thought(tmp_path: Path) -> None:
+    """As the library's renderer of GPT-OSS does: a call then does not begin where the prompt ends."""
+    path = make_model(FAMILIES["gpt-oss-template"], tmp_path)
+    template = (path / "chat_template.jinja").read_text()
+    begun = template.replace(
+        "{{- '<|start|>assistant' }}{%- endif", "{{- '<|start|>assistant<|channel|>analysis<|message|>' }}{%- endif"
+    )
+    assert begun != template
+    (path / "chat_template.jinja").write_text(begun)
+    found = load_rendering(str(path))
+    prompt = found.render([USER], [CALC])
+    said = 'Hm.<|end|><|start|>assistant to=functions.calc<|channel|>commentary json<|message|>{"a": 1}<|call|>'
+    parsed = found.parse(found.encode(said), prompt, [CALC])
+    assert (parsed.reasoning, parsed.content) == ("Hm.", "")
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("calc", '{"a": 1}')]
