@@ -1,6 +1,6 @@
 """Numbers of trl's GRPO losses for `tests/learner/test_trl.py`: the same tensors, its code, and the gradients it gives.
 
-    python scripts/trl_losses.py > tests/learner/trl_losses.json        # in an environment that has trl (made with 1.16)
+    python scripts/trl_losses.py > tests/learner/trl_losses.json      # in an environment with trl (made with 1.16)
 
 trl is not needed to run the tests.
 """

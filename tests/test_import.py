@@ -56,7 +56,7 @@ for module in pkgutil.walk_packages(agentlightning.__path__, "agentlightning."):
     try:
         importlib.import_module(module.name)
     except ImportError as error:
-        if error.name != "psycopg":  # of the extra `postgres`
+        if error.name not in ("psycopg", "weave"):  # of the extras `postgres` and `weave`
             failures.append(f"{module.name}: {error}")
 print(json.dumps(failures))
 """
