@@ -24,6 +24,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentlightning.learner.base import LearnerOptions, PackedBatch
 from agentlightning.learner.tree_attention import plan_tree, tree_attention
 
+ROW_TOKENS = 8192
+"""Tokens of rows that are computed together, padding included."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
@@ -107,15 +110,24 @@ def _tree(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarra
 
 
 def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
-    """Hidden states of every leaf's row, one after the other, and where in them each entry's source is."""
+    """Hidden states of every leaf's row, and where in them each entry's source is.
+
+    Rows of similar length are padded at the end and computed together; causality keeps the padding out of sight.
+    """
+    rows = sorted(leaf_rows(batch), key=lambda row: len(row[0]))
     hidden: list[Tensor] = []
     source_E = np.zeros_like(batch.source_E)
     start = 0
-    for nodes_L, entries in leaf_rows(batch):
-        ids = as_long(batch.ids_N[nodes_L], model.device)[None]
-        hidden.append(model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state[0])
-        source_E[entries] = start + batch.positions_N[batch.source_E[entries]]
-        start += len(nodes_L)
+    while rows:
+        width = len(rows[-1][0])
+        together = [rows.pop() for _ in range(min(len(rows), max(ROW_TOKENS // width, 1)))]
+        ids_BL = np.zeros((len(together), width), dtype=np.int64)
+        for b, (nodes_L, entries) in enumerate(together):
+            ids_BL[b, : len(nodes_L)] = batch.ids_N[nodes_L]
+            source_E[entries] = start + b * width + batch.positions_N[batch.source_E[entries]]
+        found = model.get_decoder()(input_ids=as_long(ids_BL, model.device), use_cache=False).last_hidden_state
+        hidden.append(found.flatten(0, 1))
+        start += ids_BL.size
     return torch.cat(hidden), source_E
 
 
