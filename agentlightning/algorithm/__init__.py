@@ -14,15 +14,18 @@ from agentlightning.algorithm.family import (
     ReinforcePPBaseline,
 )
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.supervised import DPO, SFT
 
 __all__ = [
     "CISPO",
     "DAPO",
+    "DPO",
     "GRPO",
     "GSPO",
     "PPO",
     "REINFORCE",
     "RLOO",
+    "SFT",
     "Algorithm",
     "Baseline",
     "DrGRPO",

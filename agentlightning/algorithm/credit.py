@@ -20,6 +20,7 @@ import numpy as np
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.learner.advantage import (
     ADVANTAGES,
+    SELECTING,
     by_position,
     entry_weights,
     gae,
@@ -104,6 +105,8 @@ def credit(
     for unit in units:
         counts_R[unit.rollout] |= unit.counts
     useful = {u.rollout for u, a in zip(units, advantages, strict=True) if u.counts and (rule.keep_flat or any(a))}
+    if rule.advantage in SELECTING:
+        counts_R &= np.isin(np.arange(len(episodes)), list(useful))
     batches: list[list[CreditedCall]] = []
     for groups in np.array_split(np.unique(groups_R), minibatches):
         taken_R = counts_R & np.isin(groups_R, groups)

@@ -141,7 +141,8 @@ class GRPO(TrainingSettings):
         return float(np.mean([e.reward or 0.0 for e in episodes]))
 
     def _preflight(self, *, learned: bool) -> Preflight:
-        return Preflight(self.context.reporter, learned=learned)
+        compares = self.samples and (self.credit != "gae" or self.group_size > 1)
+        return Preflight(self.context.reporter, learned=learned, compares=compares)
 
     def _is_over(self, position: int) -> bool:
         """Whether all epochs are taken; where the number of steps is given, that alone decides."""

@@ -22,8 +22,12 @@ FLAT_STEPS = 5
 class Preflight:
     """Looks at each step's rollouts before they are learned from, and at what came of it."""
 
-    def __init__(self, reporter: Reporter, *, learned: bool = False) -> None:
-        """`learned`: siblings have differed before, in the part of the run that is being resumed."""
+    def __init__(self, reporter: Reporter, *, learned: bool = False, compares: bool = True) -> None:
+        """
+        learned: siblings have differed before, in the part of the run that is being resumed.
+        compares: the algorithm learns from how siblings differ.
+        """
+        self._compares = compares
         self._reporter = reporter
         self._learned = learned
         self._flat = 0
@@ -54,11 +58,12 @@ class Preflight:
             )
         if not any(e.sampled_tokens for e in usable):
             raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
-        self._check_variance(usable)
+        if self._compares:
+            self._check_variance(usable)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
         """After a step: say once, with the likeliest cause, when the reward has not moved for `WATCHED_STEPS` steps."""
-        if metrics.get("reward") is None or len(self._rewards) == WATCHED_STEPS:
+        if not self._compares or metrics.get("reward") is None or len(self._rewards) == WATCHED_STEPS:
             return
         self._rewards.append(metrics["reward"])
         if len(self._rewards) < WATCHED_STEPS:

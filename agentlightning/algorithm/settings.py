@@ -20,6 +20,9 @@ from agentlightning.types import Outcome, RolloutConfig
 Loss = Literal["ppo_clip", "reinforce", "gspo", "cispo", "dpo"]
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 
+ALONE = ("all", "reinforce", "reinforce++")
+"""Advantages that need no siblings."""
+
 CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("constant", "linear"),
     "loss": ("ppo_clip", "reinforce", "gspo", "cispo", "dpo"),
@@ -37,6 +40,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
 @dataclass(kw_only=True)
 class TrainingSettings(Algorithm):
     """`model` alone is enough; everything else has a default."""
+
+    samples = True
+    """Whether it learns from what the engine sampled, so that engine and learner can be compared."""
 
     model: str
     """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
@@ -175,7 +181,7 @@ class TrainingSettings(Algorithm):
             raise ConfigError(
                 f"minibatches ({self.minibatches}) must be between 1 and tasks_per_step ({self.tasks_per_step})."
             )
-        if self.group_size < 2 and self.credit != "gae" and not self.advantage.startswith("reinforce"):
+        if self.group_size < 2 and self.credit != "gae" and self.advantage not in ALONE:
             raise ConfigError(
                 "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
                 "one use a critic (PPO), or advantage='reinforce' or 'reinforce++'."

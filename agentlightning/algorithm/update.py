@@ -53,11 +53,14 @@ class Updater:
         for number, batch in enumerate(packed * settings.update_epochs):
             for part in batch:
                 parts.append(await self._learner.forward_backward(part, self._loss))
-                if number == 0 and staleness == 0:
+                if number == 0 and staleness == 0 and settings.samples:
                     self._check_gap(parts[-1]["logprob_gap_max"])
             parts[-1] |= await self._learner.optim_step(self._optim(rate))
             self._version = int(parts[-1]["version"])
-        return {**_merge(parts), **metrics}
+        merged = _merge(parts)
+        if not settings.samples:
+            merged = {k: v for k, v in merged.items() if k not in ("kl_old", "clip_fraction", "logprob_gap_max")}
+        return {**merged, **metrics}
 
     def _optim(self, rate: float) -> OptimParams:
         return OptimParams(

@@ -52,6 +52,11 @@ def reinforce_pp_baseline(returns_U: Float32Array, groups_U: Int32Array, counts_
     return (centred_U / spread if spread > STD_FLOOR else np.zeros_like(centred_U)).astype(np.float32)
 
 
+def everything(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """1 for all: supervised learning."""
+    return counts_U.astype(np.float32)
+
+
 def best(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
     """1 for the best of each group where siblings differ, else 0: rejection sampling for fine-tuning."""
     return _per_group(returns_U, groups_U, counts_U, lambda r: (r == r.max()).astype(np.float64))
@@ -69,6 +74,7 @@ def best_and_worst(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.n
 
 
 ADVANTAGES: dict[str, Estimator] = {
+    "all": everything,
     "best": best,
     "best_and_worst": best_and_worst,
     "drgrpo": drgrpo,
@@ -78,6 +84,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "reinforce++baseline": reinforce_pp_baseline,
     "rloo": rloo,
 }
+
+SELECTING = ("best", "best_and_worst")
+"""These choose rollouts to learn; the others are no part of the data, so they count in no mean."""
 
 
 def _per_group(

@@ -1,5 +1,7 @@
-"""kill -9 of a whole training run at random moments: after resuming, every task was taken once per epoch, the metrics go
-on in one stream, and in the deterministic mode the final weights are those of a run that nobody killed.
+"""kill -9 of a whole training run at random moments, and resuming.
+
+Every task was taken once per epoch, the metrics go on in one stream, and in the deterministic mode the final weights
+are those of a run that nobody killed.
 """
 
 from __future__ import annotations

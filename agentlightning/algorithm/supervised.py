@@ -1,0 +1,137 @@
+"""Supervised algorithms in the same loop: SFT on the best rollouts or on given chats, DPO on the best and the worst."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from agentlightning.algorithm.ahead import Sampled
+from agentlightning.algorithm.credit import Normalization
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.settings import Loss
+from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.learner.base import LossConfig
+from agentlightning.models import resolve_model
+from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
+from agentlightning.types.call import Int32Array
+
+
+@dataclass(kw_only=True)
+class DPO(GRPO):
+    """Direct preference optimisation on the best and the worst sibling of each group (arXiv 2305.18290).
+
+    The reference is the model that the run started from.
+    """
+
+    loss: Loss = "dpo"
+    advantage: str = "best_and_worst"
+    normalization: Normalization = "rollout"
+    dpo_beta: float = 0.1
+    """How far the policy may move from the reference: smaller is farther."""
+
+    def loss_config(self) -> LossConfig:
+        return msgspec.structs.replace(super().loss_config(), dpo_beta=self.dpo_beta)
+
+
+@dataclass(kw_only=True)
+class SFT(GRPO):
+    """Fine-tuning on what is right: the best rollouts of each group (rejection sampling), or given chats.
+
+    With `source="chats"` the training data are chats, `{"messages": [...], "tools": [...]}` or a list of messages, and
+    every assistant message is learned. The agent is then used for validation only.
+    """
+
+    loss: Loss = "reinforce"
+    advantage: str = "best"
+    source: Literal["rollouts", "chats"] = "rollouts"
+
+    def __post_init__(self) -> None:
+        if self.source not in ("rollouts", "chats"):
+            raise ConfigError(f"source is {self.source!r}; it can be 'rollouts' or 'chats'.")
+        if self.source == "chats":
+            self.advantage, self.group_size, self.samples = "all", 1, False
+        super().__post_init__()
+
+    async def _sample(self, step: int, position: int) -> Sampled | None:
+        if self.source == "rollouts":
+            return await super()._sample(step, position)
+        if self._is_over(position):
+            return None
+        began = time.time()
+        chosen = self._schedule.take(position, self._schedule.per_step)
+        episodes = [chat_episode(self._chats, self._schedule.task(i), f"{step}-{i}") for i in chosen]
+        return Sampled(episodes, chosen, position + len(chosen), began, time.time())
+
+    @property
+    def _chats(self) -> Any:
+        """How this model writes chats; loaded once."""
+        if self._rendering is None:
+            try:
+                from agentlightning.gateway.rendering import load_rendering
+            except ModuleNotFoundError as error:
+                raise missing_extra("torch", error.name or "renderers") from error
+            self._rendering = load_rendering(resolve_model(self.model), self.renderer)
+        return self._rendering
+
+    _rendering = None
+
+
+def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
+    """A chat as a rollout with reward 1: every assistant message is a call whose response is to be learned."""
+    messages, tools = (chat["messages"], chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise ConfigError("SFT(source='chats') takes chats: {'messages': [{'role': …, 'content': …}, …]}.")
+    calls = []
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant":
+            prompt, response = render_answer(rendering, messages[: i + 1], tools)
+            calls.append(_call(f"{name}-{i}", name, prompt, response))
+    attempt = Attempt(rollout_id=name, attempt_id="chat", sequence_id=1, start_time=0.0, outcome=Outcome.OK)
+    return Episode(Rollout(rollout_id=name, input=None, start_time=0.0, metadata={"group": name}), attempt, 1.0, calls)
+
+
+def render_answer(
+    rendering: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
+) -> tuple[Int32Array, Int32Array]:
+    """The prompt before the last message, and the tokens with which the model should say it, its end included.
+
+    Raises ConfigError where the chat format does not write an answer right behind its prompt.
+    """
+    prompt = rendering.render(messages[:-1], tools)
+    followed = rendering.render([*messages, {"role": "user", "content": "."}], tools)
+    answer = followed[len(prompt) :]
+    ends = np.flatnonzero(np.isin(answer, list(rendering.stop_token_ids)))
+    if not np.array_equal(followed[: len(prompt)], prompt) or not len(ends):
+        raise ConfigError(
+            f"The chat format '{rendering.name}' writes an answer otherwise than where the model would begin it, so "
+            f"this message cannot be learned: {str(messages[-1])[:200]}"
+        )
+    return prompt, answer[: ends[0] + 1].astype(np.int32)
+
+
+def _call(call_id: str, rollout_id: str, prompt: Int32Array, response: Int32Array) -> Call:
+    info = CallInfo(
+        call_id=call_id,
+        response_id=call_id,
+        rollout_id=rollout_id,
+        attempt_id="chat",
+        choice=0,
+        policy="policy",
+        trained=True,
+        agent=None,
+        parent_call_id=None,
+        model="policy",
+        dialect="chat",
+        finish_reason="stop",
+        start_time=0.0,
+        end_time=0.0,
+        temperature=1.0,
+    )
+    nothing = np.zeros(len(response), dtype=np.float32)
+    return Call(info, prompt, response, nothing, nothing, ())

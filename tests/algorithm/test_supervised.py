@@ -1,0 +1,65 @@
+"""SFT on chats: the tokens that are learned are the ones the model would have to sample; DPO's pairs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.credit import CreditRule, credit
+from agentlightning.algorithm.supervised import chat_episode
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.rendering import load_rendering
+from agentlightning.models import resolve_model
+
+from .test_credit import episode
+
+CHAT = [
+    {"role": "system", "content": "Be exact."},
+    {"role": "user", "content": "2 + 3?"},
+    {"role": "assistant", "content": "The answer is 5."},
+    {"role": "user", "content": "And 1?"},
+    {"role": "assistant", "content": "The answer is 6."},
+]
+
+
+def test_every_assistant_message_is_learned_and_nothing_else() -> None:
+    rendering = load_rendering(resolve_model("calc"))
+    found = chat_episode(rendering, {"messages": CHAT}, "c")
+    assert found.reward == 1.0
+    assert [rendering.decode(c.response_ids) for c in found.calls] == [
+        "The answer is 5.<|im_end|>",
+        "The answer is 6.<|im_end|>",
+    ]
+    for i, call in zip((2, 4), found.calls, strict=True):
+        assert np.array_equal(call.prompt_ids, rendering.render(CHAT[:i], None))
+    (batch,) = credit([found], CreditRule(advantage="all"))
+    assert [c.advantages.tolist() for c in batch] == [[1.0] * len(c.call.response_ids) for c in batch]
+
+
+def test_a_tool_call_is_learned_as_the_model_writes_it() -> None:
+    rendering = load_rendering(resolve_model("calc"))
+    function = {"name": "calc", "arguments": '{"a": 2, "op": "+", "b": 3}'}
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+    tool = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
+    (call,) = chat_episode(rendering, {"messages": [*CHAT[:2], asked], "tools": [tool]}, "c").calls
+    parsed = rendering.parse(call.response_ids, call.prompt_ids, [tool])
+    assert [(c.name, c.arguments) for c in parsed.tool_calls] == [("calc", '{"a": 2, "op": "+", "b": 3}')]
+
+
+def test_what_is_no_chat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="takes chats"):
+        chat_episode(load_rendering(resolve_model("calc")), {"messages": ["hello"]}, "c")
+    with pytest.raises(ConfigError, match="'rollouts' or 'chats'"):
+        agl.SFT(model="calc", source="books")  # pyright: ignore[reportArgumentType]
+
+
+def test_dpo_pairs_the_best_with_the_worst_and_each_pair_counts_the_same() -> None:
+    rule = agl.DPO(model="calc").credit_rule()
+    rewards = {"g": (0.5, 1.0, 0.0), "h": (1.0, 1.0, 0.0), "flat": (1.0, 1.0, 1.0)}
+    episodes = [episode(g, [(r, 1)], name=f"{g}{i}") for g, rs in rewards.items() for i, r in enumerate(rs)]
+    (batch,) = credit(episodes, rule)
+    signs = {c.call.info.rollout_id: set(c.advantages.tolist()) for c in batch}
+    assert signs == {"g1": {1.0}, "g2": {-1.0}, "h0": {1.0}, "h2": {-1.0}}
+    pair_weights = [sum(float(c.weights.sum()) for c in batch if c.group == g) for g in (0, 1)]
+    assert pair_weights == pytest.approx([0.5, 0.5])
