@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
+    "agentlightning.adapter": ("LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"),
     "agentlightning.algorithm": (
         "CISPO",
         "DAPO",
@@ -103,6 +104,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupportedDunderAll]
 
 if TYPE_CHECKING:
+    from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
     from agentlightning.algorithm import (
         CISPO,
         DAPO,

@@ -14,9 +14,8 @@ import msgspec
 
 from agentlightning.gateway.exchange import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
+from agentlightning.types.names import CALL_ID, PARENT_CALL_ID
 
-CALL_ID = "agentlightning.call_id"
-PARENT_CALL_ID = "agentlightning.parent_call_id"
 REMEMBERS_FROM = "agentlightning.remembers_from"
 """On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
 

@@ -7,6 +7,7 @@ from agentlightning.tracer.dummy import DummyTracer
 from agentlightning.tracer.otel import OtelTracer, current_agent_name, route_spans_of
 from agentlightning.tracer.trace import Access, Trace, current_trace
 from agentlightning.tracer.transports import instrument, uninstrument
+from agentlightning.tracer.tree import SpanTree
 from agentlightning.tracer.weave import WeaveTracer
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "AgentOpsTracer",
     "DummyTracer",
     "OtelTracer",
+    "SpanTree",
     "Trace",
     "Tracer",
     "WeaveTracer",

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.trace import Trace, attach, capture, detach
-from agentlightning.types import Span
+from agentlightning.tracer.tree import SpanTree
 
 logger = logging.getLogger(__name__)
 
@@ -81,10 +81,13 @@ class Tracer:
             if writer is not None:
                 await writer
 
-    def get_last_trace(self) -> list[Span]:
-        """The spans of the trace that this task opened last, else of the one that anybody opened last."""
+    def get_last_trace(self) -> SpanTree:
+        """The spans of the trace that this task opened last, else of the one that anybody opened last.
+
+        It is a list that prints as a tree, and `draw("trace.svg")` makes an image of it.
+        """
         trace = _last_trace.get() or self._last
-        return [] if trace is None else trace.spans
+        return SpanTree() if trace is None else SpanTree(trace.spans)
 
     def _open(self, trace: Trace) -> None:
         """A trace begins: start to route spans to it."""

@@ -1,0 +1,178 @@
+"""Model calls as adapters read them: the whole conversation, the agent and the rewards of each. Pure.
+
+A call may be recorded twice, by the gateway and by an instrumented framework; both spans carry the same response id and
+become one call. The gateway's span holds only what is new since the call it continues: here the whole is put together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from agentlightning.types import Span
+from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, REWARD_RESPONSE
+from agentlightning.types.reward import find_final_reward, find_reward_spans, get_reward_value
+
+Message = dict[str, Any]
+AGENT_NAMES = ("gen_ai.agent.name", "agent.name", "agentops.agent.name", "recipient_agent_type")
+_AGENT_KINDS = (("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent"), ("traceloop.span.kind", "agent"))
+_PROMPT_IDS = ("prompt_token_ids", "llm.hosted_vllm.prompt_token_ids")
+_RESPONSE_IDS = ("response_token_ids", "llm.hosted_vllm.response_token_ids")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Conversation:
+    """One model call with everything that led to it."""
+
+    span: Span
+    call_id: str | None
+    """The gateway's; None for a call that only a framework recorded."""
+    response_id: str | None
+    parent_call_id: str | None
+    agent: str | None
+    messages: Sequence[Message]
+    """The prompt, in the form of OpenAI's chat completions."""
+    answer: Message | None
+    tools: Sequence[Any]
+    prompt_ids: Sequence[int] | None = None
+    response_ids: Sequence[int] | None = None
+    reward: float | None = None
+
+
+def conversations(
+    spans: Sequence[Span], *, llm_call_match: str | None = None, agent_match: str | None = None
+) -> list[Conversation]:
+    """The model calls among the spans of one attempt, in the order in which they began.
+
+    llm_call_match: a regular expression for the names of spans that are model calls; None takes those that say so.
+    agent_match: a regular expression; only calls of agents whose name it finds something in.
+
+    A reward that names a response belongs to its call; the final reward to the last call that is taken.
+    """
+    by_id = {s.span_id: s for s in spans}
+    known: dict[str, Conversation] = {}
+    found: dict[str, Conversation] = {}
+    for span in sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id)):
+        if not _is_call(span, llm_call_match):
+            continue
+        call = _read(span, by_id, known)
+        key = call.response_id or span.span_id
+        found[key] = _merged(found[key], call) if key in found else call
+        if call.call_id:
+            known[call.call_id] = call
+    taken = [c for c in found.values() if agent_match is None or (c.agent and re.search(agent_match, c.agent))]
+    return _rewarded(taken, spans)
+
+
+def _is_call(span: Span, pattern: str | None) -> bool:
+    if pattern is not None:
+        return re.search(pattern, span.name) is not None
+    a = span.attributes
+    says = a.get("gen_ai.operation.name") in ("chat", "text_completion") or a.get("openinference.span.kind") == "LLM"
+    return says or CALL_ID in a or ("gen_ai.response.id" in a and "gen_ai.operation.name" not in a)
+
+
+def _read(span: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
+    a = span.attributes
+    parent = known.get(a.get(PARENT_CALL_ID, ""))
+    before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
+    answers = _messages(a.get("gen_ai.output.messages"))
+    tools = _json(a.get("gen_ai.tool.definitions"), [])
+    return Conversation(
+        span=span,
+        call_id=a.get(CALL_ID),
+        response_id=a.get("gen_ai.response.id"),
+        parent_call_id=a.get(PARENT_CALL_ID),
+        agent=agent_of(span, by_id),
+        messages=[*before, *_messages(a.get("gen_ai.input.messages"))],
+        answer=answers[0] if answers else None,
+        tools=tools or (parent.tools if parent else ()),
+        prompt_ids=_first(a, _PROMPT_IDS),
+        response_ids=_first(a, _RESPONSE_IDS),
+    )
+
+
+def agent_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
+    """The agent that a span belongs to: what it or the nearest span around it says."""
+    at: Span | None = span
+    for _ in range(len(by_id) + 1):
+        if at is None:
+            return None
+        for name in AGENT_NAMES:
+            if at.attributes.get(name):
+                return str(at.attributes[name])
+        if any(at.attributes.get(key) == kind for key, kind in _AGENT_KINDS):
+            return at.name
+        at = by_id.get(at.parent_id or "")
+    return None
+
+
+def _merged(one: Conversation, other: Conversation) -> Conversation:
+    """The gateway's record of a call, with the agent that either knows."""
+    best, rest = (one, other) if one.call_id else (other, one)
+    return replace(
+        best,
+        agent=best.agent or rest.agent,
+        prompt_ids=best.prompt_ids or rest.prompt_ids,
+        response_ids=best.response_ids or rest.response_ids,
+    )
+
+
+def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span]) -> list[Conversation]:
+    own: dict[str, float] = {}
+    for span in find_reward_spans(spans):
+        if (named := span.attributes.get(REWARD_RESPONSE)) is not None:
+            own[named] = own.get(named, 0.0) + (get_reward_value(span) or 0.0)
+    whole = [s for s in spans if REWARD_RESPONSE not in s.attributes]
+    final = find_final_reward(whole)
+    rewards = [own.get(c.response_id or "") for c in calls]
+    if calls and final is not None:
+        rewards[-1] = final + (rewards[-1] or 0.0)
+    return [replace(c, reward=r) for c, r in zip(calls, rewards, strict=True)]
+
+
+def _messages(text: Any) -> list[Message]:
+    return [_message(m) for m in _json(text, []) if isinstance(m, dict)]
+
+
+def _message(shaped: Mapping[str, Any]) -> Message:
+    """A message of the GenAI conventions in the form of OpenAI's chat completions."""
+    message: Message = {"role": shaped.get("role", "user"), "content": ""}
+    calls: list[Any] = []
+    for part in shaped.get("parts", ()):
+        match part.get("type"):
+            case "text":
+                message["content"] += part.get("content") or ""
+            case "reasoning":
+                message["reasoning_content"] = part.get("content")
+            case "tool_call_response":
+                result = part.get("response", part.get("result"))
+                message["content"] = result if isinstance(result, str) else json.dumps(result)
+                message["tool_call_id"] = part.get("id")
+            case "tool_call":
+                arguments = part.get("arguments")
+                arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                function = {"name": part.get("name"), "arguments": arguments}
+                calls.append({"id": part.get("id"), "type": "function", "function": function})
+    if calls:
+        message["tool_calls"] = calls
+        message["content"] = message["content"] or None
+    return message
+
+
+def _json(text: Any, default: Any) -> Any:
+    try:
+        return json.loads(text) if isinstance(text, str) else default
+    except ValueError:
+        return default
+
+
+def _first(attributes: Mapping[str, Any], names: Sequence[str]) -> Sequence[int] | None:
+    for name in names:
+        value = attributes.get(name)
+        if value is not None:
+            return [int(x) for x in (json.loads(value) if isinstance(value, str) else value)]
+    return None

@@ -1,0 +1,111 @@
+"""Adapters over what the gateway and frameworks really record: triplets and fine-tuning messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from agentlightning.gateway import Gateway
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Span
+from agentlightning.types.names import REWARD_RESPONSE
+from agentlightning.types.reward import reward_attributes
+from tests.gateway.conftest import CALC, Site, calculator, rendering  # noqa: F401
+from tests.gateway.scripted import ScriptedEngine
+
+
+@pytest.fixture
+async def site(rendering: Any) -> AsyncIterator[Site]:  # noqa: F811
+    store = InMemoryLightningStore()
+    engine = ScriptedEngine(rendering, calculator)
+    async with Gateway(store, engine, rendering) as gateway:
+        claimed = await store.start_rollout(input={})
+        yield Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+    await store.close()
+
+
+async def converse(site: Site, agent: str) -> list[str]:
+    """Two turns with a tool between them; the ids of the responses."""
+    async with site.client(default_headers={"x-agl-agent": agent}) as client:
+        messages: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+        first = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+        message = first.choices[0].message
+        assert message.tool_calls
+        messages += [message, {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "5"}]
+        second = await client.chat.completions.create(model="policy", messages=messages, tools=[CALC])
+        return [first.id, second.id]
+
+
+def reward(site: Site, value: float, response: str | None = None) -> Span:
+    attributes = reward_attributes(value) | ({REWARD_RESPONSE: response} if response else {})
+    return Span.from_attributes(
+        name="agentlightning.reward", attributes=attributes, rollout_id=site.rollout_id, attempt_id=site.attempt_id
+    )
+
+
+async def test_triplets_have_tokens_messages_and_rewards(site: Site) -> None:
+    first, second = await converse(site, "solver")
+    calls = await site.close()
+    spans = [*await site.spans(), reward(site, 0.25, first), reward(site, 1.0)]
+    triplets = TracerTraceToTriplet().adapt(spans, calls)
+    assert [t.metadata["response_id"] for t in triplets] == [first, second]
+    assert [t.reward for t in triplets] == [0.25, 1.0]
+    assert [t.prompt["token_ids"] for t in triplets] == [c.prompt_ids.tolist() for c in calls]
+    assert [t.response["token_ids"] for t in triplets] == [c.response_ids.tolist() for c in calls]
+    assert [m["role"] for m in triplets[1].prompt["messages"]] == ["user", "assistant", "tool"]
+    assert triplets[1].response["message"]["content"] == "The answer is 5."
+
+
+async def test_agents_are_chosen_by_name(site: Site) -> None:
+    await converse(site, "planner")
+    await converse(site, "solver 1")
+    await site.close()
+    spans = await site.spans()
+    assert len(TracerTraceToTriplet().adapt(spans)) == 4
+    assert {t.metadata["agent"] for t in TracerTraceToTriplet(agent_match="solver").adapt(spans)} == {"solver 1"}
+    assert TracerTraceToTriplet(agent_match="nobody").adapt(spans) == []
+
+
+async def test_a_frameworks_span_of_the_same_call_counts_once_and_names_the_agent(site: Site) -> None:
+    async with site.client() as client:
+        await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "What is 2 + 3?"}])
+    await site.close()
+    (own,) = [s for s in await site.spans() if "gen_ai.response.id" in s.attributes]
+
+    def framework(name: str, parent: str | None, **attributes: Any) -> Span:
+        made = Span.from_attributes(
+            name=name, attributes={}, rollout_id=own.rollout_id, attempt_id=own.attempt_id, parent_id=parent
+        )
+        return made.model_copy(update={"attributes": {k.replace("__", "."): v for k, v in attributes.items()}})
+
+    agent = framework("researcher", None, openinference__span__kind="AGENT")
+    llm = framework(
+        "ChatOpenAI",
+        agent.span_id,
+        openinference__span__kind="LLM",
+        gen_ai__response__id=own.attributes["gen_ai.response.id"],
+    )
+    other = framework("ChatOther", agent.span_id, openinference__span__kind="LLM")
+    spans = [own, llm, other, agent]
+    triplets = TracerTraceToTriplet(agent_match="research").adapt(spans)
+    assert [t.metadata["call_id"] is None for t in triplets] == [False, True]
+    assert len(LlmProxyTraceToTriplet(agent_match="research").adapt(spans)) == 1
+    assert len(TracerTraceToTriplet(llm_call_match="^ChatOther$").adapt(spans)) == 1
+
+
+async def test_messages_for_fine_tuning(site: Site) -> None:
+    await converse(site, "solver")
+    await site.close()
+    line = TraceToMessages().to_jsonl([await site.spans()])
+    assert line.count("\n") == 1, "one conversation, not one per call"
+    example = json.loads(line)
+    assert [m["role"] for m in example["messages"]] == ["user", "assistant", "tool", "assistant"]
+    call = example["messages"][1]["tool_calls"][0]
+    assert (call["type"], call["function"]["name"]) == ("function", "calc")
+    assert example["messages"][2]["tool_call_id"] == call["id"]
+    assert example["tools"][0]["function"]["name"] == "calc"
+    assert example["messages"][3]["content"] == "The answer is 5."
