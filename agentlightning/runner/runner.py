@@ -389,4 +389,7 @@ def _describe(error: BaseException) -> str:
     """Message first, then the traceback without our own frames."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "/agentlightning/runner/" not in f.filename]
     trace = "".join(traceback.format_list(frames))
-    return f"{type(error).__name__}: {error}\n{trace}".rstrip()
+    text = f"{type(error).__name__}: {error}\n{trace}".rstrip()
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    return "\n".join([text, *(f"one of them: {_describe(e)}" for e in error.exceptions[:3])])
