@@ -41,7 +41,9 @@ class StreamReader:
     ) -> None:
         """`holding`: everything comes at the end (the response begins inside a tool call, say). `raw`: all is text."""
         self._rendering = rendering
-        self._markers = _NO_MARKERS if raw else rendering.markers
+        self._markers = _NO_MARKERS if raw or rendering.bare else rendering.markers
+        self._may_be_call = rendering.bare and tools and not raw
+        """Until the first text says whether a bare response is a call."""
         self._stops = frozenset(rendering.stop_token_ids)
         self._tools = tools
         self._content = _Channel(rendering, stop, strip=not raw)
@@ -78,6 +80,11 @@ class StreamReader:
             pass  # the parser drops a repeated opener
         elif self._channel is not None:
             self._channel.push(token)
+            if self._may_be_call and not self._channel.blank:
+                self._may_be_call = False
+                if self._channel.begins_with("{"):
+                    self._channel.clear()
+                    self._channel = None
 
 
 class _Channel:
@@ -97,6 +104,9 @@ class _Channel:
     @property
     def blank(self) -> bool:
         return not self._text.strip() and not self._fresh
+
+    def begins_with(self, text: str) -> bool:
+        return self._text.startswith(text)
 
     def clear(self) -> None:
         self._before, self._fresh, self._text = [], [], ""

@@ -72,6 +72,11 @@ class Rendering(Protocol):
         """What a response may be streamed by; None where only the whole response can be read."""
         ...
 
+    @property
+    def bare(self) -> bool:
+        """Whether a response is plain text from its first token on, or else nothing but a call written as JSON."""
+        ...
+
     def encode(self, text: str) -> Int32Array: ...
 
     def decode(self, ids: Int32Array | Sequence[int]) -> str: ...
@@ -129,10 +134,11 @@ class RenderersRendering:
         *,
         parses_tools: bool,
         marked: bool | None = None,
+        bare: bool | None = None,
     ) -> None:
         """
         keeping: the same renderer told to keep all reasoning, if the format knows the difference.
-        marked: whether single tokens delimit reasoning and tool calls; None if the name says so.
+        marked: whether single tokens delimit reasoning and tool calls; None if the name says so. Likewise `bare`.
         """
         self.name = name
         self.parses_tools = parses_tools
@@ -142,6 +148,7 @@ class RenderersRendering:
         self._tail = _TAIL if name in _TAIL_ONLY else None
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self.markers = _markers(tokenizer) if (name in _MARKED if marked is None else marked) else None
+        self.bare = name in _BARE if bare is None else bare
         self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
 
@@ -216,7 +223,7 @@ class RenderersRendering:
         if self.markers is not None:
             in_reasoning, in_json = self.starts_in_reasoning(prompt_ids), self.name in _FORCED
             return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, calls_in_json=in_json)
-        if self.name in _BARE and not tools:
+        if self.bare and not tools:
             return answer_grammar(schema)
         return None
 
@@ -321,7 +328,9 @@ def _by_template(
         made = _template_renderers(tokenizer, path, {**parsers, **options}, format)
         if tools_survive(made[0]):
             logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
-            return RenderersRendering("default", tokenizer, *made, parses_tools=True, marked=name in _MARKED)
+            return RenderersRendering(
+                "default", tokenizer, *made, parses_tools=True, marked=name in _MARKED, bare=name in _BARE
+            )
     if tools_required:
         raise ModelError(
             f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give the "

@@ -115,6 +115,8 @@ def test_rendering_needs_no_torch() -> None:
         "Plain text.",
         "  <think>\nOne\n two </think>\n\n Three  \n four.\n",
         "<think>\nnever closed",
+        '{"name": "calc", "parameters": {"a": 1}}',
+        ' {"is": "no call"} at all',
         "Some text\n" + call_text(1, 2) + "\n" + call_text(3, 4),
         "<think>x</think>" + call_text(1, 2),
         "<tool_call>\nbroken",
@@ -123,7 +125,7 @@ def test_rendering_needs_no_torch() -> None:
     ],
 )
 @pytest.mark.parametrize("tools", [[CALC], None])
-@pytest.mark.parametrize("model", ["calc", "qwen3-template", "llama3", "gpt-oss-template"])
+@pytest.mark.parametrize("model", ["calc", "qwen3-template", "llama3", "llama3-template", "gpt-oss-template"])
 def test_what_is_streamed_is_what_is_parsed(model: str, text: str, tools: Any) -> None:
     """Fed token by token, a reader never sends what the parser would take back, and in the end sends all of it."""
     rendering = load_rendering(str(CALC_DIR)) if model == "calc" else rendering_of(model)
@@ -140,11 +142,12 @@ def test_what_is_streamed_is_what_is_parsed(model: str, text: str, tools: Any) -
     assert (content + rest.content, reasoning + rest.reasoning) == (parsed.content, parsed.reasoning or "")
 
 
-@pytest.mark.parametrize(("model", "streams"), [("qwen3-template", True), ("llama3", False)])
-def test_a_template_with_the_usual_marks_is_streamed_by_token(model: str, streams: bool) -> None:
+@pytest.mark.parametrize("tools", [[CALC], None])
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-template", "llama3", "llama3-template"])
+def test_text_is_streamed_by_token(model: str, tools: Any) -> None:
     rendering = rendering_of(model)
-    reader = StreamReader(rendering, rendering.render([USER], None), tools=False, stop=())
-    assert bool(reader.feed(rendering.encode("Some words").tolist()).content) == streams
+    reader = StreamReader(rendering, rendering.render([USER], tools), tools=bool(tools), stop=())
+    assert [reader.feed([token]).content for token in rendering.encode("ab c").tolist()] == ["a", "b", "", " c"]
 
 
 def test_tools_are_read_where_the_prompt_begins_the_thought(tmp_path: Path) -> None:
