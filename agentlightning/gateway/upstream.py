@@ -79,13 +79,15 @@ class Upstream:
             start=time.time(),
         )
         kept = bytearray()
-        status, error = 0, "the client went away"
+        error: str | None = "cut off"
         try:
             url = self._replica(live.rollout_id)
             async with self._places, await self._post(url + path, dialect, call.request) as response:
-                status = response.status
-                yield status, response.content_type, _pieces(response, kept)
-                error = None if status < 400 else f"the provider answered {status}"
+                yield response.status, response.content_type, _pieces(response, kept)
+                error = None if response.status < 400 else f"the provider answered {response.status}"
+        except asyncio.CancelledError:
+            error = live.ended or "the client went away"
+            raise
         except (aiohttp.ClientError, TimeoutError) as failure:
             error = f"{type(failure).__name__}: {failure}"
             raise Refusal(
