@@ -4,8 +4,8 @@
 
 A tiny Qwen3 of about 4 M parameters. Four loads: a group of 8 responses of 64 tokens to one prompt of 512, a trajectory
 of 6 turns, one of 20, and a group of 4 trajectories whose clients rewrote the history. trl's GRPOTrainer
-(`--trl-python`: an environment that has it) gets every call as a row, as the padded learner does. An update is forward, backward and
-AdamW's step; the three take turns, and medians count, so that a busy machine is busy for all.
+(`--trl-python`: an environment that has it) gets every call as a row, as the padded learner does. An update is forward,
+backward and AdamW's step; the three take turns, and medians count, so that a busy machine is busy for all.
 
 `token_ratio` is the padded rows' tokens over the tree's: what computing each token once could bring at most where only
 tokens cost time. `…_share` is the speed-up as a share of it.

@@ -197,7 +197,7 @@ def test_rewards_belong_to_the_call_before_or_the_one_they_name() -> None:
     ]
     rollout = Rollout(rollout_id="r", input=1, start_time=0.0)
     found = make_episode(rollout, None, calls, spans)
-    assert found.rewards == [Earned(0.1, 0), Earned(0.2, 1), Earned(0.3, 2, "black"), Earned(0.4, None)]
+    assert found.rewards == [Earned(0.1, 0), Earned(0.2, 1, named=True), Earned(0.3, 2, "black"), Earned(0.4, None)]
     assert found.reward == 0.4
 
 

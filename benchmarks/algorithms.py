@@ -1,0 +1,187 @@
+"""Every algorithm and every way of credit on the calculator agent, for the same number of rollouts.
+
+    python benchmarks/algorithms.py [--steps 16] [--seeds 1] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
+
+Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and validates
+on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four questions
+one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the rewards of
+earlier questions is nothing but noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from agentlightning.metrics import read_metrics
+
+FAMILY = {
+    "GRPO": "GRPO()",
+    "REINFORCE": "REINFORCE()",
+    "RLOO": "RLOO()",
+    "ReinforcePP": "ReinforcePP()",
+    "ReinforcePPBaseline": "ReinforcePPBaseline()",
+    "DrGRPO": "DrGRPO()",
+    "DAPO": "DAPO()",
+    "GSPO": "GSPO()",
+    "CISPO": "CISPO()",
+    "PPO": "PPO()",
+    "SFT": "SFT()",
+    "DPO": "DPO()",
+    "GRPO return_to_go": "GRPO(credit='return_to_go')",
+    "GRPO per_turn": "GRPO(credit='per_turn')",
+    "GRPO KL 0.01": "GRPO(kl_coef=0.01)",
+    "GRPO one step ahead": "GRPO(max_staleness=1)",
+    "GRPO two steps ahead": "GRPO(max_staleness=2)",
+}
+FOUR_QUESTIONS = {
+    "broadcast of the sum": "GRPO(rollout_return='sum')",
+    "return_to_go": "GRPO(credit='return_to_go')",
+}
+
+WORKER = """
+import json, re, sys
+import agentlightning as agl
+from agentlightning.cli.example import load_example
+from agentlightning.metrics import SilentConsole
+
+recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")
+given = json.loads(sys.argv[1])
+
+
+@agl.rollout
+async def four_questions(task, llm, rollout):
+    '''Four questions of one operation, each rewarded when the tool was called; the mean is validated.'''
+    chat = calc.client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
+    rewards = []
+    for one in task:
+        messages = [
+            {"role": "system", "content": calc.SYSTEM_PROMPT},
+            {"role": "user", "content": one["question"]},
+        ]
+        response = await chat.create(model=llm.model, messages=messages, tools=[calc.CALC_TOOL], max_tokens=64)
+        calls = response.choices[0].message.tool_calls or []
+        rewards.append(float(str(one["answer"]) in [calc.calculate(c.function.arguments) for c in calls]))
+        if rollout.mode == agl.RolloutMode.TRAIN:
+            agl.emit_reward(rewards[-1])
+    return None if rollout.mode == agl.RolloutMode.TRAIN else sum(rewards) / len(rewards)
+
+
+settings = {**recipe.SETTINGS, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
+if given["four"]:
+    settings |= {"tasks_per_step": 6, "group_size": 4, "minibatches": 1}
+name, _, arguments = given["algorithm"].partition("(")
+own = eval("dict(" + arguments)
+algorithm = getattr(agl, name)(model="calc", **{**settings, **own})
+agent, train, val = calc.calc_agent, recipe.train_tasks(), recipe.val_tasks()
+if given["four"]:
+    tasks = [t for t in train + val if len(re.findall(r"[0-9]+", t["question"])) == 2]
+    quads = [tasks[i : i + 4] for i in range(0, len(tasks) - 3, 4)]
+    agent, train, val = four_questions, quads[:-50], quads[-50:]
+agl.Trainer(algorithm=algorithm, run_dir="run", concurrency=96, console=SilentConsole()).fit(agent, train, val)
+"""
+
+
+def run(algorithm: str, steps: int, seed: int, *, four: bool = False) -> list[dict[str, Any]]:
+    """One training run in a process of its own; its metrics."""
+    given = json.dumps({"algorithm": algorithm, "steps": steps, "seed": seed, "four": four})
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER, given],
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            env=environment,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{algorithm} failed:\n{done.stderr[-3000:]}")
+        return read_metrics(Path(folder) / "run" / "metrics.jsonl")
+
+
+def summary(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
+    def mean_of(values: list[float]) -> float:
+        return statistics.mean(values)
+
+    return {
+        "before": mean_of([rows[0]["val_reward"] for rows in runs]),
+        "after": mean_of([rows[-1]["val_reward"] for rows in runs]),
+        "last_steps": mean_of([mean_of([m["reward"] for m in rows[-4:]]) for rows in runs]),
+        "area": mean_of([mean_of([m["reward"] for m in rows[1:]]) for rows in runs]),
+        "rollouts": mean_of([sum(m["rollouts"] for m in rows[1:]) for rows in runs]),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", help="algorithms, separated by commas")
+    parser.add_argument("--quick", action="store_true", help="three algorithms, three steps")
+    parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
+    parser.add_argument("--plot", type=Path, help="draw the learning curves into this file")
+    arguments = parser.parse_args()
+    wanted = set((arguments.only or "").split(",")) - {""}
+    if arguments.quick:
+        wanted, arguments.steps = {"GRPO", "RLOO", "PPO"}, 3
+    console = Console()
+    figures: dict[str, Any] = {}
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
+    for table, four in ((FAMILY, False), (FOUR_QUESTIONS, True)):
+        for name, algorithm in table.items():
+            if wanted and name not in wanted:
+                continue
+            curves[name] = [run(algorithm, arguments.steps, seed, four=four) for seed in range(arguments.seeds)]
+            figures[name] = summary(curves[name])
+            console.print(f"{name}: {figures[name]['before']:.3f} → {figures[name]['after']:.3f}")
+    console.print(_table(figures, arguments.steps))
+    if arguments.plot:
+        plot(curves, arguments.plot)
+    if arguments.json:
+        print(json.dumps(figures))
+
+
+def _table(figures: dict[str, Any], steps: int) -> Table:
+    shown = Table(title=f"{steps} steps")
+    for title in ("algorithm", "val before", "val after", "mean of last 4 steps", "mean of all steps", "rollouts"):
+        shown.add_column(title, justify="left" if title == "algorithm" else "right")
+    for name, f in figures.items():
+        values = (f["before"], f["after"], f["last_steps"], f["area"])
+        shown.add_row(name, *(f"{v:.3f}" for v in values), f"{f['rollouts']:.0f}")
+    return shown
+
+
+def plot(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
+    """Mean training reward over steps, one line per algorithm."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    shown = {name: runs for name, runs in curves.items() if name not in FOUR_QUESTIONS}
+    for number, (name, runs) in enumerate(shown.items()):
+        rewards = [
+            statistics.mean(values) for values in zip(*[[m["reward"] for m in r[1:]] for r in runs], strict=False)
+        ]
+        axes.plot(range(1, len(rewards) + 1), rewards, label=name, linestyle=("-", "--", ":")[number % 3])
+    axes.set(xlabel="step", ylabel="mean reward of the step's rollouts")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower right")
+    figure.savefig(picture, dpi=120)
+
+
+if __name__ == "__main__":
+    main()
