@@ -2,8 +2,8 @@
 
     python benchmarks/algorithms.py [--steps 16] [--seeds 1] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
 
-Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and validates
-on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four questions
+Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
+validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four questions
 one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the rewards of
 earlier questions is nothing but noise.
 """
