@@ -12,7 +12,7 @@ With a terminal reward only and γ = 1, `return_to_go` is `broadcast`, bit for b
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -123,17 +123,26 @@ def credit(
 
 
 def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:
-    """One unit per rollout; where agents have rewards of their own, one per agent."""
+    """One unit per rollout; where agents have rewards of their own, one per agent; one per triplet an agent gave."""
     units: list[Unit] = []
     for r, e in enumerate(episodes):
         use = rule.uses[e.outcome]
         group = e.rollout.metadata.get("group")
+        if e.separate:
+            parts = [(_alone(e, i), [(i, c)]) for i, c in enumerate(e.calls) if c.info.trained and len(c.response_ids)]
+            units += [_unit(r, part, use, (group, None), calls, rule, bonuses) for part, calls in parts]
+            continue
         agents = {c.info.agent for c in e.calls} if any(x.agent for x in e.rewards) else {None}
         for agent in sorted(agents, key=str):
             calls = [(i, c) for i, c in enumerate(e.calls) if len(agents) == 1 or c.info.agent == agent]
             trained = [(i, c) for i, c in calls if c.info.trained and len(c.response_ids)]
             units.append(_unit(r, e, use, (group, agent), trained, rule, bonuses))
     return units
+
+
+def _alone(episode: Episode, call: int) -> Episode:
+    """The episode as if this call and its own reward were all of it."""
+    return replace(episode, reward=None, rewards=[x for x in episode.rewards if x.call == call])
 
 
 def _unit(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
@@ -36,6 +37,8 @@ class Episode:
     calls: Sequence[Call]
     rewards: Sequence[Earned] = ()
     """All of them, in order."""
+    separate: bool = False
+    """Whether each call has its own reward and none but that: the agent returned triplets."""
 
     @property
     def outcome(self) -> Outcome:
@@ -74,6 +77,11 @@ async def _single(store: LightningStore, rollout_id: str) -> tuple[Rollout | Non
 
 def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call], spans: Sequence[Span]) -> Episode:
     """Put a rollout's calls and the rewards among its spans together."""
+    if given := given_triplets(spans):
+        calls, which = calls_as_given(calls, given)
+        pairs = [(t.reward, i) for (_, t), i in zip(given, which, strict=True)]
+        own = [Earned(reward, i, named=True) for reward, i in pairs if reward is not None]
+        return Episode(rollout, attempt, _final(own), calls, own, separate=True)
     rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
     return Episode(rollout, attempt, _final(rewards), calls, rewards)
 

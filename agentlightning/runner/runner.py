@@ -35,9 +35,11 @@ from agentlightning.types import (
     ProxyLLM,
     RolloutMode,
     Span,
+    Triplet,
 )
 from agentlightning.types.ids import random_hex
-from agentlightning.types.reward import find_final_reward
+from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
+from agentlightning.types.reward import find_final_reward, reward_attributes
 
 logger = logging.getLogger(__name__)
 
@@ -276,12 +278,8 @@ class LitAgentRunner:
         if result is None:
             return find_final_reward(trace.spans) is not None
         if isinstance(result, list):
-            if not all(isinstance(item, Span) for item in result):
-                raise AgentError("The agent returned a list that holds something else than spans.")
-            for span in result:
-                trace.add(span)
-        else:
-            emit_reward(result)  # refuses what is not a finite number
+            return _add_all(result, trace)
+        emit_reward(result)  # refuses what is not a finite number
         return True
 
     async def _finish(self, claimed: AttemptedRollout, ending: Ending) -> None:
@@ -373,6 +371,29 @@ class LitAgentRunner:
         if self._agent is None:
             raise RuntimeError("Call init(agent) before running rollouts.")
         return self._agent
+
+
+def _add_all(result: Sequence[Any], trace: Trace) -> bool:
+    """Record the spans or the triplets that an agent returned; returns whether there is a reward.
+
+    Raises AgentError for anything else.
+    """
+    if not all(isinstance(item, Span | Triplet) for item in result):
+        raise AgentError("The agent returned a list that holds something else than spans or triplets.")
+    for item in result:
+        if isinstance(item, Span):
+            trace.add(item)
+            continue
+        attributes: dict[str, Any] = {TRIPLET_JSON: item.model_dump_json()}
+        if item.reward is not None:
+            attributes |= reward_attributes(item.reward)
+            attributes[REWARD_RESPONSE] = item.metadata.get("response_id", "none")
+        trace.add(
+            Span.from_attributes(
+                name=TRIPLET, attributes=attributes, rollout_id=trace.rollout_id, attempt_id=trace.attempt_id
+            )
+        )
+    return not any(isinstance(item, Triplet) for item in result) or find_final_reward(trace.spans) is not None
 
 
 def _with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:

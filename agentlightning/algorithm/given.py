@@ -1,0 +1,86 @@
+"""Triplets that an agent returned: they say which calls are trained, each with its own reward. Pure.
+
+A triplet means a call of the attempt: by `metadata["response_id"]` or `["call_id"]`, or because its token ids are the
+call's. One that means none is trained from its own token ids if it brings the log-probs they were sampled with
+(`metadata["logprobs"]`). Calls that no triplet means are not trained.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from agentlightning.types import Call, CallInfo, Span, Triplet
+from agentlightning.types.names import TRIPLET, TRIPLET_JSON
+
+logger = logging.getLogger(__name__)
+
+
+def given_triplets(spans: Sequence[Span]) -> list[tuple[Span, Triplet]]:
+    """The triplets among an attempt's spans, in order."""
+    found = [s for s in spans if s.name == TRIPLET]
+    return [(s, Triplet.model_validate_json(s.attributes[TRIPLET_JSON])) for s in found]
+
+
+def calls_as_given(calls: Sequence[Call], given: Sequence[tuple[Span, Triplet]]) -> tuple[list[Call], list[int | None]]:
+    """The calls, trained only where a triplet says so, with those of its own at the end; and each triplet's call."""
+    taken: list[Call] = list(calls)
+    which: list[int | None] = []
+    for span, triplet in given:
+        index = next((i for i, c in enumerate(calls) if i not in which and _means(triplet, c)), None)
+        if index is None and (own := _own_call(span, triplet)) is not None:
+            taken.append(own)
+            index = len(taken) - 1
+        if index is None:
+            logger.warning(
+                "A triplet of rollout %s is not trained: no call of its attempt has its response_id or its token ids, "
+                "and it brings no metadata['logprobs'] for tokens of its own.",
+                span.rollout_id,
+            )
+        which.append(index)
+    meant = {i for i in which if i is not None}
+    return [c if i in meant else replace(c, info=replace(c.info, trained=False)) for i, c in enumerate(taken)], which
+
+
+def _means(triplet: Triplet, call: Call) -> bool:
+    named = triplet.metadata.get("response_id"), triplet.metadata.get("call_id")
+    if any(named):
+        return call.info.response_id == named[0] or call.info.call_id == named[1]
+    response, prompt = _ids(triplet.response), _ids(triplet.prompt)
+    same = response is not None and np.array_equal(response, call.response_ids)
+    return same and (prompt is None or np.array_equal(prompt, call.prompt_ids))
+
+
+def _ids(part: Any) -> Any:
+    ids = part.get("token_ids") if isinstance(part, dict) else None
+    return None if ids is None else np.array(ids, dtype=np.int32)
+
+
+def _own_call(span: Span, triplet: Triplet) -> Call | None:
+    prompt, response = _ids(triplet.prompt), _ids(triplet.response)
+    logprobs = triplet.metadata.get("logprobs")
+    if prompt is None or response is None or logprobs is None or len(logprobs) != len(response):
+        return None
+    info = CallInfo(
+        call_id=span.span_id,
+        response_id=span.span_id,
+        rollout_id=span.rollout_id,
+        attempt_id=span.attempt_id,
+        choice=0,
+        policy="given",
+        trained=True,
+        agent=triplet.metadata.get("agent"),
+        parent_call_id=None,
+        model="given",
+        dialect="triplet",
+        finish_reason="stop",
+        start_time=span.start_time or 0.0,
+        end_time=span.end_time or 0.0,
+        temperature=1.0,
+    )
+    own = np.array(logprobs, dtype=np.float32)
+    return Call(info, prompt, response, own, own, ())
