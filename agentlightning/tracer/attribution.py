@@ -61,7 +61,7 @@ def attribute(url: str, path: str, headers: Mapping[str, str], agent_name: Agent
     if name is not None and AGENT_BAGGAGE not in headers.get("baggage", ""):
         own = f"{AGENT_BAGGAGE}={quote(name, safe='')}"
         found["baggage"] = f"{headers['baggage']},{own}" if headers.get("baggage") else own
-    if path.startswith("/rollout/"):  # a client of this rollout's own
+    if path.startswith(("/rollout/", "/key/")):  # a client of this rollout's own
         return Attributed(gateway, path, found)
     key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
     if not key.startswith(PREFIX):
