@@ -20,12 +20,14 @@ class Sampled:
 
     episodes: Sequence[Episode]
     tasks: Sequence[int]
-    """Which tasks were taken, as indices into the data set."""
+    """Whose rollouts these are, as indices into the data set."""
     position: int
     """How many tasks were taken since the start of the run, these included."""
     began: float
     ended: float
     """Seconds since the epoch."""
+    carried: Sequence[int] = ()
+    """Tasks that were taken and whose rollouts are not finished; they come with a later step."""
 
 
 class Ahead:

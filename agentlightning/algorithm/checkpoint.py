@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ _FILE = "checkpoint.json"
 class CheckpointInfo:
     """`step` steps are done, which took `position` tasks; `base_model` is what the run started from.
 
-    `val_reward` is the last one measured.
+    `carried` are those of the tasks whose rollouts were still running. `val_reward` is the last one measured.
     """
 
     step: int
@@ -31,6 +32,7 @@ class CheckpointInfo:
     seed: int
     position: int = 0
     val_reward: float | None = None
+    carried: Sequence[int] = ()
 
 
 def model_path(checkpoint: Path) -> Path:

@@ -6,6 +6,7 @@ Optimization: Shao et al., arXiv 2402.03300; clip-higher and token mean: DAPO, a
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.preflight import Preflight
-from agentlightning.algorithm.sampling import Stopped, run_rollouts
+from agentlightning.algorithm.sampling import Stopped, cancel, enqueue, finished_groups, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
@@ -43,6 +44,15 @@ COLUMNS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The rollouts of one task, which are compared with each other."""
+
+    task: int
+    """Index into the data set."""
+    rollout_ids: tuple[str, ...]
+
+
 @dataclass(kw_only=True)
 class GRPO(TrainingSettings):
     """A GRPO run. `GRPO(model="calc")` is enough; `TrainingSettings` lists what can be set."""
@@ -56,16 +66,17 @@ class GRPO(TrainingSettings):
         total = self.steps if self.steps is not None else self.epochs * schedule.steps_per_epoch
         reporter, updater = self.context.reporter, Updater(self, self._learner(), self.context.reporter)
         done, position = await self._resume()
+        self._carried: list[Group] = []
         preflight = self._preflight(learned=done > 0)
         reporter.columns(COLUMNS)
-        val_reward = None
+        val_reward, learned = None, None
         try:
             if done == 0 and val_dataset:
                 val_reward = await self._validate(val_dataset, step=0)
                 reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
             ahead = Ahead(self._sample, done=done, position=position, max_staleness=self.max_staleness)
             async with ahead:
-                while done < total and not preflight.solved:
+                while (self.steps is None or done < total) and not preflight.solved:
                     sampled = await ahead.next(done)
                     if sampled is None:
                         break
@@ -75,18 +86,21 @@ class GRPO(TrainingSettings):
                     certify = self.certify_every > 0 and done % self.certify_every == 0
                     metrics = await updater.learn(sampled.episodes, self._rate(done, total), certify=certify)
                     ended = time.time()
-                    done, position = done + 1, sampled.position
-                    last = done == total or preflight.solved or self._is_over(position)
+                    done, learned = done + 1, sampled
+                    over = self._is_over(sampled.position) and not sampled.carried
+                    last = done == self.steps or preflight.solved or over
                     if val_dataset and (last or done % self.val_every == 0):
                         val_reward = metrics["val_reward"] = await self._validate(val_dataset, step=done)
                     summary = {"step": done, **_summary(sampled), **metrics, **_times(sampled, began, ended)}
                     reporter.step({**summary, **await self._time_split()})
                     preflight.watch(summary)
                     if last or done % self.save_every == 0:
-                        await self._save(done, position, val_reward)
+                        await self._save(done, sampled, val_reward)
         except Stopped:
-            if done:
-                await self._save(done, position, val_reward)
+            if learned is not None:
+                await self._save(done, learned, val_reward)
+        finally:
+            await cancel(self.context, [i for group in self._carried for i in group.rollout_ids])
 
     # ---- its parts -------------------------------------------------------------------------------------------------
 
@@ -95,7 +109,7 @@ class GRPO(TrainingSettings):
 
         With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups that teach nothing make room for fresh tasks.
         """
-        if self._is_over(position):
+        if self._is_over(position) and not self._carried and not self._again:
             return None
         if self.deterministic:
             await self._learner().reseed(int(np.random.SeedSequence([self.seed, step]).generate_state(1)[0]))
@@ -104,19 +118,23 @@ class GRPO(TrainingSettings):
         kept: list[Episode] = []
         found: list[Episode] = []
         for _ in range(1 + self.dynamic_sampling):
-            missing = self._schedule.per_step - len(kept) // self.group_size
-            if missing == 0:
+            missing = self._schedule.per_step - len(kept) // self.group_size - len(self._carried)
+            if missing == 0 and not self._carried:
                 break
-            chosen = self._schedule.take(position, missing)
-            found = await self._run_groups(chosen, step, first_group=len(tasks))
-            tasks += chosen
-            position += len(chosen)
+            again, self._again = self._again[:missing], self._again[missing:]
+            fresh = [] if self._is_over(position) else self._schedule.take(position, missing - len(again))
+            position += len(fresh)
+            groups = await self._enqueue(again + fresh, step, first_group=len(tasks))
+            finished = await self._finished(groups, step, all_of_them=self._is_over(position))
+            found = await collect(self.context.store, [i for group in finished for i in group.rollout_ids])
+            tasks += [group.task for group in finished]
             kept += _that_differ(found) if self.dynamic_sampling else found
             if not self.dynamic_sampling:
                 break
-        return Sampled(kept or found, tasks, position, began, time.time())
+        carried = [*(group.task for group in self._carried), *self._again]
+        return Sampled(kept or found, tasks, position, began, time.time(), carried)
 
-    async def _run_groups(self, tasks: Sequence[int], step: int, first_group: int) -> list[Episode]:
+    async def _enqueue(self, tasks: Sequence[int], step: int, first_group: int) -> list[Group]:
         requests = [
             EnqueueRolloutRequest(
                 input=self._schedule.task(task),
@@ -127,7 +145,18 @@ class GRPO(TrainingSettings):
             for group, task in enumerate(tasks, first_group)
             for _ in range(self.group_size)
         ]
-        return await run_rollouts(self.context, requests, f"step {step}: sampling")
+        ids = await enqueue(self.context, requests)
+        size = self.group_size
+        return [Group(task, tuple(ids[n * size : (n + 1) * size])) for n, task in enumerate(tasks)]
+
+    async def _finished(self, new: Sequence[Group], step: int, *, all_of_them: bool) -> list[Group]:
+        """The groups that are finished, carried ones among them, as soon as they are a quorum; the rest is carried."""
+        groups = [*self._carried, *new]
+        need = len(groups) if all_of_them else math.ceil(self.quorum * len(groups))
+        rollouts = [group.rollout_ids for group in groups]
+        done = set(await finished_groups(self.context, rollouts, need, f"step {step}: sampling"))
+        self._carried = [group for n, group in enumerate(groups) if n not in done]
+        return [group for n, group in enumerate(groups) if n in done]
 
     async def _validate(self, dataset: Dataset[Any], step: int) -> float:
         """Mean reward over the validation tasks. A failed rollout counts 0 here: a user would see it fail."""
@@ -149,20 +178,27 @@ class GRPO(TrainingSettings):
         return self.steps is None and self._schedule.epochs_taken(position) >= self.epochs
 
     def _rate(self, done: int, total: int) -> float:
-        return self.learning_rate * (1 - done / total if self.schedule == "linear" else 1.0)
+        return self.learning_rate * (max(0.0, 1 - done / total) if self.schedule == "linear" else 1.0)
 
     async def _resume(self) -> tuple[int, int]:
         """How many steps are done already, and how many tasks they took."""
+        self._again: list[int] = []
         if self.context.resume_from is None:
             return 0, 0
         info = read_checkpoint(self.context.resume_from)
         await self._learner().load_state(str(self.context.resume_from / "optimizer"))
+        self._again = list(info.carried)
         return info.step, info.position
 
-    async def _save(self, done: int, position: int, val_reward: float | None) -> None:
+    async def _save(self, done: int, sampled: Sampled, val_reward: float | None) -> None:
         run_dir = self.context.run_dir
         info = CheckpointInfo(
-            step=done, base_model=self.model, seed=self.seed, position=position, val_reward=val_reward
+            step=done,
+            base_model=self.model,
+            seed=self.seed,
+            position=sampled.position,
+            val_reward=val_reward,
+            carried=sampled.carried,
         )
         await save_checkpoint(run_dir, self._learner(), info)
         prune_checkpoints(run_dir, self.keep_checkpoints)

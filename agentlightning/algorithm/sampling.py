@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
@@ -17,36 +18,59 @@ class Stopped(Exception):
     """The user asked to stop; rollouts that were under way are cancelled."""
 
 
+async def enqueue(context: TrainingContext, requests: Sequence[EnqueueRolloutRequest]) -> list[str]:
+    """Enqueue rollouts under the context's resources; their ids, in the order of the requests."""
+    if context.stop.is_set():
+        raise Stopped
+    if not requests:
+        return []
+    resources_id = context.resources.resources_id if context.resources else None
+    bound = [r.model_copy(update={"resources_id": r.resources_id or resources_id}) for r in requests]
+    return [rollout.rollout_id for rollout in await context.store.enqueue_many_rollouts(bound)]
+
+
 async def run_rollouts(
     context: TrainingContext, requests: Sequence[EnqueueRolloutRequest], status: str
 ) -> list[Episode]:
-    """Enqueue rollouts under the context's resources and return them finished, in the order of the requests.
+    """Run rollouts and return them finished, in the order of the requests.
 
     Raises Stopped when `context.stop` is set meanwhile.
     """
-    if context.stop.is_set():
-        raise Stopped
-    resources_id = context.resources.resources_id if context.resources else None
-    bound = [r.model_copy(update={"resources_id": r.resources_id or resources_id}) for r in requests]
-    rollouts = await context.store.enqueue_many_rollouts(bound)
-    ids = [r.rollout_id for r in rollouts]
-    waiting = asyncio.create_task(context.store.wait_for_rollouts(rollout_ids=ids, timeout=None))
+    ids = await enqueue(context, requests)
+    await finished_groups(context, [ids], 1, status)
+    return await collect(context.store, ids)
+
+
+async def finished_groups(
+    context: TrainingContext, groups: Sequence[Sequence[str]], need: int, status: str
+) -> list[int]:
+    """Wait until `need` of the groups (rollout ids) are finished to the last rollout; the indices of those that are.
+
+    Raises Stopped when `context.stop` is set meanwhile. Then, and when cancelled, the rollouts are cancelled.
+    """
+    ids = [rollout_id for group in groups for rollout_id in group]
+    waits = [asyncio.create_task(context.store.wait_for_rollouts(rollout_ids=g, timeout=None)) for g in groups]
     stopping = asyncio.create_task(context.stop.wait())
     ticker = asyncio.create_task(_tick(context, len(ids), status))
     try:
-        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not waiting.done():
-            await _cancel(context, ids)
-            raise Stopped
-        await waiting
+        while sum(wait.done() for wait in waits) < need:
+            open_waits = [wait for wait in waits if not wait.done()]
+            await asyncio.wait({*open_waits, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await cancel(context, ids)
+                raise Stopped
+        done = [index for index, wait in enumerate(waits) if wait.done()]
+        for index in done:
+            waits[index].result()
+        return done
     except asyncio.CancelledError:
-        await _cancel(context, ids)
+        await cancel(context, ids)
         raise
     finally:
-        for task in (waiting, stopping, ticker):
+        helpers: list[asyncio.Task[Any]] = [*waits, stopping, ticker]
+        for task in helpers:
             task.cancel()
-        await asyncio.gather(waiting, stopping, ticker, return_exceptions=True)
-    return await collect(context.store, ids)
+        await asyncio.gather(*helpers, return_exceptions=True)
 
 
 async def _tick(context: TrainingContext, total: int, status: str) -> None:
@@ -62,7 +86,8 @@ async def _finished(context: TrainingContext) -> int:
     return sum(counts.get(status, 0) for status in FINISHED_ROLLOUT)
 
 
-async def _cancel(context: TrainingContext, rollout_ids: Sequence[str]) -> None:
+async def cancel(context: TrainingContext, rollout_ids: Sequence[str]) -> None:
+    """Cancel those of the rollouts that are not finished."""
     for rollout_id in rollout_ids:
         try:
             await context.store.update_rollout(rollout_id, status=RolloutStatus.CANCELLED)

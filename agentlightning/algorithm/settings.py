@@ -95,12 +95,15 @@ class TrainingSettings(Algorithm):
 
     max_staleness: int = 0
     """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
+    quorum: float = 1.0
+    """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
+    many fewer tasks; a few slow rollouts hold up nobody."""
     in_flight: Literal["finish", "continue"] = "finish"
     """What responses that are being sampled do when the weights change: finish under the old ones, which learning waits
     for, or go on under the new ones with their contexts computed again. Each token carries its version either way."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
-    sampling runs ahead, else none."""
+    sampling runs ahead or groups carry over, else none."""
     correction_cap: float = 2.0
     correction_floor: float = 0.5
     """Of the two mask corrections: ratios below it are masked."""
@@ -188,6 +191,10 @@ class TrainingSettings(Algorithm):
             )
         if self.deterministic and self.max_staleness:
             raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
+        if not 0 < self.quorum <= 1:
+            raise ConfigError(f"quorum is {self.quorum}; it is a share above 0 and at most 1.")
+        if self.quorum < 1 and (self.deterministic or self.dynamic_sampling):
+            raise ConfigError("quorum must be 1 with deterministic and with dynamic_sampling.")
         if self.max_staleness < 0 or self.update_epochs < 1:
             raise ConfigError("max_staleness must be at least 0, update_epochs at least 1.")
 
@@ -218,7 +225,12 @@ class TrainingSettings(Algorithm):
         )
 
     @property
+    def is_off_policy(self) -> bool:
+        """Whether rollouts may be of older weights than those they are learned on."""
+        return self.max_staleness > 0 or self.quorum < 1
+
+    @property
     def correction_kind(self) -> str | None:
         """The importance weights in use."""
-        kind = self.correction if self.correction != "auto" else ("token" if self.max_staleness else "none")
+        kind = self.correction if self.correction != "auto" else ("token" if self.is_off_policy else "none")
         return None if kind == "none" else kind

@@ -42,7 +42,7 @@ class Updater:
         expected, bonuses = await self._ask_first(episodes)
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
         staleness = self._staleness(episodes)
-        metrics: dict[str, Any] = {"staleness": staleness} if settings.max_staleness else {}
+        metrics: dict[str, Any] = {"staleness": staleness} if settings.is_off_policy else {}
         if certify and batches:
             metrics |= await self._certify(batches[0])
         packed = [[pack(c) for c in self._split(batch)] for batch in batches]

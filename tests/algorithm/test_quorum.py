@@ -1,0 +1,127 @@
+"""A quorum of groups is enough for a step; slower groups come whole with a later one, and every task counts once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.ahead import Sampled
+from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.sampling import Stopped
+from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.errors import ConfigError
+from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import RolloutStatus
+
+TASKS, SIBLINGS = 12, 3
+
+
+class Slow:
+    """An agent that needs no model and waits, for some tasks, until it is let go."""
+
+    def __init__(self, tasks: set[int]) -> None:
+        self.tasks = tasks
+        self.let_go = False
+
+    async def __call__(self, task: int) -> float:
+        while task in self.tasks and not self.let_go:  # noqa: ASYNC110 - agents run on a loop of their own
+            await asyncio.sleep(0.01)
+        return float(task)
+
+
+@asynccontextmanager
+async def sampling(tmp_path: Path, slow: Slow, algorithm: agl.GRPO) -> AsyncIterator[agl.GRPO]:
+    """The algorithm's sampling alone, with a runner beside it."""
+
+    @agl.rollout
+    async def agent(task: int) -> float:
+        return await slow(task)
+
+    store = InMemoryLightningStore()
+    runner = LitAgentRunner(DummyTracer(), concurrency=64)
+    runner.init(agent)
+    runner.init_worker(0, store)
+    reporter = Reporter(JsonlSink(tmp_path / "m.jsonl"), SilentConsole())
+    algorithm.attach(TrainingContext(store=store, run_dir=tmp_path, reporter=reporter))
+    algorithm._schedule = TaskSchedule(range(TASKS), algorithm.tasks_per_step, seed=0)
+    algorithm._carried, algorithm._again = [], []
+    done = asyncio.Event()
+    running = asyncio.create_task(runner.iter(done))
+    try:
+        yield algorithm
+    finally:
+        slow.let_go = True
+        done.set()
+        await running
+        runner.teardown()
+        reporter.close()
+        await store.close()
+
+
+def settings() -> agl.GRPO:
+    return agl.GRPO(model="calc", group_size=SIBLINGS, tasks_per_step=4, quorum=0.5)
+
+
+async def test_slow_groups_carry_over_and_every_task_counts_once(tmp_path: Path) -> None:
+    first = TaskSchedule(range(TASKS), 4, seed=0).take(0, 4)[0]
+    slow = Slow({first})
+    steps: list[Sampled] = []
+    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as algorithm:
+        while True:
+            position = steps[-1].position if steps else 0
+            if position >= TASKS - 4:
+                slow.let_go = True
+            sampled = await algorithm._sample(len(steps) + 1, position)
+            if sampled is None:
+                break
+            steps.append(sampled)
+    assert first in steps[0].carried
+    assert first not in steps[0].tasks
+    assert steps[-1].carried == []
+    assert Counter(task for step in steps for task in step.tasks) == Counter(range(TASKS))
+    for step in steps:
+        found = Counter(episode.rollout.input for episode in step.episodes)
+        assert found == dict.fromkeys(step.tasks, SIBLINGS), "groups are whole"
+        assert len(step.tasks) >= 2
+        assert len(step.tasks) + len(step.carried) <= 4
+
+
+async def test_what_a_killed_run_carried_is_sampled_again(tmp_path: Path) -> None:
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), settings()) as algorithm:
+        algorithm._again = [7, 9]
+        steps = [await algorithm._sample(1, TASKS - 2)]
+        while steps[-1] is not None:
+            steps.append(await algorithm._sample(len(steps) + 1, steps[-1].position))
+    left = TaskSchedule(range(TASKS), 4, seed=0).take(TASKS - 2, 2)
+    assert Counter(task for step in steps if step for task in step.tasks) == Counter([7, 9, *left])
+
+
+async def test_stopping_cancels_what_is_carried(tmp_path: Path) -> None:
+    slow = Slow(set(TaskSchedule(range(TASKS), 4, seed=0).take(0, 4)[:2]))
+    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as algorithm:
+        sampled = await algorithm._sample(1, 0)
+        assert sampled is not None
+        assert len(sampled.carried) == 2
+        slow.tasks = set(range(TASKS))
+        waiting = asyncio.create_task(algorithm._sample(2, sampled.position))
+        await asyncio.sleep(0.2)
+        algorithm.context.stop.set()
+        with pytest.raises(Stopped):
+            await waiting
+        rollouts = await algorithm.context.store.query_rollouts(limit=-1)
+        assert {r.status for r in rollouts} == {RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED}
+
+
+@pytest.mark.parametrize("wrong", [{"quorum": 0.0}, {"quorum": 1.5}, {"quorum": 0.5, "deterministic": True}])
+def test_a_quorum_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="quorum"):
+        agl.GRPO(model="calc", **wrong)  # pyright: ignore[reportArgumentType]
