@@ -13,7 +13,7 @@ import os
 import socket
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -126,6 +126,9 @@ class LitAgentRunner:
         self._agent: LitAgent[Any] | None = None
         self._hooks: Sequence[Hook] = ()
         self._store: LightningStore | None = None
+        self._beat_seconds = HEARTBEAT_SECONDS
+        self._sooner = asyncio.Event()
+        """Set when a claimed rollout has a shorter lease than those before it."""
         self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{random_hex(3)}"
 
     @property
@@ -214,6 +217,10 @@ class LitAgentRunner:
     async def _execute(self, claimed: AttemptedRollout) -> None:
         """Run one attempt from start to its finish in the store."""
         agent, store = self._ready_agent(), self._ready_store()
+        lease = claimed.config.unresponsive_seconds
+        if lease is not None and lease / 3 < self._beat_seconds:
+            self._beat_seconds = lease / 3
+            self._sooner.set()
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
         await self._hook("on_rollout_start", agent=agent, runner=self, rollout=claimed)
         spans: Sequence[Span] = ()
@@ -346,7 +353,9 @@ class LitAgentRunner:
                     await self._ready_store().update_worker(self._worker_id)
                 except StoreError as error:
                     logger.warning("A heartbeat failed: %s", error)
-                await asyncio.sleep(HEARTBEAT_SECONDS)
+                self._sooner.clear()
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._sooner.wait(), self._beat_seconds)
 
         task = asyncio.create_task(beat())
         try:

@@ -54,7 +54,7 @@ class Strategy:
             raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
         key = environment.get("AGL_STORE_KEY")
         managed = environment.get("AGL_MANAGED_STORE", "1").lower() not in ("0", "false", "no")
-        if chosen == "remote" and not key and managed:
+        if chosen == "remote" and not key:
             raise ConfigError(
                 "Runners elsewhere need a key to the store. Set the same AGL_STORE_KEY for them and for the trainer, "
                 "for example to the output of: openssl rand -hex 32"

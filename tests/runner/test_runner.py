@@ -276,3 +276,16 @@ async def test_a_missing_resource_is_named(store: InMemoryLightningStore) -> Non
     rollout = await outcome_of(store, agent)
     assert "asks for 'llm'" in (rollout.attempt.error or "")
     assert "initial_resources" in (rollout.attempt.error or "")
+
+
+async def test_a_short_lease_is_kept_alive(store: InMemoryLightningStore) -> None:
+    """An agent that says nothing for longer than its lease is not given up, because its runner is there."""
+
+    @agl.rollout
+    async def quiet(task: str) -> float:
+        await asyncio.sleep(3.0)
+        return 1.0
+
+    rollout = await outcome_of(store, quiet, unresponsive_seconds=1.0)
+    assert rollout.attempt.outcome is Outcome.OK
+    assert rollout.attempt.sequence_id == 1
