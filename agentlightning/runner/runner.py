@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.emitter import emit_reward
-from agentlightning.errors import AgentError, JudgeError, StoreError
+from agentlightning.errors import AgentError, ConflictError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.air import air
 from agentlightning.runner.executor import agent_loop, run_in_thread
@@ -306,6 +306,9 @@ class LitAgentRunner:
                 outcome=ending.outcome,
                 error=ending.error,
             )
+        except ConflictError as error:
+            # It was cancelled, or timed out, while it came to its end.
+            logger.info("Attempt %s of %s had been ended already: %s", attempt_id, rollout_id, error)
         except StoreError as error:
             # The watchdog hands the rollout out again when its lease runs out.
             logger.warning("Attempt %s of %s could not be finished: %s", attempt_id, rollout_id, error)
