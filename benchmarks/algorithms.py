@@ -3,9 +3,9 @@
     python benchmarks/algorithms.py [--steps 16] [--seeds 1] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
 
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
-validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four questions
-one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the rewards of
-earlier questions is nothing but noise.
+validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four
+questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the
+rewards of earlier questions is nothing but noise.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ FAMILY = {
     "GRPO one step ahead": "GRPO(max_staleness=1)",
     "GRPO two steps ahead": "GRPO(max_staleness=2)",
 }
+AHEAD = "GRPO one step ahead"
 FOUR_QUESTIONS = {
     "broadcast of the sum": "GRPO(rollout_return='sum')",
     "return_to_go": "GRPO(credit='return_to_go')",
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="three algorithms, three steps")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this file")
+    parser.add_argument("--timeline", type=Path, help="draw when the run one step ahead sampled and learned")
     arguments = parser.parse_args()
     wanted = set((arguments.only or "").split(",")) - {""}
     if arguments.quick:
@@ -148,6 +150,8 @@ def main() -> None:
     console.print(_table(figures, arguments.steps))
     if arguments.plot:
         plot(curves, arguments.plot)
+    if arguments.timeline and AHEAD in curves:
+        timeline(curves[AHEAD][0], arguments.timeline)
     if arguments.json:
         print(json.dumps(figures))
 
@@ -180,6 +184,26 @@ def plot(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower right")
+    figure.savefig(picture, dpi=120)
+
+
+def timeline(rows: list[dict[str, Any]], picture: Path) -> None:
+    """A bar for each step's sampling and one for its learning, over seconds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    steps = [m for m in rows if "sampling_from" in m][:10]
+    start = steps[0]["sampling_from"]
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for m in steps:
+        for row, (name, color) in enumerate((("sampling", "#9db4c0"), ("learning", "#b23a48"))):
+            left, width = m[f"{name}_from"] - start, m[f"{name}_seconds"]
+            axes.barh(row, width, left=left, color=color, edgecolor="white")
+            axes.text(left + width / 2, row, m["step"], ha="center", va="center", fontsize=8)
+    axes.set(yticks=[0, 1], yticklabels=["sampling", "learning"], xlabel="seconds; the numbers are steps")
+    axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(picture, dpi=120)
 
 
