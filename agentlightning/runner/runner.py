@@ -201,10 +201,12 @@ class LitAgentRunner:
                 limit, self._worker_id, timeout=CLAIM_SECONDS, attempt_ids=attempt_ids
             )
         )
-        await asyncio.wait({claim, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not claim.done():
-            claim.cancel()
-            await asyncio.gather(claim, return_exceptions=True)
+        try:
+            await asyncio.wait({claim, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:  # also when the runner itself is cancelled
+            if not claim.done():
+                claim.cancel()
+                await asyncio.gather(claim, return_exceptions=True)
         if claim.cancelled():
             return ()
         try:

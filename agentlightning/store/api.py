@@ -86,6 +86,9 @@ async def while_connected(request: Request, waiting: Awaitable[T]) -> T:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             task.cancel()
+            await asyncio.wait((task,))
+        if task.cancelled():
+            raise StoreUnavailableError("The client went away before there was an answer.")
         return await task
     finally:
         gone.cancel()
