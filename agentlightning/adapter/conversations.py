@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.types import Span
-from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, REWARD_RESPONSE
+from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE
 from agentlightning.types.reward import find_final_reward, find_reward_spans, get_reward_value
 
 Message = dict[str, Any]
@@ -96,18 +96,26 @@ def _read(span: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversatio
 
 
 def agent_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
-    """The agent that a span belongs to: what it or the nearest span around it says."""
+    """The agent that a span belongs to: what it or the nearest span around it says. A workflow's step around them names
+    it first; what the gateway recorded stands.
+    """
     at: Span | None = span
+    found: str | None = None
     for _ in range(len(by_id) + 1):
-        if at is None:
-            return None
-        for name in AGENT_NAMES:
-            if at.attributes.get(name):
-                return str(at.attributes[name])
-        if any(at.attributes.get(key) == kind for key, kind in _AGENT_KINDS):
-            return at.name
+        if at is None or (found and CALL_ID in span.attributes):
+            break
+        if at.attributes.get(EXECUTOR_ID):
+            return str(at.attributes[EXECUTOR_ID])
+        found = found or _named(at)
         at = by_id.get(at.parent_id or "")
-    return None
+    return found
+
+
+def _named(span: Span) -> str | None:
+    for name in AGENT_NAMES:
+        if span.attributes.get(name):
+            return str(span.attributes[name])
+    return span.name if any(span.attributes.get(key) == kind for key, kind in _AGENT_KINDS) else None
 
 
 def _merged(one: Conversation, other: Conversation) -> Conversation:

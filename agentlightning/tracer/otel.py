@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import Span as SdkSpan
 from agentlightning.tracer.base import FLUSH_SECONDS, Tracer
 from agentlightning.tracer.trace import Trace, current_trace
 from agentlightning.types import Span
-from agentlightning.types.names import AGENT_NAME
+from agentlightning.types.names import AGENT_NAME, EXECUTOR_ID
 
 logger = logging.getLogger(__name__)
 
@@ -90,15 +90,19 @@ def route_spans_of(provider: TracerProvider) -> None:
 
 
 def current_agent_name() -> str | None:
-    """Which agent's code is running: the name on the innermost open span that carries one."""
+    """Which agent's code is running: the id of the workflow's step around it, else the name on the innermost open span
+    that carries one.
+    """
     current = otel_trace.get_current_span()
     span = current if isinstance(current, ReadableSpan) else None
+    name = None
     while span is not None:
-        name = (span.attributes or {}).get(AGENT_NAME)
-        if name:
-            return str(name)
+        attributes = span.attributes or {}
+        if attributes.get(EXECUTOR_ID):
+            return str(attributes[EXECUTOR_ID])
+        name = name or attributes.get(AGENT_NAME)
         span = _router.parent_of(span)
-    return None
+    return None if name is None else str(name)
 
 
 class OtelTracer(Tracer):

@@ -45,6 +45,9 @@ SPAN_SEQUENCE_ID = "agentlightning.span_sequence_id"
 
 AGENT_NAME = "gen_ai.agent.name"
 """Attribute on a framework's spans, and on those of model calls: which agent it was."""
+EXECUTOR_ID = "executor.id"
+"""Attribute of Microsoft's agent-framework on the span of a workflow's step. Inside it this is the agent's name, before
+the one that the agent shows to people."""
 AGENT_BAGGAGE = "agentlightning.agent"
 """Key in W3C baggage that tells the gateway which agent calls."""
 CONTEXT_HEADER = "x-agl-attempt"

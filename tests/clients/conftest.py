@@ -105,13 +105,14 @@ class World:
         *,
         scripted: bool,
         tracer: Tracer | None = None,
+        named: bool = True,
     ) -> Run:
-        """All at once; every second one under another agent's name, which is not trained."""
+        """All at once; if `named`, every second one under another agent's name, which is not trained."""
         engine = self._scripted if scripted else self._real
 
         @agl.rollout
         async def agent(task: dict[str, Any], llm: agl.LLM) -> float:
-            text = await solve(task["question"], llm.for_agent(task["agent"]), stream)
+            text = await solve(task["question"], llm.for_agent(task["agent"]) if named else llm, stream)
             agl.emit_message(f"{task['question']} {text}")
             return float(task["answer"] in text)
 

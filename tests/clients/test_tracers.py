@@ -8,11 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
+import agentlightning as agl
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.gateway.records import CALL_ID
 from agentlightning.tracer import AgentOpsTracer, Tracer, WeaveTracer
 from agentlightning.types import Outcome
 from tests.clients.conftest import World
 from tests.clients.test_clients import TASKS, check_attribution, load
+from tests.clients.tool import SYSTEM_PROMPT
 
 pytestmark = [
     pytest.mark.clients,
@@ -61,3 +64,43 @@ async def test_spans_of_a_tracer(world: World, package: str) -> None:
         seen = [str(span.attributes.get("gen_ai.response.id")) for span in theirs]
         assert sorted(seen) == sorted(calls), "a span for each call, and none of another rollout's"
         assert wanted <= {span.name for span in spans}
+
+
+async def test_agent_framework_workflow_is_told_apart_by_its_executors(world: World) -> None:
+    """Of two agents in a workflow one is picked by the id of its executor, from the real package's spans."""
+    framework = pytest.importorskip("agent_framework")
+    try:
+        tracer = agent_framework_tracer()
+    except ModuleNotFoundError as error:
+        pytest.skip(f"not installed here: {error.name}")
+
+    async def solve(question: str, llm: agl.LLM, _stream: bool) -> str:
+        client = importlib.import_module("agent_framework.openai").OpenAIChatCompletionClient(
+            model=llm.model, base_url=llm.endpoint, api_key=llm.api_key
+        )
+        first = framework.AgentExecutor(framework.Agent(client, SYSTEM_PROMPT, name="DataAnalyzer"), id="analyzer")
+        second = framework.AgentExecutor(framework.Agent(client, SYSTEM_PROMPT, name="Advisor"), id="advisor")
+        workflow = framework.WorkflowBuilder(start_executor=first, output_from=[second]).add_edge(first, second).build()
+        return str((await workflow.run(question)).get_outputs()[-1])
+
+    try:
+        run = await world.run(solve, False, TASKS, scripted=True, tracer=tracer, named=False)
+    finally:
+        tracer.teardown()
+    assert {r.attempt.outcome for r in run.rollouts} == {Outcome.OK}, [r.attempt.error for r in run.rollouts]
+    for rollout in run.rollouts:
+        spans, calls = run.spans[rollout.rollout_id], run.calls[rollout.rollout_id]
+        found = {
+            match: TracerTraceToTriplet(agent_match=match, llm_call_match="chat").adapt(spans, calls)
+            for match in (None, "analyzer", "advisor", "DataAnalyzer")
+        }
+        assert {match: len(triplets) for match, triplets in found.items()} == {
+            None: 2,
+            "analyzer": 1,
+            "advisor": 1,
+            "DataAnalyzer": 0,
+        }
+        assert [call.info.agent for call in calls] == ["analyzer", "advisor"], "known while it runs"
+        (mine,) = found["analyzer"]
+        assert mine.prompt["token_ids"] == calls[0].prompt_ids.tolist()
+        assert mine.response["token_ids"] == calls[0].response_ids.tolist()
