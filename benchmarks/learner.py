@@ -1,6 +1,6 @@
 """One update of the learner on the CPU, one thread: packed token trees, the same learner on padded rows, and trl.
 
-    python benchmarks/learner.py [--trl-python ENV/bin/python] [--quick] [--json]
+    python benchmarks/learner.py [--trl-python ENV/bin/python] [--quick] [--game] [--json]
 
 A tiny Qwen3 of about 4 M parameters. Four loads: a group of 8 responses of 64 tokens to one prompt of 512, a trajectory
 of 6 turns, one of 20, and a group of 4 trajectories whose clients rewrote the history. trl's GRPOTrainer
@@ -9,6 +9,9 @@ backward and AdamW's step; the three take turns, and medians count, so that a bu
 
 `token_ratio` is the padded rows' tokens over the tree's: what computing each token once could bring at most where only
 tokens cost time. `…_share` is the speed-up as a share of it.
+
+`--game` instead trains one long rollout, minutes of work: nine players, 60 calls, prompts up to 12,000 tokens and
+responses of 1,000, in passes of at most 16,384 tokens. What counts there is memory.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import tempfile
@@ -34,8 +38,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from agentlightning.learner import forward
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
-from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.types.call import Call, CallInfo, Int32Array
@@ -55,7 +59,7 @@ def make_model(path: Path) -> None:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=8192,
+        max_position_embeddings=16_384,
         tie_word_embeddings=True,
         eos_token_id=0,
         pad_token_id=0,
@@ -93,6 +97,18 @@ def turns(rng: np.random.Generator, count: int, sequence: int = 0, rewrite: bool
 
 def branch(rng: np.random.Generator) -> list[CreditedCall]:
     return [call for sibling in range(4) for call in turns(rng, 6, sibling, rewrite=True)]
+
+
+def game(rng: np.random.Generator) -> list[CreditedCall]:
+    """Nine players with a conversation each behind the same rules; 60 calls."""
+    rules, calls = tokens(rng, 3000), []
+    for player in range(9):
+        history = np.concatenate([rules, tokens(rng, 1000)])
+        for _ in range(7 if player < 6 else 6):
+            response = tokens(rng, 1000)
+            calls.append(credited(history, response, player))
+            history = np.concatenate([history, response, tokens(rng, 330)])
+    return calls
 
 
 LOADS: dict[str, Callable[[np.random.Generator], list[CreditedCall]]] = {
@@ -226,10 +242,38 @@ def measure(prefix: str, path: Path, trl_python: str | None, rounds: int) -> dic
     }
 
 
+def measure_game(path: Path) -> dict[str, float | None]:
+    """One update on the game, all cores."""
+    torch.set_num_threads(os.cpu_count() or 1)
+    calls = game(np.random.default_rng(1))
+    passes = [pack(part) for part in split_by_budget(calls, 16_384)]
+    figures: dict[str, float | None] = {
+        "game_calls": len(calls),
+        "game_row_tokens": sum(len(c.call.prompt_ids) + len(c.call.response_ids) for c in calls),
+        "game_tree_tokens": unique_tokens(calls),
+        "game_passes": len(passes),
+    }
+    for name, checkpointing in (("game", False), ("game_checkpointing", True)):
+        options = LearnerOptions(gradient_checkpointing=checkpointing)
+        learner = TorchLearner(load_policy(path, device="cpu"), options)
+
+        def update(learner: TorchLearner = learner) -> float:
+            for batch in passes:
+                learner.forward_backward(batch, LOSS)
+            learner.optim_step(OptimParams(learning_rate=1e-6))
+            return 0.0
+
+        began = time.perf_counter()
+        figures[f"{name}_mb"] = peak_mb(update)
+        figures[f"{name}_s"] = time.perf_counter() - began
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--trl-python", help="the interpreter of an environment that has trl")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and without the 20 turns")
+    parser.add_argument("--game", action="store_true", help="one rollout of 60 long calls instead: memory")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -237,6 +281,9 @@ def main() -> None:
     figures: dict[str, float | None] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder))
+        if arguments.game:
+            print(json.dumps(measure_game(Path(folder))))
+            return
         for prefix in LOADS:
             if not (arguments.quick and prefix == "turns20_"):
                 rounds = 2 if arguments.quick else (3 if prefix in ("turns20_", "branch_") else 7)

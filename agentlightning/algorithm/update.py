@@ -43,6 +43,9 @@ class Updater:
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
         staleness = self._staleness(episodes)
         metrics: dict[str, Any] = {"staleness": staleness} if settings.is_off_policy else {}
+        if settings.overlong_tokens:
+            free = settings.overlong_tokens - settings.overlong_margin
+            metrics["overlong"] = sum(e.sampled_tokens > free for e in episodes)
         if certify and batches:
             metrics |= await self._certify(batches[0])
         packed = [[pack(c) for c in self._split(batch)] for batch in batches]

@@ -146,3 +146,13 @@ async def test_what_sampling_raises_arrives_after_what_was_sampled() -> None:
         assert await ahead.next(0) is not None
         with pytest.raises(ValueError, match="broken"):
             await ahead.next(1)
+
+
+async def test_overlong_rollouts_are_counted(tiny_model_dir: Path, reporter: Reporter) -> None:
+    learner = InProcess(tiny_model_dir)
+    (episodes,) = recorded(1, learner)
+    longest = max(e.sampled_tokens for e in episodes)
+    for tokens, margin, wanted in [(longest + 1, 0, 0), (longest, 1, len(episodes)), (longest + 5, 5, 0)]:
+        overlong: Any = settings(overlong_tokens=tokens, overlong_margin=margin)
+        metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0, certify=False)  # pyright: ignore[reportArgumentType]
+        assert metrics["overlong"] == wanted
