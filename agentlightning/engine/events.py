@@ -7,6 +7,9 @@ import msgspec
 from agentlightning.engine.base import Chunk, SamplingParams
 from agentlightning.types.call import Float32Array, Int32Array
 
+POLICY = "policy"
+"""The name of a policy that is alone."""
+
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     """One response to sample. `request_id` is the caller's, unique among the requests that are not done."""
@@ -16,6 +19,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag="request"):
     params: SamplingParams
     stream: bool = False
     """Give out every token as it is sampled."""
+    policy: str = POLICY
+    """Which one samples, where the model process holds several."""
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):

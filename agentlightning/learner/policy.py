@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -21,6 +21,9 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from agentlightning.errors import ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import resolve_model
+
+if TYPE_CHECKING:
+    from agentlightning.learner.adapters import Adapters
 
 METADATA_FILE = "agentlightning.json"
 """Beside the weights: what this package needs to know of a model (which renderer, …)."""
@@ -47,10 +50,19 @@ class Policy:
     peft: Any = None
     """The `PeftModel` around `model`, if the policy is an adapter."""
     metadata: dict[str, Any] = field(default_factory=dict)
+    adapters: Adapters | None = None
+    """Where several policies share `model`: all their adapters."""
+    adapter: str | None = None
+    """Which of them is this policy's; None is the base without one."""
 
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def activate(self) -> None:
+        """Let `model` compute this policy, before anything is done with it. Nothing to do for one that is alone."""
+        if self.adapters is not None:
+            self.adapters.use(self.adapter)
 
     def trainable(self) -> list[torch.nn.Parameter]:
         """The parameters that the learner updates, in a fixed order."""
@@ -59,7 +71,10 @@ class Policy:
     def export(self, path: str | Path) -> None:
         """Write the model (or the adapter) with its tokenizer as a Hugging Face directory, all or nothing."""
         with atomic_directory(Path(path)) as directory:
-            (self.peft or self.model).save_pretrained(directory)
+            if self.adapters is not None:
+                self.adapters.save(self.adapter, directory)
+            else:
+                (self.peft or self.model).save_pretrained(directory)
             self.tokenizer.save_pretrained(directory)
             (directory / METADATA_FILE).write_text(json.dumps({**self.metadata, "version": self.version}, indent=2))
             template = Path(self.path) / "chat_template.jinja"
@@ -121,28 +136,34 @@ def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
 
     base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]
     base = load_base(resolve_model(base_name), dtype)
-    with _peft_calls_deprecated_names():
+    with peft_calls_deprecated_names():
         peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
 
 
 def _add_lora(model: PreTrainedModel, spec: LoraSpec) -> tuple[PreTrainedModel, Any]:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    config = LoraConfig(
+    with peft_calls_deprecated_names():
+        peft_model = get_peft_model(model, lora_config(spec))
+    return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
+
+
+def lora_config(spec: LoraSpec) -> Any:
+    """What peft calls it."""
+    from peft import LoraConfig
+
+    return LoraConfig(
         r=spec.rank,
         lora_alpha=spec.alpha,
         target_modules=spec.target_modules,
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-    with _peft_calls_deprecated_names():
-        peft_model = get_peft_model(model, config)
-    return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
 
 
 @contextmanager
-def _peft_calls_deprecated_names() -> Iterator[None]:
+def peft_calls_deprecated_names() -> Iterator[None]:
     """peft 0.21 still uses a name that transformers 5.23 warns about; users can do nothing about it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)

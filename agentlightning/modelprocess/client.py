@@ -16,42 +16,28 @@ import msgspec
 import numpy as np
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
-from agentlightning.engine.events import Request
+from agentlightning.engine.events import POLICY, Request
 from agentlightning.errors import EngineError, ModelProcessDied
-from agentlightning.learner.base import Certificate, LossConfig, OptimParams, PackedBatch
 from agentlightning.modelprocess.child import Child
-from agentlightning.modelprocess.protocol import (
-    Abort,
-    Call,
-    Certify,
-    Export,
-    Forward,
-    ForwardBackward,
-    GetInfo,
-    GetStats,
-    LoadState,
-    OptimStep,
-    Reply,
-    Reseed,
-    SaveState,
-    Settings,
-    Stats,
-    Values,
-    Verb,
-)
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.modelprocess.handle import PolicyHandle
+from agentlightning.modelprocess.protocol import Abort, Call, GetStats, Reply, Settings, Stats, Verb
+from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
 
 
-class ModelProcess:
+class ModelProcess(PolicyHandle):
     """The `Engine` and the `Learner` in a process of their own: an async context manager, or `start` and `close`.
+
+    Where it holds several policies, `policy(name)` is each one's engine and learner, and the process stands for the
+    first.
 
     `start_timeout` bounds loading the model, `call_timeout` each call of the learner (including the wait for running
     requests to finish where it changes the weights), in seconds.
     """
 
     def __init__(self, settings: Settings, *, start_timeout: float = 600.0, call_timeout: float = 3600.0) -> None:
+        super().__init__(self, next(iter(settings.policies), POLICY))
         self.settings = settings
         self._start_timeout = start_timeout
         self._call_timeout = call_timeout
@@ -112,25 +98,31 @@ class ModelProcess:
         """The process, if it was started."""
         return None if self._child is None else self._child.pid
 
-    async def info(self) -> EngineInfo:
-        reply = await self._call(GetInfo())
-        assert reply.info is not None, reply
-        return reply.info
-
     async def stats(self) -> Stats:
         """How the process spent its time so far, and on how many tokens."""
-        reply = await self._call(GetStats())
+        reply = await self._ask(GetStats())
         assert reply.stats is not None, reply
         return reply.stats
 
-    async def generate(
-        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    def policy(self, name: str) -> PolicyHandle:
+        """One of several policies; nothing is asked of the process yet."""
+        return PolicyHandle(self, name)
+
+    async def sample(
+        self,
+        policy: str,
+        prompt_ids: Int32Array,
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        request_id: str | None = None,
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. Requests are numbered here; `request_id` only names one in the log."""
+        """`Engine.generate` of a policy. Requests are numbered here; `request_id` only names one in the log."""
         child = self._running()
         number = next(self._numbers)
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        answers = child.request(Request(request_id=number, prompt_ids=prompt, params=params, stream=stream))
+        request = Request(request_id=number, prompt_ids=prompt, params=params, stream=stream, policy=policy)
+        answers = child.request(request)
         try:
             finished = False
             while not finished:
@@ -144,60 +136,20 @@ class ModelProcess:
                 logger.debug("Request %s is no longer wanted", request_id or number)
                 child.send(Abort(number))
 
-    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
-        return _numbers(await self._call(Forward(batch, reference)))
-
-    async def values(self, batch: PackedBatch) -> Float32Array:
-        return _numbers(await self._call(Values(batch)))
-
-    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
-        reply = await self._call(Certify(batch, loss))
-        assert reply.certificate is not None, reply
-        return reply.certificate
-
-    async def reseed(self, seed: int) -> None:
-        """Let the engine forget all contexts and draw as a fresh one with this seed would; running requests finish."""
-        await self._call(Reseed(seed))
-
-    async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
-        return _metrics(await self._call(ForwardBackward(batch, loss)))
-
-    async def optim_step(self, params: OptimParams) -> dict[str, float]:
-        """See `Learner.optim_step`. Running requests finish first; new ones wait and get the new weights."""
-        return _metrics(await self._call(OptimStep(params)))
-
-    async def save_state(self, path: str) -> None:
-        await self._call(SaveState(str(path)))
-
-    async def load_state(self, path: str) -> None:
-        await self._call(LoadState(str(path)))
-
-    async def export(self, path: str) -> None:
-        await self._call(Export(str(path)))
-
     def _running(self) -> Child:
         if self._child is None:
             raise EngineError("The model process is not running; call start() first.")
         return self._child
 
-    async def _call(self, verb: Verb) -> Reply:
+    async def call(self, policy: str, verb: Verb) -> Reply:
+        """Have something done for a policy; raises what the process refused it with."""
         child = self._running()
         number = next(self._numbers)
         try:
             async with asyncio.timeout(self._call_timeout):
-                return await child.call(Call(number, verb))
+                return await child.call(Call(number, verb, policy))
         except TimeoutError:
             raise EngineError(
                 f"The model process did not finish {type(verb).__name__} within {self._call_timeout:.0f} s. "
                 "It may hang; restart() starts it again from the last checkpoint."
             ) from None
-
-
-def _metrics(reply: Reply) -> dict[str, float]:
-    assert reply.metrics is not None, reply
-    return reply.metrics
-
-
-def _numbers(reply: Reply) -> Float32Array:
-    assert reply.numbers is not None, reply
-    return reply.numbers

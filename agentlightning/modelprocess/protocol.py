@@ -15,7 +15,7 @@ import numpy as np
 
 from agentlightning import errors
 from agentlightning.engine.base import EngineInfo
-from agentlightning.engine.events import Event, Request
+from agentlightning.engine.events import POLICY, Event, Request
 from agentlightning.errors import AgentLightningError, EngineError
 from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
 from agentlightning.types.call import Float32Array, Int32Array
@@ -39,6 +39,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     device: str = "auto"
     dtype: str = "float32"
     lora: Lora | None = None
+    policies: dict[str, str | None] = {}
+    """Several policies by name, each an adapter on `model`: the one in a directory, or None for a new one. Empty: the
+    model itself is the only policy."""
+    frozen: str | None = None
+    """With `policies`: a name under which `model` samples without an adapter; it cannot learn."""
     max_context: int | None = None
     max_concurrency: int = 64
     kv_budget_bytes: int = 2 << 30
@@ -134,6 +139,7 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
 
     call_id: int
     verb: Verb
+    policy: str = POLICY
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):

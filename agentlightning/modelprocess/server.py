@@ -3,6 +3,9 @@
 Between two steps of the engine it takes what arrived: requests join, aborts leave, calls are done one after the other.
 A call that changes the weights first lets the running requests finish, while requests that arrive wait; or they go on
 under the new weights (`Settings.in_flight`).
+
+Several policies on one base take turns: each has an engine with contexts of its own and a learner, and is active in the
+model's layers while one of them computes.
 """
 
 from __future__ import annotations
@@ -17,9 +20,11 @@ from collections import deque
 import torch
 import transformers
 
-from agentlightning.engine.events import Event, Failed, Request
+from agentlightning.engine.base import EngineInfo
+from agentlightning.engine.events import POLICY, Event, Failed, Request
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.modelprocess.inbox import Inbox
@@ -71,11 +76,41 @@ class Clock:
         self._activity, self._since = activity, now
 
 
+class Hosted:
+    """One policy with its engine and its learner."""
+
+    def __init__(self, policy: Policy, settings: Settings, share: int) -> None:
+        """`share` policies divide the memory for contexts among them."""
+        self.policy = policy
+        policy.activate()
+        self.engine = TorchEngine(
+            policy.model,
+            policy.tokenizer,
+            policy.eos_ids,
+            version=policy.version,
+            max_context=settings.max_context,
+            max_concurrency=settings.max_concurrency,
+            kv_budget_bytes=settings.kv_budget_bytes // share,
+            prefill_tokens=settings.prefill_tokens,
+            seed=settings.seed,
+        )
+        self._learner = TorchLearner(policy, settings.learner) if policy.trainable() else None
+
+    @property
+    def learner(self) -> TorchLearner:
+        if self._learner is None:
+            raise ConfigError("This policy is frozen: it samples and does not learn.")
+        return self._learner
+
+    def info(self) -> EngineInfo:
+        return self.engine.info(self.policy.path)
+
+
 class Server:
-    """Engine and learner of one policy, driven by the messages of an inbox."""
+    """Engines and learners of the policies on one model, driven by the messages of an inbox."""
 
     def __init__(self, settings: Settings, inbox: Inbox, sock: socket.socket) -> None:
-        """Loads the policy; raises `ModelError` or `ConfigError` if that cannot work."""
+        """Loads the policies; raises `ModelError` or `ConfigError` if that cannot work."""
         transformers.logging.disable_progress_bar()
         self._inbox = inbox
         self._sock = sock
@@ -84,19 +119,8 @@ class Server:
             "learning": settings.learning_threads or os.cpu_count() or 1,
         }
         torch.set_num_threads(self._threads["learning"])
-        self._policy = _load(settings)
-        self._engine = TorchEngine(
-            self._policy.model,
-            self._policy.tokenizer,
-            self._policy.eos_ids,
-            version=self._policy.version,
-            max_context=settings.max_context,
-            max_concurrency=settings.max_concurrency,
-            kv_budget_bytes=settings.kv_budget_bytes,
-            prefill_tokens=settings.prefill_tokens,
-            seed=settings.seed,
-        )
-        self._learner = TorchLearner(self._policy, settings.learner)
+        policies = _load(settings)
+        self._hosted = {name: Hosted(policy, settings, len(policies)) for name, policy in policies.items()}
         self._drains = settings.in_flight == "finish"
         self._calls: deque[Call] = deque()
         self._refused: list[Event] = []
@@ -106,21 +130,31 @@ class Server:
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         gc.freeze()  # the libraries' objects stay for good; scanning them again and again would stall steps
-        self._send(Ready(self._engine.info(self._policy.path)))
+        self._send(Ready(next(iter(self._hosted.values())).info()))
         while not self._stopped:
             self._receive()
-            drains = self._drains and bool(self._calls) and isinstance(self._calls[0].verb, _CHANGES_WEIGHTS)
-            if self._calls and not (drains and self._engine.running):
+            draining = self._draining()
+            if self._calls and not (draining is not None and draining.engine.running):
                 self._turn_to("learning")
                 self._send(self._answer(self._calls.popleft()))
-            if self._engine.active or self._refused:
-                self._turn_to("sampling")
-                self._step(admit=not drains)
+            if self._refused:
+                events, self._refused = self._refused, []
+                self._send(Events(events))
+            for hosted in self._hosted.values():
+                if hosted.engine.active:
+                    self._turn_to("sampling")
+                    self._step(hosted, admit=hosted is not draining)
+
+    def _draining(self) -> Hosted | None:
+        """The policy whose running requests must finish before the next call can be done."""
+        if not self._calls or not self._drains or not isinstance(self._calls[0].verb, _CHANGES_WEIGHTS):
+            return None
+        return self._hosted.get(self._calls[0].policy)
 
     def _receive(self) -> None:
         """Take all messages that arrived; wait for one if there is nothing to do."""
         message = self._inbox.poll()
-        if message is None and not self._engine.active and not self._calls:
+        if message is None and not self._calls and not any(h.engine.active for h in self._hosted.values()):
             self._clock.turn_to("idle")
             message = self._inbox.wait()
         while message is not None:
@@ -131,11 +165,12 @@ class Server:
         match message:
             case Request():
                 try:
-                    self._engine.submit(message)
+                    self._find(message.policy).engine.submit(message)
                 except AgentLightningError as error:
                     self._refused.append(_failed(message.request_id, error))
             case Abort(request_id):
-                self._engine.abort(request_id)
+                for hosted in self._hosted.values():
+                    hosted.engine.abort(request_id)
             case Call():
                 self._calls.append(message)
             case Stop():
@@ -149,22 +184,27 @@ class Server:
         if torch.get_num_threads() != threads:
             torch.set_num_threads(threads)
 
-    def _step(self, *, admit: bool) -> None:
-        events, self._refused = self._refused, []
+    def _find(self, policy: str) -> Hosted:
+        if policy not in self._hosted:
+            raise ConfigError(f"There is no policy '{policy}' here; there are: {', '.join(self._hosted)}.")
+        return self._hosted[policy]
+
+    def _step(self, hosted: Hosted, *, admit: bool) -> None:
         try:
-            events = events + self._engine.step(admit=admit)
+            hosted.policy.activate()
+            events = hosted.engine.step(admit=admit)
         except Exception as error:  # out of memory, a model's own bug: it costs the requests at hand, not the process
             logger.exception("A step of the engine failed; its requests are given up")
             message = f"Sampling failed in the model process: {type(error).__name__}: {error}"
-            events = events + [
-                Failed(request_id=request_id, message=message) for request_id in self._engine.abort_all()
-            ]
+            events = [Failed(request_id=request_id, message=message) for request_id in hosted.engine.abort_all()]
         if events:
             self._send(Events(events))
 
     def _answer(self, call: Call) -> Reply | Refused:
         try:
-            return self._do(call.call_id, call.verb)
+            hosted = self._find(call.policy)
+            hosted.policy.activate()
+            return self._do(call.call_id, call.verb, hosted)
         except AgentLightningError as error:
             return Refused(call.call_id, error_name(error), str(error))
         except Exception as error:  # disk full, out of memory, …: the caller decides what a failed call means
@@ -173,52 +213,52 @@ class Server:
             message = f"{verb} failed in the model process: {type(error).__name__}: {error}"
             return Refused(call.call_id, "EngineError", message)
 
-    def _do(self, call_id: int, verb: Verb) -> Reply:
+    def _do(self, call_id: int, verb: Verb, hosted: Hosted) -> Reply:
         match verb:
             case Forward(batch, reference):
-                return Reply(call_id=call_id, numbers=self._learner.forward(batch, reference=reference))
+                return Reply(call_id=call_id, numbers=hosted.learner.forward(batch, reference=reference))
             case Values(batch):
-                return Reply(call_id=call_id, numbers=self._learner.values(batch))
+                return Reply(call_id=call_id, numbers=hosted.learner.values(batch))
             case Certify(batch, loss):
-                return Reply(call_id=call_id, certificate=self._learner.certify(batch, loss))
+                return Reply(call_id=call_id, certificate=hosted.learner.certify(batch, loss))
             case ForwardBackward(batch, loss):
-                return Reply(call_id=call_id, metrics=self._learner.forward_backward(batch, loss))
+                return Reply(call_id=call_id, metrics=hosted.learner.forward_backward(batch, loss))
             case OptimStep(params):
-                metrics = self._learner.optim_step(params)
-                self._weights_changed()
+                metrics = hosted.learner.optim_step(params)
+                self._weights_changed(hosted)
                 return Reply(call_id=call_id, metrics=metrics)
             case SaveState(path):
-                self._learner.save_state(path)
+                hosted.learner.save_state(path)
             case LoadState(path):
-                self._learner.load_state(path)
-                self._weights_changed()
+                hosted.learner.load_state(path)
+                self._weights_changed(hosted)
             case Export(path):
-                self._learner.export(path)
+                hosted.learner.export(path)
             case Reseed(seed):
-                self._engine.reseed(seed)
+                hosted.engine.reseed(seed)
             case GetInfo():
-                return Reply(call_id=call_id, info=self._engine.info(self._policy.path))
+                return Reply(call_id=call_id, info=hosted.info())
             case GetStats():
                 return Reply(call_id=call_id, stats=self._stats())
         return Reply(call_id=call_id)
 
-    def _weights_changed(self) -> None:
-        parts = self._engine.weights_changed(self._policy.version)
+    def _weights_changed(self, hosted: Hosted) -> None:
+        parts = hosted.engine.weights_changed(hosted.policy.version)
         if parts:
             self._send(Events(parts))
 
     def _stats(self) -> Stats:
         self._clock.turn_to("learning")
-        seconds, tokens = self._clock.seconds, self._engine.counters
+        seconds, engines = self._clock.seconds, [hosted.engine for hosted in self._hosted.values()]
         return Stats(
             sampling_s=seconds["sampling"],
             learning_s=seconds["learning"],
             idle_s=seconds["idle"],
-            tokens_sampled=tokens.sampled,
-            prefill_tokens=tokens.prefilled,
-            cached_tokens=tokens.cached,
-            running=self._engine.running,
-            waiting=self._engine.waiting,
+            tokens_sampled=sum(e.counters.sampled for e in engines),
+            prefill_tokens=sum(e.counters.prefilled for e in engines),
+            cached_tokens=sum(e.counters.cached for e in engines),
+            running=sum(e.running for e in engines),
+            waiting=sum(e.waiting for e in engines),
         )
 
     def _send(self, message: ToParent) -> None:
@@ -233,9 +273,12 @@ def _failed(request_id: int, error: AgentLightningError) -> Failed:
     return Failed(request_id=request_id, message=str(error), error=error_name(error))
 
 
-def _load(settings: Settings) -> Policy:
+def _load(settings: Settings) -> dict[str, Policy]:
     if settings.dtype not in DTYPES:
         raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")
     lora = settings.lora
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules)
-    return load_policy(settings.model, device=settings.device, dtype=settings.dtype, lora=spec)
+    where = {"device": settings.device, "dtype": settings.dtype}
+    if settings.policies:
+        return load_policies(settings.model, settings.policies, frozen=settings.frozen, lora=spec, **where)
+    return {POLICY: load_policy(settings.model, lora=spec, **where)}
