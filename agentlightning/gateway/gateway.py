@@ -21,7 +21,7 @@ from agentlightning.gateway.http import Receive, Scope, Send
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.gateway.restore import restore
-from agentlightning.gateway.routing import Frozen, Limits, Model, Selection, check_models
+from agentlightning.gateway.routing import Frozen, Limits, Model, Selection, Trained, check_models
 from agentlightning.gateway.sampler import Sampler
 from agentlightning.gateway.sampling import Overrides, check_overrides
 from agentlightning.gateway.session import Session
@@ -73,7 +73,8 @@ class Gateway:
         train_agents: a regular expression; only calls of agents whose name it finds something in are trained.
         train_prompts: a regular expression; only calls whose system prompt it finds something in are trained.
         max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
-        models: other models by alias: a `Provider`, a `Frozen` engine, or another name for one that exists.
+        models: other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another name for
+            one that exists.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         cut_long_prompts: shorten prompts that do not fit the policy's context (its oldest tool results, then its oldest
             messages) instead of refusing them as a provider does, for agents that cannot handle that error.
@@ -203,8 +204,9 @@ class Gateway:
         samplers = {self._policy: policy, policy.model: policy} if policy is not None else {}
         upstreams: dict[str, Upstream] = {}
         for alias, model in self._models.items():
-            if isinstance(model, Frozen):
-                samplers[alias] = await self._make_sampler(alias, model.engine, model.rendering, trained=False)
+            if isinstance(model, Frozen | Trained):
+                trained = isinstance(model, Trained)
+                samplers[alias] = await self._make_sampler(alias, model.engine, model.rendering, trained=trained)
             elif isinstance(model, Provider):
                 upstreams[alias] = Upstream(alias, model, self._recorder)
         retired, self._samplers, self._upstreams = self._upstreams, samplers, upstreams
@@ -248,8 +250,8 @@ class Gateway:
         )
 
     def _session(self, name: str) -> Session:
-        frozen = self._models.get(name)
-        rendering = frozen.rendering if isinstance(frozen, Frozen) else self._rendering
+        model = self._models.get(name)
+        rendering = model.rendering if isinstance(model, Frozen | Trained) else self._rendering
         assert rendering is not None, "only samplers have sessions"
         return Session(rendering, rerender=self._rerender)
 

@@ -22,6 +22,14 @@ class Frozen:
 
 
 @dataclass(frozen=True)
+class Trained:
+    """One more engine whose calls are trained: another policy of the same run."""
+
+    engine: Engine
+    rendering: Rendering
+
+
+@dataclass(frozen=True)
 class Selection:
     """Which calls of the policy are trained: those that all given patterns find something in."""
 
@@ -65,8 +73,8 @@ class Limits:
                 raise ConfigError(f"{name} must be at least 1, not {value}.")
 
 
-Model = Provider | Frozen | str
-"""Another provider, a frozen engine, or another name for a model that exists."""
+Model = Provider | Frozen | Trained | str
+"""Another provider, a frozen engine, another policy, or another name for a model that exists."""
 
 
 def check_models(models: Mapping[str, Model], policy: str | None) -> dict[str, Model]:
@@ -74,7 +82,7 @@ def check_models(models: Mapping[str, Model], policy: str | None) -> dict[str, M
     for alias, model in models.items():
         if alias == policy:
             raise ConfigError(f"'{alias}' is the policy's own name; give the other model another one.")
-        if isinstance(model, str) and model != policy and not isinstance(models.get(model), Provider | Frozen):
+        if isinstance(model, str) and model != policy and not isinstance(models.get(model), Provider | Frozen | Trained):
             others = [name for name, other in models.items() if not isinstance(other, str)]
             known = ", ".join([*([policy] if policy else []), *others])
             raise ConfigError(f"The model '{alias}' is to mean '{model}', which does not exist. There are: {known}.")

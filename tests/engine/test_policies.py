@@ -1,0 +1,230 @@
+"""Several policies on one base: each samples and learns as if it were alone, and none touches another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.engine.torch_engine import TorchEngine
+from agentlightning.errors import ConfigError, ModelError
+from agentlightning.learner.adapters import load_policies
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.policy import LoraSpec, Policy, load_policy, peft_calls_deprecated_names
+from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.modelprocess.client import ModelProcess
+from agentlightning.modelprocess.protocol import Lora, Settings
+from agentlightning.types.call import Int32Array
+
+from .conftest import collect, make_engine, random_ids, reference, request
+from .test_model_process import row
+
+EXACT = 2e-5
+RATE = OptimParams(learning_rate=0.05)
+LOSS = LossConfig(name="reinforce")
+
+
+@pytest.fixture
+def policies(tiny_model_dir: Path) -> dict[str, Policy]:
+    """Two adapters whose matrices are random, so that it matters which is applied, and the base."""
+    torch.set_num_threads(1)
+    found = load_policies(
+        tiny_model_dir, {"solver": None, "checker": None}, frozen="base", lora=LoraSpec(rank=4), device="cpu"
+    )
+    torch.manual_seed(1)
+    for policy in found.values():
+        policy.activate()
+        with torch.no_grad():
+            for parameter in policy.trainable():
+                parameter.normal_(std=0.1)
+    return found
+
+
+def plain(policy: Policy, prompt: Int32Array, response: Int32Array) -> np.ndarray:
+    policy.activate()
+    return reference(policy, prompt, response)
+
+
+def sample_in_turn(engines: Mapping[str, TorchEngine], policies: Mapping[str, Policy]) -> dict[int, Chunk]:
+    """One step of each engine after the other, until all are done."""
+    parts: dict[int, list[Chunk]] = {}
+    while any(engine.active for engine in engines.values()):
+        for name, engine in engines.items():
+            policies[name].activate()
+            collect(engine.step(), parts)
+    return {request_id: concat(chunks) for request_id, chunks in parts.items()}
+
+
+def weights(policy: Policy) -> dict[str, torch.Tensor]:
+    """Of everything in the model, all adapters included."""
+    return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
+
+
+def test_interleaved_requests_are_exact_for_their_own_policy(policies: dict[str, Policy]) -> None:
+    engines = {}
+    for name, policy in policies.items():
+        policy.activate()
+        engines[name] = make_engine(policy, max_concurrency=3)
+    prompts = [np.concatenate([random_ids(30, 0), random_ids(1 + n, n)]) for n in range(6)]
+    names = list(engines)
+    for n, prompt in enumerate(prompts):
+        for at, name in enumerate(names):
+            engines[name].submit(request(10 * n + at, prompt))
+    responses = sample_in_turn(engines, policies)
+    for n, prompt in enumerate(prompts):
+        for at, name in enumerate(names):
+            chunk = responses[10 * n + at]
+            assert np.abs(plain(policies[name], prompt, chunk.ids) - chunk.plain_logprobs).max() < EXACT, (n, name)
+            other = plain(policies[names[at - 1]], prompt, chunk.ids)
+            assert np.abs(other - chunk.plain_logprobs).max() > 100 * EXACT, "the policies must differ"
+    assert all(engine.counters.cached > 0 for engine in engines.values()), "prefixes are reused within a policy"
+
+
+def test_no_context_is_reused_by_another_policy(policies: dict[str, Policy]) -> None:
+    prompt = random_ids(40, 5)
+    engines = {}
+    for name, policy in policies.items():
+        policy.activate()
+        engines[name] = make_engine(policy)
+        engines[name].submit(request(0, prompt))
+        assert sample_in_turn({name: engines[name]}, policies)[0].cached_tokens == 0, name
+    for name, engine in engines.items():
+        engine.submit(request(1, prompt))
+        assert sample_in_turn({name: engine}, policies)[1].cached_tokens == len(prompt) - 1, name
+
+
+def test_a_step_of_one_policy_leaves_the_others_and_the_base_bit_identical(policies: dict[str, Policy]) -> None:
+    learners = {}
+    for name in ("solver", "checker"):
+        policies[name].activate()
+        learners[name] = TorchLearner(policies[name])
+    batches = {name: row(random_ids(9, n), _response(n)) for n, name in enumerate(learners)}
+    for name in learners:  # both have gradients before either steps
+        policies[name].activate()
+        learners[name].forward_backward(batches[name], LOSS)
+    for name in learners:
+        before = weights(policies[name])
+        policies[name].activate()
+        learners[name].optim_step(RATE)
+        changed = {key for key, value in weights(policies[name]).items() if not torch.equal(value, before[key])}
+        assert changed, name
+        assert all(f".policy_{name}." in key for key in changed), changed
+    assert {name: policy.version for name, policy in policies.items()} == {"solver": 1, "checker": 1, "base": 0}
+
+
+def test_together_they_learn_what_each_would_learn_alone(policies: dict[str, Policy], tmp_path: Path) -> None:
+    """Two steps each, taken in turn, against a policy of the same adapter that has the model for itself."""
+    batches = {name: row(random_ids(9, n), _response(n)) for n, name in enumerate(("solver", "checker"))}
+    learners, alone = {}, {}
+    for name in batches:
+        policies[name].activate()
+        learners[name] = TorchLearner(policies[name])
+        policies[name].export(tmp_path / name)
+        alone[name] = TorchLearner(load_policy(tmp_path / name, device="cpu"))
+    for _ in range(2):
+        for name, batch in batches.items():
+            policies[name].activate()
+            for learner in (learners[name], alone[name]):
+                learner.forward_backward(batch, msgspec.structs.replace(LOSS, name="ppo_clip", kl_coef=0.1))
+                learner.optim_step(RATE)
+    for name, batch in batches.items():
+        policies[name].activate()
+        np.testing.assert_allclose(learners[name].forward(batch), alone[name].forward(batch), atol=1e-6)
+
+
+def test_an_export_is_a_peft_directory_and_loads_again(policies: dict[str, Policy], tmp_path: Path) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    prompt, response = random_ids(7, 1), random_ids(5, 2)
+    for name in ("solver", "checker"):
+        policies[name].export(tmp_path / name)
+    again = load_policies(
+        policies["solver"].path, {n: str(tmp_path / n) for n in ("solver", "checker")}, frozen="base", device="cpu"
+    )
+    for name, policy in again.items():
+        np.testing.assert_array_equal(plain(policy, prompt, response), plain(policies[name], prompt, response))
+    base = AutoModelForCausalLM.from_pretrained(policies["solver"].path)
+    with peft_calls_deprecated_names():
+        peft = PeftModel.from_pretrained(base, tmp_path / "checker").eval()
+    ids = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    with torch.no_grad():
+        logprobs = peft(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    found = logprobs.gather(1, torch.from_numpy(response.astype(np.int64))[:, None])[:, 0].numpy()
+    np.testing.assert_allclose(found, plain(policies["checker"], prompt, response), atol=EXACT)
+    with pytest.raises(ModelError, match="need a base model"):
+        load_policies(tmp_path / "solver", {"a": None, "b": None}, device="cpu")
+    with pytest.raises(ConfigError, match="not trained"):
+        policies["base"].export(tmp_path / "base")
+
+
+@pytest_asyncio.fixture
+async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
+    settings = Settings(
+        model=str(tiny_model_dir),
+        policies={"solver": None, "checker": None},
+        frozen="base",
+        lora=Lora(rank=4),
+        max_concurrency=4,
+        learning_threads=1,
+        device="cpu",
+    )
+    async with ModelProcess(settings) as process:
+        yield process
+
+
+async def test_policies_of_a_process_learn_apart_while_all_sample(process: ModelProcess) -> None:
+    handles = {name: process.policy(name) for name in ("solver", "checker", "base")}
+    prompt = random_ids(12, 3)
+
+    async def sample(name: str, seed: int) -> Chunk:
+        params = SamplingParams(max_tokens=10, seed=seed)
+        return concat([chunk async for chunk in handles[name].generate(prompt, params)])
+
+    batch = row(prompt, await sample("base", 0))
+    before = {name: await handle.forward(batch) for name, handle in handles.items() if name != "base"}
+    stepping, sampled = asyncio.create_task(_learn(process, "solver", batch)), []
+    while not stepping.done():
+        sampled += await asyncio.gather(*(sample(name, len(sampled)) for name in ("checker", "base")))
+    await stepping
+    assert {name: (await handle.info()).version for name, handle in handles.items()} == {
+        "solver": 3,
+        "checker": 0,
+        "base": 0,
+    }
+    np.testing.assert_array_equal(await handles["checker"].forward(batch), before["checker"])
+    assert np.abs(await handles["solver"].forward(batch) - before["solver"]).max() > 0.01
+    for name in ("solver", "checker"):
+        chunk = await sample(name, 7)
+        np.testing.assert_allclose(await handles[name].forward(row(prompt, chunk)), chunk.plain_logprobs, atol=EXACT)
+    again = concat([c async for c in handles["base"].generate(prompt, SamplingParams(max_tokens=10, seed=0))])
+    np.testing.assert_array_equal(again.ids, batch.targets_E)
+    np.testing.assert_allclose(again.plain_logprobs, batch.old_logprobs_E, atol=EXACT)
+    assert {chunk.version for chunk in sampled} == {0}
+
+
+async def test_what_a_policy_cannot_do_is_said(process: ModelProcess) -> None:
+    with pytest.raises(ConfigError, match="frozen"):
+        await process.policy("base").optim_step(RATE)
+    with pytest.raises(ConfigError, match="no policy 'judge' here; there are: solver, checker, base"):
+        await process.policy("judge").info()
+    with pytest.raises(ConfigError, match="no policy .judge."):
+        await anext(process.policy("judge").generate(random_ids(3, 1), SamplingParams(max_tokens=1)))
+
+
+async def _learn(process: ModelProcess, policy: str, batch: PackedBatch) -> None:
+    for _ in range(3):
+        await process.policy(policy).forward_backward(batch, LOSS)
+        await process.policy(policy).optim_step(RATE)
+
+
+def _response(seed: int) -> Chunk:
+    ids, zeros = random_ids(6, 50 + seed), np.zeros(6, dtype=np.float32)
+    return Chunk(ids=ids, logprobs=zeros, plain_logprobs=zeros, version=0)
