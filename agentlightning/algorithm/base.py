@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +25,10 @@ class PolicySpec:
     dtype: str = "float32"
     lora_rank: int | None = None
     """None trains all weights; a number trains a LoRA adapter of that rank."""
+    policies: Mapping[str, str | None] = field(default_factory=dict)
+    """Several policies by alias, each an adapter on `model`: the one in a directory, or None for a new one."""
+    frozen: str | None = None
+    """With `policies`: an alias for `model` without an adapter."""
     max_context: int = 4096
     """Prompt plus response in tokens, at most what the model can do."""
     max_concurrency: int = 64
@@ -63,6 +67,8 @@ class TrainingContext:
     resources: ResourcesUpdate | None = None
     """What rollouts run under, unless the algorithm makes others."""
     learner: Learner | None = None
+    learners: Mapping[str, Learner] = field(default_factory=dict)
+    """Where there are several policies: each one's, by alias."""
     stats: Callable[[], Any] | None = None
     """Async; how the model process spent its time: sampling_s, learning_s, idle_s."""
     resume_from: Path | None = None

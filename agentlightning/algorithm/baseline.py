@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,10 @@ class Baseline(Algorithm):
 
     model: str | None = None
     """The model to serve to the agent; None if the agent brings its own, or gets one from `initial_resources`."""
+    policies: Mapping[str, str | None] = field(default_factory=dict)
+    """Several policies on `model` by alias: the directory of each one's adapter, or None for `model` as it is."""
+    frozen: str | None = None
+    """With `policies`: an alias for `model` without an adapter."""
     repeats: int = 1
     mode: RolloutMode = RolloutMode.VAL
     max_context: int = 4096
@@ -34,6 +38,8 @@ class Baseline(Algorithm):
         if self.model is not None:
             self.policy = PolicySpec(
                 model=self.model,
+                policies=self.policies,
+                frozen=self.frozen,
                 device=self.device,
                 dtype=self.dtype,
                 max_context=self.max_context,

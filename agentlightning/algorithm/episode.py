@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout, Span
@@ -44,6 +46,11 @@ class Episode:
     def outcome(self) -> Outcome:
         """A rollout without an outcome was never run: that is the system's failure."""
         return (self.attempt and self.attempt.outcome) or Outcome.INFRA_ERROR
+
+    @property
+    def standing(self) -> tuple[object, ...]:
+        """What siblings must differ in for anything to be learned: the reward and each agent's own."""
+        return self.reward, *sorted({r.agent: r.value for r in self.rewards if r.agent is not None}.items())
 
     @property
     def sampled_tokens(self) -> int:
@@ -104,3 +111,9 @@ def _final(rewards: Sequence[Earned]) -> float | None:
         return ([r for r in common if not r.named] or common)[-1].value
     last = {r.agent: r.value for r in rewards}
     return sum(last.values()) / len(last) if last else None
+
+
+def mean_reward(episodes: Sequence[Episode]) -> float | None:
+    """Over those that have one; None if none has."""
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    return float(np.mean(rewards)) if rewards else None

@@ -22,7 +22,8 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.episode import Episode, collect, mean_reward
+from agentlightning.algorithm.policies import PolicyLearners, PolicyUpdaters
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.sampling import Stopped, cancel, enqueue, finished_groups, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
@@ -64,11 +65,11 @@ class GRPO(TrainingSettings):
             raise ConfigError(f"{type(self).__name__} needs training tasks: Trainer.fit(agent, tasks).")
         schedule = self._schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
         total = self.steps if self.steps is not None else self.epochs * schedule.steps_per_epoch
-        reporter, updater = self.context.reporter, Updater(self, self._learner(), self.context.reporter)
+        reporter, updater = self.context.reporter, self._updater()
         done, position = await self._resume()
         self._carried: list[Group] = []
         preflight = self._preflight(learned=done > 0)
-        reporter.columns(COLUMNS)
+        reporter.columns([*COLUMNS, *((f"{name}/reward", name, ".3f") for name in self.policies)])
         val_reward, learned = None, None
         try:
             if done == 0 and val_dataset:
@@ -220,15 +221,23 @@ class GRPO(TrainingSettings):
         if self.context.learner is None:
             name = type(self).__name__
             raise ConfigError(f"{name} needs a learner; the trainer starts one from {name}(model=…).")
-        return self.context.learner
+        return PolicyLearners(self.context.learners) if self.policies else self.context.learner
+
+    def _updater(self) -> Updater | PolicyUpdaters:
+        learner, reporter = self._learner(), self.context.reporter
+        if not self.policies:
+            return Updater(self, learner, reporter)
+        updaters = {name: Updater(self, one, reporter) for name, one in self.context.learners.items()}
+        return PolicyUpdaters(updaters, reporter)
 
 
 def _that_differ(episodes: Sequence[Episode]) -> list[Episode]:
     """The groups whose siblings earned different rewards."""
-    rewards: dict[str, set[float | None]] = {}
+    standings: dict[str, set[tuple[object, ...]]] = {}
     for e in episodes:
-        rewards.setdefault(e.rollout.metadata["group"], set()).add(e.reward)
-    return [e for e in episodes if len(rewards[e.rollout.metadata["group"]] - {None}) > 1]
+        if e.reward is not None:
+            standings.setdefault(e.rollout.metadata["group"], set()).add(e.standing)
+    return [e for e in episodes if len(standings.get(e.rollout.metadata["group"], ())) > 1]
 
 
 def _times(sampled: Sampled, began: float, ended: float) -> dict[str, Any]:
@@ -244,10 +253,9 @@ def _times(sampled: Sampled, began: float, ended: float) -> dict[str, Any]:
 def _summary(sampled: Sampled) -> dict[str, Any]:
     """What the step's rollouts were like."""
     episodes = sampled.episodes
-    rewards = [e.reward for e in episodes if e.reward is not None]
     outcomes = Counter(e.outcome.value for e in episodes)
     return {
-        "reward": float(np.mean(rewards)) if rewards else None,
+        "reward": mean_reward(episodes),
         "rollouts": len(episodes),
         "failed": sum(n for o, n in outcomes.items() if o not in (Outcome.OK, Outcome.TRUNCATED)),
         "outcomes": dict(outcomes),

@@ -78,12 +78,12 @@ class Preflight:
             )
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:
-        groups: dict[str, set[float | None]] = {}
+        groups: dict[str, set[tuple[object, ...]]] = {}
         for e in usable:
-            groups.setdefault(str(e.rollout.metadata.get("group")), set()).add(e.reward)
-        rewards = sorted({r for values in groups.values() for r in values if r is not None})
+            groups.setdefault(str(e.rollout.metadata.get("group")), set()).add(e.standing)
+        rewards = sorted({e.reward for e in usable if e.reward is not None})
         self._highest = max([self._highest, *rewards])
-        if any(len(rewards) > 1 for rewards in groups.values()):
+        if any(len(standings) > 1 for standings in groups.values()):
             self._flat = 0
             self._learned = True
             return

@@ -6,7 +6,8 @@ a name that does not exist is a TypeError.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -35,6 +36,20 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "in_flight": ("finish", "continue"),
     "correction": ("auto", "none", *CORRECTIONS),
 }
+
+
+def policies_by_alias(policies: Sequence[str] | Mapping[str, str | None], frozen: str | None) -> dict[str, str | None]:
+    """The adapter to go on from of each policy. Raises ConfigError for aliases that cannot be."""
+    found = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(policies)
+    aliases = [*found, *([frozen] if frozen is not None else [])]
+    if isinstance(policies, str) or len(set(aliases)) < len(policies) + (frozen is not None):
+        raise ConfigError("policies takes a list of different names, for example policies=['solver', 'checker'].")
+    if frozen is not None and not found:
+        raise ConfigError("frozen names the model beside several policies; give policies=[…] with it.")
+    for alias in aliases:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
+            raise ConfigError(f"A policy cannot be called {alias!r}: use letters, digits, - and _.")
+    return found
 
 
 @dataclass(kw_only=True)
@@ -113,6 +128,11 @@ class TrainingSettings(Algorithm):
     critic_learning_rate: float = 1e-3
     lora_rank: int | None = None
     """Train a LoRA adapter of this rank instead of all weights."""
+    policies: Sequence[str] | Mapping[str, str | None] = ()
+    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
+    of the adapter to go on from (None: a new one)."""
+    frozen: str | None = None
+    """With `policies`: an alias for the model without an adapter, which is never trained."""
     train_agents: str | None = None
     """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
     train_prompts: str | None = None
@@ -149,6 +169,7 @@ class TrainingSettings(Algorithm):
 
     def __post_init__(self) -> None:
         super().__init__()
+        self.policies = policies_by_alias(self.policies, self.frozen)
         self._refuse_what_cannot_work()
         self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
         self.serial = self.deterministic
@@ -158,6 +179,8 @@ class TrainingSettings(Algorithm):
             device=self.device,
             dtype=self.dtype,
             lora_rank=self.lora_rank,
+            policies=self.policies,
+            frozen=self.frozen,
             max_context=self.max_context,
             max_concurrency=self.max_concurrency,
             temperature=self.temperature,

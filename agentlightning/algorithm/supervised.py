@@ -55,6 +55,8 @@ class SFT(GRPO):
         if self.source not in ("rollouts", "chats"):
             raise ConfigError(f"source is {self.source!r}; it can be 'rollouts' or 'chats'.")
         if self.source == "chats":
+            if self.policies:
+                raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")
             self.advantage, self.group_size, self.samples = "all", 1, False
         super().__post_init__()
 

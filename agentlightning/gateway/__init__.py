@@ -12,10 +12,10 @@ from __future__ import annotations
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.gateway.gateway import Gateway
 from agentlightning.gateway.rendering import Rendering, load_rendering
-from agentlightning.gateway.routing import Frozen
+from agentlightning.gateway.routing import Frozen, Trained
 from agentlightning.gateway.upstream import Provider
 
 LLMProxy = Gateway
 """The same object under the name that other systems of this kind use."""
 
-__all__ = ["AttemptSummary", "Frozen", "Gateway", "LLMProxy", "Provider", "Rendering", "load_rendering"]
+__all__ = ["AttemptSummary", "Frozen", "Gateway", "LLMProxy", "Provider", "Rendering", "Trained", "load_rendering"]

@@ -82,7 +82,11 @@ def check_models(models: Mapping[str, Model], policy: str | None) -> dict[str, M
     for alias, model in models.items():
         if alias == policy:
             raise ConfigError(f"'{alias}' is the policy's own name; give the other model another one.")
-        if isinstance(model, str) and model != policy and not isinstance(models.get(model), Provider | Frozen | Trained):
+        if (
+            isinstance(model, str)
+            and model != policy
+            and not isinstance(models.get(model), Provider | Frozen | Trained)
+        ):
             others = [name for name, other in models.items() if not isinstance(other, str)]
             known = ", ".join([*([policy] if policy else []), *others])
             raise ConfigError(f"The model '{alias}' is to mean '{model}', which does not exist. There are: {known}.")

@@ -192,7 +192,7 @@ class Server:
     def _step(self, hosted: Hosted, *, admit: bool) -> None:
         try:
             hosted.policy.activate()
-            events = hosted.engine.step(admit=admit)
+            events: list[Event] = hosted.engine.step(admit=admit)
         except Exception as error:  # out of memory, a model's own bug: it costs the requests at hand, not the process
             logger.exception("A step of the engine failed; its requests are given up")
             message = f"Sampling failed in the model process: {type(error).__name__}: {error}"

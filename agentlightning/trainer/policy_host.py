@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from agentlightning.algorithm.base import PolicySpec
+from agentlightning.engine.events import POLICY
 from agentlightning.errors import missing_extra
 from agentlightning.gateway import Gateway
+from agentlightning.gateway.routing import Frozen, Model, Trained
 from agentlightning.learner.base import LearnerOptions
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Lora, Settings
@@ -43,6 +45,8 @@ async def start_policy(
             device=spec.device,
             dtype=spec.dtype,
             lora=Lora(rank=spec.lora_rank) if spec.lora_rank else None,
+            policies=dict(spec.policies),
+            frozen=spec.frozen,
             max_context=spec.max_context,
             max_concurrency=spec.max_concurrency,
             seed=spec.seed,
@@ -57,10 +61,16 @@ async def start_policy(
     await process.start()
     stack.push_async_callback(process.close)
     sampling = {"temperature": spec.temperature, "top_p": 1.0, "top_k": 0}
+    rendering = load_rendering(path, spec.renderer)
+    others: dict[str, Model] = {name: Trained(process.policy(name), rendering) for name in list(spec.policies)[1:]}
+    if spec.frozen is not None:
+        others[spec.frozen] = Frozen(process.policy(spec.frozen), rendering)
     gateway = Gateway(
         store,
         process,
-        load_rendering(path, spec.renderer),
+        rendering,
+        policy=next(iter(spec.policies), POLICY),
+        models=others,
         host=host,
         port=port or 0,
         secret=secret,

@@ -152,8 +152,11 @@ class Trainer:
 
     def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Dataset[Any]) -> RunResult:
         """A dry run: each task once with the `Baseline` algorithm, on the model that `algorithm` would train."""
-        model = self.algorithm.policy.model if self.algorithm.policy else None
-        self.algorithm = Baseline(model=model)
+        spec = self.algorithm.policy
+        if spec is None:
+            self.algorithm = Baseline()
+        else:
+            self.algorithm = Baseline(model=spec.model, policies=spec.policies, frozen=spec.frozen)
         return self.fit(agent, train_dataset)
 
     async def fit_async(
@@ -216,6 +219,7 @@ class Trainer:
                 reporter=reporter,
                 resources=await store.add_resources(resources),
                 learner=process,
+                learners={name: process.policy(name) for name in self._spec().policies} if process else {},
                 stats=process.stats if process else None,
                 resume_from=self.resume_from,
                 stop=job.stop,
@@ -320,7 +324,12 @@ class Trainer:
         """The algorithm's policy, or the checkpoint to resume instead of the model it started from."""
         spec = self.algorithm.policy
         assert spec is not None
-        return replace(spec, model=str(model_path(self.resume_from))) if self.resume_from else spec
+        if self.resume_from is None:
+            return spec
+        weights = model_path(self.resume_from)
+        if spec.policies:
+            return replace(spec, policies={name: str(weights / name) for name in spec.policies})
+        return replace(spec, model=str(weights))
 
     def _default_run_dir(self) -> Path:
         """A resumed run goes on in its folder; a new one gets a new folder."""
