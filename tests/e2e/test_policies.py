@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {
     "policies": ["solver", "sceptic"],
     "frozen": "base",
     "lora_rank": 8,
-    "learning_rate": 3e-3,
+    "learning_rate": 2e-3,
     "tasks_per_step": 8,
     "group_size": 8,
     "max_context": 512,
@@ -57,12 +57,9 @@ async def three_agents(task: dict[str, Any], llm: agl.LLM) -> None:
     agl.emit_reward(0.0 if doubt.tool_calls else 1.0, agent="sceptic")
 
 
-async def train(folder: Path, store: SqliteLightningStore, steps: int, **more: Any) -> list[dict[str, Any]]:
+async def train(run_dir: Path, steps: int, **more: Any) -> list[dict[str, Any]]:
     algorithm = agl.GRPO(**SETTINGS, steps=steps)
-    run_dir = folder / "run"
-    trainer = agl.Trainer(
-        algorithm=algorithm, run_dir=run_dir, store=store, concurrency=64, console=SilentConsole(), **more
-    )
+    trainer = agl.Trainer(algorithm=algorithm, run_dir=run_dir, concurrency=64, console=SilentConsole(), **more)
     await trainer.fit_async(three_agents, load_example("calc", "recipe").train_tasks())
     return read_metrics(run_dir / "metrics.jsonl")
 
@@ -97,25 +94,26 @@ async def test_both_learn_the_base_does_not_and_a_resumed_run_goes_on(tmp_path: 
     from agentlightning.learner.policy import load_base, peft_calls_deprecated_names
     from agentlightning.models import resolve_model
 
-    store = SqliteLightningStore(tmp_path / "store.db")
-    await train(tmp_path, store, steps=10)
-    rows = await train(tmp_path, store, steps=15, resume=tmp_path / "run")
-    assert [m["step"] for m in rows] == list(range(1, 16))
+    run = tmp_path / "run"
+    await train(run, steps=6)
+    rows = await train(run, steps=10, resume=run)
+    assert [m["step"] for m in rows] == list(range(1, 11))
+    store = SqliteLightningStore(run / "store.db")
+    calls = await calls_by_policy(store)
+    await store.close()
+    base = load_base(resolve_model("calc"), "float32").eval()
     for name in ("solver", "sceptic"):
         rewards = [m[f"{name}/reward"] for m in rows]
-        assert mean(rewards[-4:]) > mean(rewards[:4]) + 0.15, (name, rewards)
-        assert [m[f"{name}/version"] for m in rows] == list(range(1, 16))
-        assert max(m[f"{name}/logprob_gap_max"] for m in rows) < 1e-4
-        assert max(m.get(f"{name}/certificate_gradients", 0.0) for m in rows) < 1e-3
-    calls = await calls_by_policy(store)
-    base = load_base(resolve_model("calc"), "float32").eval()
-    assert {run.version for call in calls["base"] for run in call.versions} == {0}
+        assert mean(rewards[-3:]) > mean(rewards[:2]) + 0.2, (name, rewards)
+        assert max(m.get(f"{name}/logprob_gap_max", 0.0) for m in rows) < 1e-4
+        assert 0 < max(m.get(f"{name}/certificate_gradients", 0.0) for m in rows) < 1e-3
+        assert mean([gap(base, call) for call in calls[name][-20:]]) > 0.1, "it moved away from the base"
+        version = max(m.get(f"{name}/version", 0) for m in rows[:6])
+        after = [call for call in calls[name] if [part.version for part in call.versions] == [version]]
+        with peft_calls_deprecated_names():
+            weights = run / "checkpoints" / "step-000006" / "model" / name
+            adapter = PeftModel.from_pretrained(load_base(resolve_model("calc"), "float32"), weights).eval()
+        assert max(gap(adapter, call) for call in after[:20]) < EXACT, "what was resumed is what plain peft loads"
+    assert {part.version for call in calls["base"] for part in call.versions} == {0}
     assert not any(call.info.trained for call in calls["base"])
     assert max(gap(base, call) for call in [*calls["base"][:20], *calls["base"][-20:]]) < EXACT
-    for name in ("solver", "sceptic"):
-        assert mean([gap(base, call) for call in calls[name][-20:]]) > 0.1, "it moved away from the base"
-        weights = tmp_path / "run" / "checkpoints" / "step-000015" / "model" / name
-        with peft_calls_deprecated_names():
-            adapter = PeftModel.from_pretrained(load_base(resolve_model("calc"), "float32"), weights).eval()
-        assert gap(adapter, calls[name][-1]) > 0  # sampled a step before the checkpoint
-    await store.close()
