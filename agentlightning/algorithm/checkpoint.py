@@ -1,6 +1,6 @@
 """Checkpoints of a run: the model in Hugging Face format, the optimiser, and how far the run is. All or nothing.
 
-checkpoints/step-000040/model/          loads with plain transformers
+checkpoints/step-000040/model/          loads with plain transformers; of several policies, a directory for peft each
 checkpoints/step-000040/optimizer/      for resuming
 checkpoints/step-000040/checkpoint.json written last: a directory without it is no checkpoint
 """
@@ -32,6 +32,10 @@ class CheckpointInfo:
     seed: int
     position: int = 0
     val_reward: float | None = None
+    policies: Sequence[str] = ()
+    """Several policies: `model` and `optimizer` hold a directory for each."""
+    frozen: str | None = None
+    """The alias of the base beside them."""
     carried: Sequence[int] = ()
 
 

@@ -187,6 +187,11 @@ class GRPO(TrainingSettings):
         if self.context.resume_from is None:
             return 0, 0
         info = read_checkpoint(self.context.resume_from)
+        if list(info.policies) != list(self.policies):
+            raise ConfigError(
+                f"The checkpoint {self.context.resume_from} is one of the policies {list(info.policies)}; this run has "
+                f"{list(self.policies)}. Give the same policies to resume."
+            )
         await self._learner().load_state(str(self.context.resume_from / "optimizer"))
         self._again = list(info.carried)
         return info.step, info.position
@@ -200,6 +205,8 @@ class GRPO(TrainingSettings):
             position=sampled.position,
             val_reward=val_reward,
             carried=sampled.carried,
+            policies=list(self.policies),
+            frozen=self.frozen,
         )
         await save_checkpoint(run_dir, self._learner(), info)
         prune_checkpoints(run_dir, self.keep_checkpoints)

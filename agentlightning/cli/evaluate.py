@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,31 +27,54 @@ from agentlightning.types import Outcome, RolloutMode
 console = Console(highlight=False, soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What is behind the gateway in a measurement."""
+
+    model: str
+    policies: Mapping[str, str | None] = field(default_factory=dict)
+    """Several policies on the model: each one's adapter."""
+    frozen: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Where its weights are."""
+        adapters = [adapter for adapter in self.policies.values() if adapter is not None]
+        return str(Path(adapters[0]).parent) if adapters else self.model
+
+
 def run_evaluation(
     checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, repeats: int
 ) -> None:
     """Run both models on the tasks and print a table."""
-    trained, default_base, run = _resolve(checkpoint)
-    base = base or default_base
+    trained, came_from, run = _resolve(checkpoint)
+    untrained = came_from if base is None else replace(came_from or trained, model=base)
     litagent, held_out = _agent_and_tasks(agent, tasks, run)
     held_out = held_out[:limit]
     rewards: dict[str, list[float]] = {}
-    for label, model in {"base": base, "trained": trained}.items():
-        if model is None:
+    models = {"base": untrained, "trained": trained}
+    for label, served in models.items():
+        if served is None:
             continue
-        with console.status(f"{label}: {model}: {len(held_out)} tasks × {repeats}"):
-            rewards[label], failed = measure(model, litagent, held_out, repeats)
+        with console.status(f"{label}: {served.name}: {len(held_out)} tasks × {repeats}"):
+            rewards[label], failed = measure(served, litagent, held_out, repeats)
         if failed:
             console.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
-    console.print(_table(rewards, {"base": base, "trained": trained}))
+    console.print(_table(rewards, {label: served and served.name for label, served in models.items()}))
     if len(rewards) == 2:
         gain, (low, high) = paired_difference(rewards["base"], rewards["trained"])
         console.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
 
 
-def measure(model: str, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1) -> tuple[list[float], int]:
+def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1) -> tuple[list[float], int]:
     """Rewards in the order of the tasks, through the gateway; and how many rollouts failed."""
-    algorithm = Baseline(model=model, repeats=repeats, mode=RolloutMode.TEST)
+    algorithm = Baseline(
+        model=served.model,
+        policies=served.policies,
+        frozen=served.frozen,
+        repeats=repeats,
+        mode=RolloutMode.TEST,
+    )
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         Trainer(algorithm=algorithm, run_dir=folder, console=SilentConsole()).fit(agent, tasks)
     episodes = algorithm.episodes
@@ -57,15 +82,19 @@ def measure(model: str, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1
     return [e.reward or 0.0 for e in episodes], failed
 
 
-def _resolve(checkpoint: Path) -> tuple[str, str | None, dict[str, Any]]:
+def _resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
     """The model to measure, the one it came from, and what is known of the run."""
     try:
         found = latest_checkpoint(checkpoint)
     except ConfigError:
-        return str(checkpoint), None, {}
+        return Served(str(checkpoint)), None, {}
     run_file = found.parent.parent / RUN_FILE
     run = json.loads(run_file.read_text()) if run_file.is_file() else {}
-    return str(model_path(found)), read_checkpoint(found).base_model, run
+    weights, info = model_path(found), read_checkpoint(found)
+    base = Served(info.base_model, dict.fromkeys(info.policies), info.frozen)
+    if not info.policies:
+        return replace(base, model=str(weights)), base, run
+    return replace(base, policies={name: str(weights / name) for name in info.policies}), base, run
 
 
 def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any]) -> tuple[LitAgent[Any], list[Any]]:

@@ -73,6 +73,12 @@ def load_policies(
             f"'{base}' is an adapter; several policies need a base model. Merge the adapter into its base first "
             "(peft: merge_and_unload, save_pretrained)."
         )
+    for name, source in sources.items():
+        if source is not None and not (Path(source) / "adapter_config.json").is_file():
+            raise ModelError(
+                f"There is no adapter for the policy '{name}' in {source}. Give the directory that a checkpoint holds "
+                "for each policy: checkpoints/step-…/model/<policy>."
+            )
     spec = lora or LoraSpec()
     with peft_calls_deprecated_names():
         peft = _wrap(policy, first, _config(sources[first], spec))

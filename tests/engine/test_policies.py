@@ -161,6 +161,8 @@ def test_an_export_is_a_peft_directory_and_loads_again(policies: dict[str, Polic
     np.testing.assert_allclose(found, plain(policies["checker"], prompt, response), atol=EXACT)
     with pytest.raises(ModelError, match="need a base model"):
         load_policies(tmp_path / "solver", {"a": None, "b": None}, device="cpu")
+    with pytest.raises(ModelError, match="no adapter for the policy 'judge'"):
+        load_policies(policies["solver"].path, {"judge": str(tmp_path)}, device="cpu")
     with pytest.raises(ConfigError, match="not trained"):
         policies["base"].export(tmp_path / "base")
 
