@@ -47,7 +47,7 @@ def run_evaluation(
     checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, repeats: int
 ) -> None:
     """Run both models on the tasks and print a table."""
-    trained, came_from, run = _resolve(checkpoint)
+    trained, came_from, run = resolve(checkpoint)
     untrained = came_from if base is None else replace(came_from or trained, model=base)
     litagent, held_out = _agent_and_tasks(agent, tasks, run)
     held_out = held_out[:limit]
@@ -82,7 +82,7 @@ def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int
     return [e.reward or 0.0 for e in episodes], failed
 
 
-def _resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
+def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
     """The model to measure, the one it came from, and what is known of the run."""
     try:
         found = latest_checkpoint(checkpoint)

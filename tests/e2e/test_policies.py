@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
+from agentlightning.cli.evaluate import measure, resolve
 from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
@@ -110,11 +112,16 @@ async def test_both_learn_the_base_does_not_and_a_resumed_run_goes_on(tmp_path: 
         decisions = [call for call in calls[name] if call.info.parent_call_id is None]  # the tool, or no tool
         assert mean([gap(base, call) for call in decisions[-20:]]) > 0.1, "it moved away from the base"
         version = max(m.get(f"{name}/version", 0) for m in rows[:6])
-        after = [call for call in calls[name] if [part.version for part in call.versions] == [version]]
+        sampled = [call for call in calls[name] if [part.version for part in call.versions] == [version]]
         with peft_calls_deprecated_names():
             weights = run / "checkpoints" / "step-000006" / "model" / name
             adapter = PeftModel.from_pretrained(load_base(resolve_model("calc"), "float32"), weights).eval()
-        assert max(gap(adapter, call) for call in after[:20]) < EXACT, "what was resumed is what plain peft loads"
+        assert max(gap(adapter, call) for call in sampled[:20]) < EXACT, "what was resumed is what plain peft loads"
+    trained, untrained, _ = resolve(run)
+    assert untrained is not None
+    tasks = load_example("calc", "recipe").test_tasks()[:24]
+    before, after = [(await asyncio.to_thread(measure, s, three_agents, tasks))[0] for s in (untrained, trained)]
+    assert mean(after) > mean(before) + 0.2, "agl eval finds the improvement"
     assert {part.version for call in calls["base"] for part in call.versions} == {0}
     assert not any(call.info.trained for call in calls["base"])
     assert max(gap(base, call) for call in [*calls["base"][:20], *calls["base"][-20:]]) < EXACT

@@ -167,7 +167,7 @@ def test_an_export_is_a_peft_directory_and_loads_again(policies: dict[str, Polic
         policies["base"].export(tmp_path / "base")
 
 
-@pytest_asyncio.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
     settings = Settings(
         model=str(tiny_model_dir),
@@ -182,6 +182,7 @@ async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
         yield process
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_policies_of_a_process_learn_apart_while_all_sample(process: ModelProcess) -> None:
     handles = {name: process.policy(name) for name in ("solver", "checker", "base")}
     prompt = random_ids(12, 3)
@@ -212,6 +213,7 @@ async def test_policies_of_a_process_learn_apart_while_all_sample(process: Model
     assert {chunk.version for chunk in sampled} == {0}
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_what_a_policy_cannot_do_is_said(process: ModelProcess) -> None:
     with pytest.raises(ConfigError, match="frozen"):
         await process.policy("base").optim_step(RATE)

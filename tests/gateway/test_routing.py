@@ -13,6 +13,7 @@ import pytest
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Frozen, Gateway, Provider
 from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.gateway.routing import Trained
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator
@@ -114,6 +115,41 @@ async def test_frozen_engines_and_judges_are_recorded_and_not_trained(
     ]
     assert calls[0].info.temperature == 0.0, "only the policy is sampled as the training asks"
     assert rendering.decode(calls[0].response_ids).startswith("Seven.")
+
+
+async def test_policies_are_trained_and_keep_histories_of_their_own(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    """Both get the same conversation; each continues the tokens that it sampled itself."""
+    solver = ScriptedEngine(rendering, lambda prompt, params: "Five.")
+    checker = ScriptedEngine(rendering, lambda prompt, params: "Five.")
+    claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
+    others = {"checker": Trained(checker, rendering)}
+    sampling = {"temperature": 0.5}
+    async with Gateway(
+        store, solver, rendering, policy="solver", models=others, train_sampling=sampling, max_calls=4
+    ) as gateway:
+        assert gateway.as_resource().model == "solver"
+        site = Site(store, solver, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        followed = [*ASK, {"role": "assistant", "content": "Five."}, {"role": "user", "content": "Sure?"}]
+        async with site.client() as client:
+            create: Any = client.chat.completions.create
+            for messages in (ASK, followed):
+                for name in ("solver", "checker"):
+                    await create(model=name, messages=messages)
+            with pytest.raises(openai.BadRequestError, match="4"):
+                await create(model="checker", messages=ASK)
+        calls = await site.close()
+    assert [(c.info.policy, c.info.trained, c.info.temperature) for c in calls] == [
+        (name, True, 0.5) for name in ("solver", "checker") * 2
+    ]
+    first = {c.info.policy: c for c in calls[:2]}
+    for call in calls[2:]:
+        parent = first[call.info.policy]
+        assert call.info.parent_call_id == parent.info.call_id
+        known = [*parent.prompt_ids.tolist(), *parent.response_ids.tolist()]
+        assert call.prompt_ids.tolist()[: len(known)] == known
+    assert (len(solver.sampled), len(checker.sampled)) == (2, 2)
 
 
 async def test_names_that_mean_nothing_are_errors(site: Site) -> None:
