@@ -2,7 +2,7 @@
 
 A triplet means a call of the attempt: by `metadata["response_id"]` or `["call_id"]`, or because its token ids are the
 call's. One that means none is trained from its own token ids if it brings the log-probs they were sampled with
-(`metadata["logprobs"]`). Calls that no triplet means are not trained.
+(`metadata["logprobs"]`, and in a run of several policies `["policy"]`). Calls that no triplet means are not trained.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _own_call(span: Span, triplet: Triplet) -> Call | None:
         rollout_id=span.rollout_id,
         attempt_id=span.attempt_id,
         choice=0,
-        policy="given",
+        policy=triplet.metadata.get("policy", "given"),
         trained=True,
         agent=triplet.metadata.get("agent"),
         parent_call_id=None,
