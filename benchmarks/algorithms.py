@@ -115,12 +115,13 @@ def summary(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
     def mean_of(values: list[float]) -> float:
         return statistics.mean(values)
 
+    trained = [[m for m in rows if "reward" in m] for rows in runs]  # without the validation before the first step
     return {
         "before": mean_of([rows[0]["val_reward"] for rows in runs]),
         "after": mean_of([rows[-1]["val_reward"] for rows in runs]),
-        "last_steps": mean_of([mean_of([m["reward"] for m in rows[-4:]]) for rows in runs]),
-        "area": mean_of([mean_of([m["reward"] for m in rows[1:]]) for rows in runs]),
-        "rollouts": mean_of([sum(m["rollouts"] for m in rows[1:]) for rows in runs]),
+        "last_steps": mean_of([mean_of([m["reward"] for m in rows[-4:]]) for rows in trained]),
+        "area": mean_of([mean_of([m["reward"] for m in rows]) for rows in trained]),
+        "rollouts": mean_of([sum(m["rollouts"] for m in rows) for rows in trained]),
     }
 
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """How long closing an attempt is tried while the gateway cannot be reached."""
+PROBE_SECONDS = 10.0
+"""A server that does not answer for so long is out of reach."""
 _WILDCARDS = ("0.0.0.0", "::")
 
 
@@ -64,6 +67,7 @@ class RemoteGateway:
         self._endpoints: dict[str, str] = {}
         """Of the attempts that run here."""
         self._http: aiohttp.ClientSession | None = None
+        self._closed = False
 
     def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> LLM:
         """The endpoint for one attempt. A gateway that listens on all addresses is taken to be beside the store."""
@@ -89,11 +93,13 @@ class RemoteGateway:
             try:
                 return await self._post(f"{endpoint}/close", key)
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if time.monotonic() > end:
+                if self._closed or time.monotonic() > end:
                     raise StoreError(f"The gateway at {endpoint} cannot be reached: {error}.") from error
             await asyncio.sleep(1.0)
 
     async def _post(self, url: str, key: str) -> _Summary:
+        if self._closed:
+            raise StoreError("The gateway was out of reach when the runner stopped.")
         if self._http is None:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
         async with self._http.post(url, headers={"Authorization": f"Bearer {key}"}) as response:
@@ -103,6 +109,8 @@ class RemoteGateway:
         return msgspec.json.decode(body, type=_Summary)
 
     async def close(self) -> None:
+        """What is being closed fails with StoreError."""
+        self._closed = True
         if self._http is not None:
             await self._http.close()
 
@@ -118,41 +126,63 @@ async def serve_rollouts(
     max_rollouts: int | None = None,
     give_up_seconds: float | None = None,
 ) -> None:
-    """Claim and run rollouts until `stop` is set, or the server has been out of reach for `give_up_seconds`."""
+    """Claim and run rollouts until `stop` is set, or the server has been out of reach for `give_up_seconds`.
+
+    What runs then is finished first. When the server is out of reach, it is given up: the store hands it out again.
+    """
     store, gateway = LightningStoreClient(address.url, key=address.key), RemoteGateway(address)
     runner = LitAgentRunner(tracer or OtelTracer(), max_rollouts, concurrency=concurrency, gateway=gateway)
     runner.init(agent, hooks)
     runner.init_worker(0, store)
-    watching = asyncio.create_task(_watch(address, stop, give_up_seconds))
+    running = asyncio.create_task(runner.iter(stop))
+    gone = asyncio.create_task(_until_gone(address, stop, give_up_seconds))
     try:
-        await runner.iter(stop)
+        await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            gone.result()
+            logger.warning("What runs here is given up; the store hands it out again when its leases run out.")
+            await gateway.close()
+            await store.close()
+            running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        if not running.cancelled():
+            running.result()
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for task in (running, gone):
+            task.cancel()
+        await asyncio.gather(running, gone, return_exceptions=True)
         runner.teardown()
         await gateway.close()
         await store.close()
 
 
-async def _watch(address: Address, stop: asyncio.Event, give_up_seconds: float | None) -> None:
-    """Says when the server goes and comes, and stops when it stays away."""
-    client = LightningStoreClient(address.url, key=address.key, retry_seconds=0.0)
+async def _until_gone(address: Address, stop: asyncio.Event, give_up_seconds: float | None) -> None:
+    """Says when the server goes and comes, and sets `stop` when it stays away. Returns when it is away after a stop."""
+    client = LightningStoreClient(address.url, key=address.key, retry_seconds=0.0, request_seconds=PROBE_SECONDS)
     last, lost = time.monotonic(), False
     try:
-        while not stop.is_set():
+        while not (lost and stop.is_set()):
+            away: StoreUnavailableError | None = None
             try:
                 await client.statistics()
             except StoreUnavailableError as error:
-                if not lost:
-                    logger.warning("%s The runner goes on when it is back.", error)
-                lost = True
-                if give_up_seconds is not None and time.monotonic() - last > give_up_seconds:
-                    logger.warning("The store was out of reach for %g s: the runner stops.", give_up_seconds)
-                    stop.set()
-            else:
+                away = error
+            except StoreError as error:  # it is there; what it refuses here, it also refuses to claims, which say so
+                logger.debug("The store answered %s", error)
+            if away is None:
                 if lost:
                     logger.warning("The store at %s is back.", address.url)
-                last, lost = time.monotonic(), False
-            await asyncio.sleep(2.0)
+                last = time.monotonic()
+            elif not lost:
+                logger.warning("%s The runner goes on when it is back.", away)
+            lost = away is not None
+            if give_up_seconds is not None and time.monotonic() - last > give_up_seconds:
+                logger.warning("The store was out of reach for %g s: the runner stops.", give_up_seconds)
+                stop.set()
+            if stop.is_set():
+                await asyncio.sleep(1.0)
+            else:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), 2.0)
     finally:
         await client.close()

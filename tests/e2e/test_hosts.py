@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 TAG = f"agl{os.getpid() % 10000}"
 SUBNET = f"10.{77 + os.getpid() % 100}.0"
 CALC_AGENT = Path(__file__).parents[2] / "examples" / "calc" / "calc_agent.py"
-STEPS, TASKS, GROUP = 8, 6, 6
+STEPS, TASKS, GROUP = 24, 6, 6
+"""More steps than fit in the time one host is away."""
 TRAINER = f"""
 import sys
 import agentlightning as agl
@@ -131,7 +132,12 @@ def test_three_hosts_train_and_one_that_is_cut_off_returns(hosts: list[str], tmp
         for process in [*runners, trainer]:
             process.terminate()
         for process in [*runners, trainer]:
-            process.wait(30)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                raise
     logs = {host: (tmp_path / f"{host}.log").read_text() for host in hosts}
     assert [m["step"] for m in read_metrics(run_dir / "metrics.jsonl")] == list(range(1, STEPS + 1))
     asyncio.run(check_store(run_dir, cut_off, returned, logs))
