@@ -40,9 +40,8 @@ COLUMNS = (
     ("tokens", "tokens", ",d"),
     ("sampling_seconds", "sample s", ".1f"),
     ("learning_seconds", "learn s", ".1f"),
-    ("entropy", "entropy", ".3f"),
-    ("clip_fraction", "clipped", ".1%"),
 )
+OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,8 @@ class GRPO(TrainingSettings):
         done, position = await self._resume()
         self._carried: list[Group] = []
         preflight = self._preflight(learned=done > 0)
-        reporter.columns([*COLUMNS, *((f"{name}/reward", name, ".3f") for name in self.policies)])
+        own = [(f"{name}/reward", name, ".3f") for name in self.policies]
+        reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
         val_reward, learned = None, None
         try:
             if done == 0 and val_dataset:

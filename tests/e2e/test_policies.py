@@ -19,50 +19,15 @@ from agentlightning.types import Call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-SETTINGS: dict[str, Any] = {
-    "model": "calc",
-    "policies": ["solver", "sceptic"],
-    "frozen": "base",
-    "lora_rank": 8,
-    "learning_rate": 2e-3,
-    "tasks_per_step": 8,
-    "group_size": 8,
-    "max_context": 512,
-    "save_every": 5,
-    "certify_every": 5,
-}
+example = load_example("two_policies", "team")
+SETTINGS: dict[str, Any] = {**example.SETTINGS, "save_every": 5, "certify_every": 5}
 EXACT = 5e-5
-
-
-@agl.rollout
-async def three_agents(task: dict[str, Any], llm: agl.LLM) -> None:
-    """The solver is paid for right answers, the sceptic for answers without the tool; nobody pays the base."""
-    calc = load_example("calc", "calc_agent")
-    chat = calc.client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
-    first = [{"role": "system", "content": calc.SYSTEM_PROMPT}, {"role": "user", "content": task["question"]}]
-    shared: dict[str, Any] = {"tools": [calc.CALC_TOOL], "max_tokens": 64}
-    messages: list[Any] = list(first)
-    right = 0.0
-    for _ in range(calc.MAX_TURNS):
-        message = (await chat.create(model="solver", messages=messages, **shared)).choices[0].message
-        if not message.tool_calls:
-            right = calc.score(message.content or "", task["answer"])
-            break
-        messages.append(message)
-        for call in message.tool_calls:
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "content": calc.calculate(call.function.arguments)}
-            )
-    doubt = (await chat.create(model="sceptic", messages=first, **shared)).choices[0].message
-    await chat.create(model="base", messages=first, **shared)
-    agl.emit_reward(right, agent="solver")
-    agl.emit_reward(0.0 if doubt.tool_calls else 1.0, agent="sceptic")
 
 
 async def train(run_dir: Path, steps: int, **more: Any) -> list[dict[str, Any]]:
     algorithm = agl.GRPO(**SETTINGS, steps=steps)
     trainer = agl.Trainer(algorithm=algorithm, run_dir=run_dir, concurrency=64, console=SilentConsole(), **more)
-    await trainer.fit_async(three_agents, load_example("calc", "recipe").train_tasks())
+    await trainer.fit_async(example.team, load_example("calc", "recipe").train_tasks())
     return read_metrics(run_dir / "metrics.jsonl")
 
 
@@ -120,7 +85,7 @@ async def test_both_learn_the_base_does_not_and_a_resumed_run_goes_on(tmp_path: 
     trained, untrained, _ = resolve(run)
     assert untrained is not None
     tasks = load_example("calc", "recipe").test_tasks()[:24]
-    before, after = [(await asyncio.to_thread(measure, s, three_agents, tasks))[0] for s in (untrained, trained)]
+    before, after = [(await asyncio.to_thread(measure, s, example.team, tasks))[0] for s in (untrained, trained)]
     assert mean(after) > mean(before) + 0.2, "agl eval finds the improvement"
     assert {part.version for call in calls["base"] for part in call.versions} == {0}
     assert not any(call.info.trained for call in calls["base"])
