@@ -5,7 +5,7 @@
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
 validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four
 questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the
-rewards of earlier questions is nothing but noise.
+rewards of earlier questions is nothing but noise. Last, `examples/two_policies`: two adapters with opposite rewards.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ FOUR_QUESTIONS = {
     "return_to_go": "GRPO(credit='return_to_go')",
 }
 
+TEAM = "two policies"
+
 WORKER = """
 import json, re, sys
 import agentlightning as agl
@@ -79,13 +81,18 @@ async def four_questions(task, llm, rollout):
 
 
 settings = {**recipe.SETTINGS, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
-if given["four"]:
+if given["task"] == "four questions":
     settings |= {"tasks_per_step": 6, "group_size": 4, "minibatches": 1}
+elif given["task"] == "two policies":
+    team = load_example("two_policies", "team")
+    settings = {**team.SETTINGS, "steps": given["steps"], "seed": given["seed"]}
 name, _, arguments = given["algorithm"].partition("(")
 own = eval("dict(" + arguments)
-algorithm = getattr(agl, name)(model="calc", **{**settings, **own})
+algorithm = getattr(agl, name)(**{"model": "calc", **settings, **own})
 agent, train, val = calc.calc_agent, recipe.train_tasks(), recipe.val_tasks()
-if given["four"]:
+if given["task"] == "two policies":
+    agent, val = team.team, None
+elif given["task"] == "four questions":
     tasks = [t for t in train + val if len(re.findall(r"[0-9]+", t["question"])) == 2]
     quads = [tasks[i : i + 4] for i in range(0, len(tasks) - 3, 4)]
     agent, train, val = four_questions, quads[:-50], quads[-50:]
@@ -93,9 +100,9 @@ agl.Trainer(algorithm=algorithm, run_dir="run", concurrency=96, console=SilentCo
 """
 
 
-def run(algorithm: str, steps: int, seed: int, *, four: bool = False) -> list[dict[str, Any]]:
+def run(algorithm: str, steps: int, seed: int, *, task: str = "calculator") -> list[dict[str, Any]]:
     """One training run in a process of its own; its metrics."""
-    given = json.dumps({"algorithm": algorithm, "steps": steps, "seed": seed, "four": four})
+    given = json.dumps({"algorithm": algorithm, "steps": steps, "seed": seed, "task": task})
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
@@ -125,6 +132,14 @@ def summary(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
     }
 
 
+def team_summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for name in ("solver", "sceptic"):
+        rewards = [m[f"{name}/reward"] for m in rows if f"{name}/reward" in m]
+        found[name] = {"first": statistics.mean(rewards[:2]), "last": statistics.mean(rewards[-2:])}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=16)
@@ -141,14 +156,18 @@ def main() -> None:
     console = Console()
     figures: dict[str, Any] = {}
     curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for table, four in ((FAMILY, False), (FOUR_QUESTIONS, True)):
+    for table, task in ((FAMILY, "calculator"), (FOUR_QUESTIONS, "four questions")):
         for name, algorithm in table.items():
             if wanted and name not in wanted:
                 continue
-            curves[name] = [run(algorithm, arguments.steps, seed, four=four) for seed in range(arguments.seeds)]
+            curves[name] = [run(algorithm, arguments.steps, seed, task=task) for seed in range(arguments.seeds)]
             figures[name] = summary(curves[name])
             console.print(f"{name}: {figures[name]['before']:.3f} → {figures[name]['after']:.3f}")
-    console.print(_table(figures, arguments.steps))
+    if figures:
+        console.print(_table(figures, arguments.steps))
+    if not wanted or TEAM in wanted:
+        figures[TEAM] = team_summary(run("GRPO()", arguments.steps, 0, task=TEAM))
+        console.print(_team_table(figures[TEAM]))
     if arguments.plot:
         plot(curves, arguments.plot)
     if arguments.timeline and AHEAD in curves:
@@ -164,6 +183,15 @@ def _table(figures: dict[str, Any], steps: int) -> Table:
     for name, f in figures.items():
         values = (f["before"], f["after"], f["last_steps"], f["area"])
         shown.add_row(name, *(f"{v:.3f}" for v in values), f"{f['rollouts']:.0f}")
+    return shown
+
+
+def _team_table(figures: dict[str, dict[str, float]]) -> Table:
+    shown = Table(title="Two policies with opposite rewards on one base")
+    for title in ("policy", "first 2 steps", "last 2 steps"):
+        shown.add_column(title, justify="left" if title == "policy" else "right")
+    for name, f in figures.items():
+        shown.add_row(name, f"{f['first']:.3f}", f"{f['last']:.3f}")
     return shown
 
 
