@@ -67,3 +67,11 @@ class ModelProcessDied(EngineError):
 def missing_extra(extra: str, package: str) -> ConfigError:
     """The error for a feature whose optional dependency is not installed."""
     return ConfigError(f"This needs the package '{package}'. Install it with:  pip install 'agentlightning[{extra}]'")
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says; never fails, whatever its class makes of `str`."""
+    try:
+        return str(error)
+    except Exception as failure:  # a __str__ of the user's own
+        return f"(its message cannot be shown: {type(failure).__name__})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from agentlightning.errors import AgentError
+from agentlightning.errors import AgentError, message_of
 from agentlightning.tracer.trace import Trace, current_parent, current_trace
 from agentlightning.types import Attributes, Span, SpanStatus
 from agentlightning.types.names import EXCEPTION_MESSAGE, EXCEPTION_STACKTRACE, EXCEPTION_TYPE
@@ -61,8 +62,18 @@ def plain(attributes: Mapping[str, Any] | None) -> Attributes:
 
 
 def json_or_repr(value: Any) -> str:
-    """The value as JSON text; what JSON cannot hold is written as its repr."""
-    return to_json(value, fallback=repr, **_LENIENT).decode()
+    """The value as JSON text; what JSON cannot hold is written as its repr. Never fails: the value is the agent's."""
+    try:
+        return to_json(value, fallback=repr, **_LENIENT).decode()
+    except Exception:  # a circle, half a character, a serializer or a repr of the agent's own that fails
+        return json.dumps(_repr(value))
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value).encode("utf-8", "backslashreplace").decode()
+    except Exception as error:  # a __repr__ of the agent's own
+        return f"<{type(value).__name__} without a repr: {type(error).__name__}>"
 
 
 def strict_json(value: Any, what: str) -> str:
@@ -79,10 +90,10 @@ def exception_attributes(error: BaseException) -> Attributes:
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         EXCEPTION_TYPE: f"{module}{kind.__qualname__}",
-        EXCEPTION_MESSAGE: str(error),
+        EXCEPTION_MESSAGE: message_of(error),
         EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
     }
 
 
 def error_status(error: BaseException) -> SpanStatus:
-    return SpanStatus(status_code="ERROR", description=f"{type(error).__name__}: {error}")
+    return SpanStatus(status_code="ERROR", description=f"{type(error).__name__}: {message_of(error)}")

@@ -11,17 +11,16 @@ import inspect
 import logging
 import os
 import socket
-import traceback
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import AgentError, ConflictError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.air import air
+from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
+from agentlightning.runner.presence import Presence, Watched
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
@@ -43,9 +42,10 @@ from agentlightning.types.reward import find_final_reward, reward_attributes
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_SECONDS = 10.0
 CLAIM_SECONDS = 30.0
 """How long one claim waits in the store for work before it is repeated."""
+HOOK_SECONDS = 60.0
+"""How long a hook may take before it is left."""
 
 _STATUS = {
     Outcome.OK: AttemptStatus.SUCCEEDED,
@@ -64,28 +64,6 @@ _NO_REWARD = (
 )
 
 
-class AttemptSummary(Protocol):
-    """What the gateway saw of an attempt."""
-
-    @property
-    def calls(self) -> int: ...
-
-    @property
-    def truncated(self) -> bool:
-        """A response ran into a token limit, or a prompt did not fit."""
-        ...
-
-    @property
-    def infra_error(self) -> str | None:
-        """Why a call failed for a reason that is not the agent's."""
-        ...
-
-    @property
-    def rewarded(self) -> bool:
-        """A reward came by HTTP."""
-        ...
-
-
 class ModelAccess(Protocol):
     """What a runner needs of the gateway."""
 
@@ -96,16 +74,6 @@ class ModelAccess(Protocol):
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """Returns when all calls of the attempt are in the store."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """How an attempt ended."""
-
-    outcome: Outcome
-    error: str | None = None
-    rewarded: bool = True
-    """Whether a reward is known by now. One may have come to the gateway by HTTP instead."""
 
 
 class LitAgentRunner:
@@ -126,9 +94,7 @@ class LitAgentRunner:
         self._agent: LitAgent[Any] | None = None
         self._hooks: Sequence[Hook] = ()
         self._store: LightningStore | None = None
-        self._beat_seconds = HEARTBEAT_SECONDS
-        self._sooner = asyncio.Event()
-        """Set when a claimed rollout has a shorter lease than those before it."""
+        self._presence = Presence()
         self._worker_id = f"{socket.gethostname()}-{os.getpid()}-{random_hex(3)}"
 
     @property
@@ -157,7 +123,7 @@ class LitAgentRunner:
         store = self._ready_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources else None
         claimed = await store.start_rollout(input, mode, resources_id, worker_id=self._worker_id)
-        async with self._heartbeat():
+        async with self._presence.shown(self._ready_store(), self._worker_id):
             await self._execute(claimed)
         finished = await store.get_rollout_by_id(claimed.rollout_id)
         assert isinstance(finished, AttemptedRollout), finished
@@ -173,7 +139,7 @@ class LitAgentRunner:
         stopping = asyncio.create_task(stop.wait())
         claimed = 0
         try:
-            async with self._heartbeat():
+            async with self._presence.shown(self._ready_store(), self._worker_id):
                 while not stop.is_set() and (self._max_rollouts is None or claimed < self._max_rollouts):
                     limit = self._concurrency - len(running)
                     if self._max_rollouts is not None:
@@ -219,15 +185,12 @@ class LitAgentRunner:
     async def _execute(self, claimed: AttemptedRollout) -> None:
         """Run one attempt from start to its finish in the store."""
         agent, store = self._ready_agent(), self._ready_store()
-        lease = claimed.config.unresponsive_seconds
-        if lease is not None and lease / 3 < self._beat_seconds:
-            self._beat_seconds = lease / 3
-            self._sooner.set()
+        self._presence.respect(claimed)
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
-        await self._hook("on_rollout_start", agent=agent, runner=self, rollout=claimed)
         spans: Sequence[Span] = ()
         interrupted: asyncio.CancelledError | None = None
         try:
+            await self._hook("on_rollout_start", agent=agent, runner=self, rollout=claimed)
             async with self._tracer.trace_context(
                 claimed.rollout_id, store=store, rollout_id=rollout_id, attempt_id=attempt_id
             ) as trace:
@@ -247,17 +210,21 @@ class LitAgentRunner:
     async def _run_agent(self, agent: LitAgent[Any], claimed: AttemptedRollout, trace: Trace) -> Ending:
         """The agent under its deadline; every way it can end becomes an `Ending`."""
         seconds = claimed.config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
+        watched: Watched | None = None
         try:
             resources = await self._resources(claimed, trace)
             async with asyncio.timeout(seconds) as deadline:
-                try:
-                    result = await self._call(agent, claimed, resources)
-                except TimeoutError as error:
-                    if deadline.expired():
-                        raise
-                    raise AgentError(f"TimeoutError: {error}") from error  # the agent's own, not our deadline
+                with self._presence.watching(claimed.rollout_id, deadline) as watched:
+                    try:
+                        result = await self._call(agent, claimed, resources)
+                    except TimeoutError as error:
+                        if deadline.expired():
+                            raise
+                        raise AgentError(f"TimeoutError: {error}") from error  # the agent's own, not our deadline
             rewarded = self._record(result, trace)
         except TimeoutError:
+            if watched is not None and watched.ended is not None:
+                return Ending(Outcome.CANCELLED, f"The rollout was set to {watched.ended} while the agent ran.")
             return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
         except StoreError as error:
             return Ending(Outcome.INFRA_ERROR, str(error))
@@ -266,7 +233,7 @@ class LitAgentRunner:
         except AgentError as error:
             return Ending(Outcome.AGENT_ERROR, str(error))
         except Exception as error:  # whatever user code raises is data about this attempt
-            return Ending(Outcome.AGENT_ERROR, _describe(error))
+            return Ending(Outcome.AGENT_ERROR, describe(error))
         return Ending(Outcome.OK, rewarded=rewarded)
 
     async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:
@@ -297,7 +264,7 @@ class LitAgentRunner:
         try:
             if self._gateway is not None:
                 summary = await self._gateway.close_attempt(rollout_id, attempt_id)
-                ending = _with_gateway(ending, summary)
+                ending = with_gateway(ending, summary)
             if not ending.rewarded:
                 ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
             await self._reward_tools(rollout_id, attempt_id)
@@ -306,7 +273,7 @@ class LitAgentRunner:
                 attempt_id,
                 status=_STATUS[ending.outcome],
                 outcome=ending.outcome,
-                error=ending.error,
+                error=storable(ending.error),
             )
         except ConflictError as error:
             # It was cancelled, or timed out, while it came to its end.
@@ -350,29 +317,11 @@ class LitAgentRunner:
             trace.access = Access(bound.endpoint, bound.api_key)
         return bound
 
-    @asynccontextmanager
-    async def _heartbeat(self) -> AsyncIterator[None]:
-        async def beat() -> None:
-            while True:
-                try:
-                    await self._ready_store().update_worker(self._worker_id)
-                except StoreError as error:
-                    logger.warning("A heartbeat failed: %s", error)
-                self._sooner.clear()
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(self._sooner.wait(), self._beat_seconds)
-
-        task = asyncio.create_task(beat())
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
     async def _hook(self, name: str, **arguments: Any) -> None:
         for hook in self._hooks:
             try:
-                await getattr(hook, name)(**arguments)
+                async with asyncio.timeout(HOOK_SECONDS):
+                    await getattr(hook, name)(**arguments)
             except Exception:  # a failing hook is the user's code; it is reported and the run goes on
                 logger.exception("The hook %s.%s failed", type(hook).__name__, name)
 
@@ -396,7 +345,7 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
         raise AgentError("The agent returned a list that holds something else than spans or triplets.")
     for item in result:
         if isinstance(item, Span):
-            trace.add(item)
+            trace.add(item.model_copy(update={"rollout_id": trace.rollout_id, "attempt_id": trace.attempt_id}))
             continue
         attributes: dict[str, Any] = {TRIPLET_JSON: item.model_dump_json()}
         if item.reward is not None:
@@ -408,23 +357,3 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
             )
         )
     return not any(isinstance(item, Triplet) for item in result) or find_final_reward(trace.spans) is not None
-
-
-def _with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
-    """What the gateway knows better: a failure that was the system's, or a response that was cut off."""
-    if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
-        return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
-    if ending.outcome is Outcome.OK:
-        outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
-        return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
-    return ending
-
-
-def _describe(error: BaseException) -> str:
-    """Message first, then the traceback without our own frames."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/agentlightning/runner/" not in f.filename]
-    trace = "".join(traceback.format_list(frames))
-    text = f"{type(error).__name__}: {error}\n{trace}".rstrip()
-    if not isinstance(error, BaseExceptionGroup):
-        return text
-    return "\n".join([text, *(f"one of them: {_describe(e)}" for e in error.exceptions[:3])])

@@ -20,7 +20,7 @@ from agentlightning.store import wire
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
 from agentlightning.store.batching import Batcher
 from agentlightning.store.calls import assemble
-from agentlightning.store.codec import encode, encode_task, new_id
+from agentlightning.store.codec import encode, encode_seen, encode_task, new_id
 from agentlightning.store.http import Http, error_of, long_poll
 from agentlightning.store.resources import decode_resources, encode_resources
 from agentlightning.types import (
@@ -301,7 +301,7 @@ class LightningStoreClient:
         return found
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        stored = msgspec.json.decode(await self._post("/spans", spans))
+        stored = msgspec.json.decode(await self._http.json("POST", "/spans", encode_seen(spans).encode()))
         numbers = {(item["attempt_id"], item["span_id"]): item["sequence_id"] for item in stored}
         return [
             span.model_copy(update={"sequence_id": numbers.pop((span.attempt_id, span.span_id))})

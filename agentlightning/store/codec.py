@@ -62,6 +62,31 @@ def encode(value: Any) -> str:
         raise StoreError(f"Not a JSON value: {error}. Convert it before it goes into the store.") from error
 
 
+def readable(text: str) -> str:
+    """Text that somebody else wrote, as every database takes it: NUL and half surrogate pairs as question marks."""
+    return text.replace("\0", "?").encode("utf-8", "replace").decode()
+
+
+def encode_seen(value: Any) -> str:
+    """As `encode`, for what was seen of agents (spans): text that is no Unicode is made readable, not refused."""
+    try:
+        return _encoder.encode(value).decode()
+    except UnicodeEncodeError:
+        return encode(_readable(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"Not a JSON value: {error}. Convert it before it goes into the store.") from error
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, str):
+        return readable(value)
+    if isinstance(value, Record):
+        value = value.__dict__
+    if isinstance(value, Mapping):
+        return {_readable(key): _readable(item) for key, item in value.items()}
+    return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 decode = msgspec.json.decode
 
 

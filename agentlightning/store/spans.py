@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from agentlightning.store import attempts
-from agentlightning.store.codec import decode, encode
+from agentlightning.store.codec import decode, encode_seen, readable
 from agentlightning.store.schema import spans
 from agentlightning.store.transaction import Statement, Transaction
 from agentlightning.types import Span
@@ -45,10 +45,10 @@ def to_values(span: Span) -> dict[str, Any]:
         "sequence_id": span.sequence_id,
         "trace_id": span.trace_id,
         "parent_id": span.parent_id,
-        "name": span.name,
+        "name": readable(span.name),
         "start_time": span.start_time,
         "end_time": span.end_time,
-        "attributes": encode(span.attributes),
+        "attributes": encode_seen(span.attributes),
         "rest": _encode_rest(span),
     }
 
@@ -70,7 +70,7 @@ def _encode_rest(span: Span) -> str | None:
         rest["parent"] = span.parent.model_dump()
     if span.resource != _EMPTY_RESOURCE:
         rest["resource"] = span.resource.model_dump()
-    return encode(rest) if rest else None
+    return encode_seen(rest) if rest else None
 
 
 def to_span(row: Sequence[Any]) -> Span:

@@ -261,3 +261,36 @@ async def test_an_operation_is_entered_once() -> None:
             pass
 
     await record(agent)
+
+
+class Mute(Exception):
+    """Nothing can be said of it."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+async def test_an_operation_never_fails_for_what_it_records() -> None:
+    circle: list[Any] = []
+    circle.append(circle)
+
+    @operation
+    def odd(value: Any) -> Any:
+        return value
+
+    @operation
+    def boom() -> None:
+        raise Mute
+
+    for value, seen in ((circle, "[[...]]"), ("caf\udce9", "caf\\udce9"), ({1: Mute()}, "dict without a repr")):
+        (span,) = await record(odd, value)
+        assert seen in json.loads(span.attributes["agentlightning.operation.output"])
+
+    def agent() -> None:
+        with pytest.raises(Mute):
+            boom()
+
+    (span,) = await record(agent)
+    assert span.status.status_code == "ERROR"

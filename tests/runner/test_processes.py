@@ -37,12 +37,14 @@ def test_agents_run_in_processes_of_their_own(tmp_path: Path) -> None:
         agl.emit_annotation({"pid": os.getpid()})
         return task + offset
 
+    before = set(psutil.Process().children())
     episodes = fit(tmp_path, agent, [float(n) for n in range(12)])
     assert [e.reward for e in episodes] == [n + offset for n in range(12)]
     workers = {e.attempt.worker_id for e in episodes}
     assert len(workers) == 2
     assert not any(f"-{os.getpid()}-" in w for w in workers)
-    assert not [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    left = set(psutil.Process().children()) - before
+    assert not [p for p in left if p.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_runner_that_is_killed_is_replaced_and_its_work_done_again(tmp_path: Path) -> None:

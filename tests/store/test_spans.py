@@ -92,6 +92,20 @@ async def test_numpy_values_become_json(store: LightningStore) -> None:
         await store.add_span(make_span(claim, bad=object()))
 
 
+async def test_text_that_is_no_unicode_is_made_readable(store: LightningStore) -> None:
+    """Agents read files and model outputs; one bad character must not cost an attempt."""
+    claim = await store.start_rollout(1)
+    bad = "caf\udce9"
+    span = make_span(claim, "na\0me" + bad, said=bad, **{bad: {"deep": [bad, 1, None]}}).model_copy(
+        update={"status": SpanStatus(status_code="ERROR", description=bad), "events": [Event(name=bad)]}
+    )
+    assert len(await store.add_many_spans([make_span(claim, "good"), span])) == 2
+    _, found = await store.query_spans(claim.rollout_id)
+    assert found.name == "na?mecaf?"
+    assert found.attributes == {"said": "caf?", "caf?": {"deep": ["caf?", 1, None]}}
+    assert (found.status.description, found.events[0].name) == ("caf?", "caf?")
+
+
 async def test_a_span_of_nothing_is_refused(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     span = make_span(claim).model_copy(update={"attempt_id": "no"})

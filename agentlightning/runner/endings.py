@@ -1,0 +1,77 @@
+"""How an attempt ended: its outcome, and the words for what went wrong. Pure."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Protocol
+
+from agentlightning.errors import message_of
+from agentlightning.store.codec import readable
+from agentlightning.types import Outcome
+
+MOST_CHARACTERS = 64_000
+"""Of an error; what is longer loses its middle."""
+
+
+class AttemptSummary(Protocol):
+    """What the gateway saw of an attempt."""
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def truncated(self) -> bool:
+        """A response ran into a token limit, or a prompt did not fit."""
+        ...
+
+    @property
+    def infra_error(self) -> str | None:
+        """Why a call failed for a reason that is not the agent's."""
+        ...
+
+    @property
+    def rewarded(self) -> bool:
+        """A reward came by HTTP."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended."""
+
+    outcome: Outcome
+    error: str | None = None
+    rewarded: bool = True
+    """Whether a reward is known by now. One may have come to the gateway by HTTP instead."""
+
+
+def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
+    """What the gateway knows better: a failure that was the system's, or a response that was cut off."""
+    if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
+        return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
+    if ending.outcome is Outcome.OK:
+        outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
+        return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
+    return ending
+
+
+def describe(error: BaseException) -> str:
+    """Message first, then the traceback without our own frames."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/agentlightning/runner/" not in f.filename]
+    trace = "".join(traceback.format_list(frames))
+    text = f"{type(error).__name__}: {message_of(error)}\n{trace}".rstrip()
+    if not isinstance(error, BaseExceptionGroup):
+        return text
+    return "\n".join([text, *(f"one of them: {describe(e)}" for e in error.exceptions[:3])])
+
+
+def storable(text: str | None) -> str | None:
+    """An error's text as any database takes it: Unicode without NUL, and not endless."""
+    if text is None:
+        return None
+    dropped = len(text) - MOST_CHARACTERS
+    if dropped > 0:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]}\n… {dropped} characters left out …\n{text[-half:]}"
+    return readable(text)
