@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("no clock", deadline=None)  # how long an example takes says how busy the machine is
+settings.load_profile("no clock")
 
 CORPUS = [
     "What is 12 + 34 * 5? Use the calc tool.",

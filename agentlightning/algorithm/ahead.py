@@ -28,6 +28,8 @@ class Sampled:
     """Seconds since the epoch."""
     carried: Sequence[int] = ()
     """Tasks that were taken and whose rollouts are not finished; they come with a later step."""
+    dropped: Sequence[Episode] = ()
+    """Rollouts of groups that dynamic sampling replaced: nothing is learned from them."""
 
 
 class Ahead:

@@ -20,6 +20,7 @@ import numpy as np
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.learner.advantage import (
     ADVANTAGES,
+    ALONE,
     SELECTING,
     by_position,
     entry_weights,
@@ -120,6 +121,22 @@ def credit(
             ]
         )
     return [batch for batch in batches if batch]
+
+
+def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Hashable]:
+    """The groups, by their name in the metadata, whose siblings earned differently, as `rule` hands rewards out.
+
+    A rule that compares no siblings compares the whole step: then these are the groups off its mean.
+    """
+    alone = rule.mode == "gae" or rule.advantage in ALONE
+    mode: Mode = "return_to_go" if rule.mode == "gae" else rule.mode
+    units = make_units(episodes, rule, {})
+    found, _ = _advantages(units, replace(rule, mode=mode, advantage="reinforce++" if alone else "drgrpo"), {})
+    return {
+        episodes[u.rollout].rollout.metadata.get("group")
+        for u, advantages in zip(units, found, strict=True)
+        if u.counts and any(advantages)
+    }
 
 
 def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:

@@ -48,11 +48,6 @@ class Episode:
         return (self.attempt and self.attempt.outcome) or Outcome.INFRA_ERROR
 
     @property
-    def standing(self) -> tuple[object, ...]:
-        """What siblings must differ in for anything to be learned: the reward and each agent's own."""
-        return self.reward, *sorted({r.agent: r.value for r in self.rewards if r.agent is not None}.items())
-
-    @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy in training sampled."""
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)

@@ -23,7 +23,7 @@ from agentlightning.algorithm.checkpoint import (
     save_checkpoint,
 )
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
-from agentlightning.algorithm.policies import PolicyLearners, PolicyUpdaters
+from agentlightning.algorithm.policies import PolicyLearners, PolicyUpdaters, groups_to_learn_from
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.sampling import Stopped, cancel, enqueue, finished_groups, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
@@ -41,6 +41,7 @@ COLUMNS = (
     ("sampling_seconds", "sample s", ".1f"),
     ("learning_seconds", "learn s", ".1f"),
 )
+ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
 
 
@@ -62,43 +63,47 @@ class GRPO(TrainingSettings):
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         if train_dataset is None:
             raise ConfigError(f"{type(self).__name__} needs training tasks: Trainer.fit(agent, tasks).")
-        schedule = self._schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
-        total = self.steps if self.steps is not None else self.epochs * schedule.steps_per_epoch
+        self._schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
+        val = val_dataset if val_dataset is not None and len(val_dataset) else None
         reporter, updater = self.context.reporter, self._updater()
         done, position = await self._resume()
         self._carried: list[Group] = []
+        taken = position - len(self._again)
         preflight = self._preflight(learned=done > 0)
         own = [(f"{name}/reward", name, ".3f") for name in self.policies]
         reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
-        val_reward, learned = None, None
+        learned, saved, val_reward = None, done, None
         try:
-            if done == 0 and val_dataset:
-                val_reward = await self._validate(val_dataset, step=0)
+            if done == 0 and val is not None:
+                val_reward = await self._validate(val, step=0)
                 reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
             ahead = Ahead(self._sample, done=done, position=position, max_staleness=self.max_staleness)
             async with ahead:
-                while (self.steps is None or done < total) and not preflight.solved:
+                while (self.steps is None or done < self.steps) and not preflight.solved:
+                    self._heed_stop()
                     sampled = await ahead.next(done)
                     if sampled is None:
                         break
-                    preflight.check(sampled.episodes, self.outcome_use)
+                    preflight.check([*sampled.episodes, *sampled.dropped])
                     reporter.status(f"step {done + 1}: learning")
                     began = time.time()
                     certify = self.certify_every > 0 and done % self.certify_every == 0
-                    metrics = await updater.learn(sampled.episodes, self._rate(done, total), certify=certify)
+                    metrics = await updater.learn(sampled.episodes, self._rate(done, taken), certify=certify)
                     ended = time.time()
-                    done, learned = done + 1, sampled
+                    done, learned, taken = done + 1, sampled, sampled.position - len(sampled.carried)
                     over = self._is_over(sampled.position) and not sampled.carried
                     last = done == self.steps or preflight.solved or over
-                    if val_dataset and (last or done % self.val_every == 0):
-                        val_reward = metrics["val_reward"] = await self._validate(val_dataset, step=done)
+                    val_reward = None
+                    if val is not None and (last or done % self.val_every == 0):
+                        val_reward = metrics["val_reward"] = await self._validate(val, step=done)
                     summary = {"step": done, **_summary(sampled), **metrics, **_times(sampled, began, ended)}
                     reporter.step({**summary, **await self._time_split()})
                     preflight.watch(summary)
                     if last or done % self.save_every == 0:
                         await self._save(done, sampled, val_reward)
+                        saved = done
         except Stopped:
-            if learned is not None:
+            if learned is not None and saved < done:
                 await self._save(done, learned, val_reward)
         finally:
             await cancel(self.context, [i for group in self._carried for i in group.rollout_ids])
@@ -117,23 +122,26 @@ class GRPO(TrainingSettings):
         began = time.time()
         tasks: list[int] = []
         kept: list[Episode] = []
-        found: list[Episode] = []
+        dropped: list[Episode] = []
         for _ in range(1 + self.dynamic_sampling):
             missing = self._schedule.per_step - len(kept) // self.group_size - len(self._carried)
-            if missing == 0 and not self._carried:
-                break
             again, self._again = self._again[:missing], self._again[missing:]
             fresh = [] if self._is_over(position) else self._schedule.take(position, missing - len(again))
+            if not again and not fresh and not self._carried:
+                break
             position += len(fresh)
             groups = await self._enqueue(again + fresh, step, first_group=len(tasks))
             finished = await self._finished(groups, step, all_of_them=self._is_over(position))
             found = await collect(self.context.store, [i for group in finished for i in group.rollout_ids])
             tasks += [group.task for group in finished]
-            kept += _that_differ(found) if self.dynamic_sampling else found
             if not self.dynamic_sampling:
+                kept = found
                 break
+            teaching = groups_to_learn_from(found, self.credit_rule(), self.policies)
+            for e in found:
+                (kept if e.rollout.metadata["group"] in teaching else dropped).append(e)
         carried = [*(group.task for group in self._carried), *self._again]
-        return Sampled(kept or found, tasks, position, began, time.time(), carried)
+        return Sampled(kept, tasks, position, began, time.time(), carried, dropped)
 
     async def _enqueue(self, tasks: Sequence[int], step: int, first_group: int) -> list[Group]:
         requests = [
@@ -159,27 +167,42 @@ class GRPO(TrainingSettings):
         self._carried = [group for n, group in enumerate(groups) if n not in done]
         return [group for n, group in enumerate(groups) if n in done]
 
-    async def _validate(self, dataset: Dataset[Any], step: int) -> float:
-        """Mean reward over the validation tasks. A failed rollout counts 0 here: a user would see it fail."""
+    async def _validate(self, dataset: Dataset[Any], step: int) -> float | None:
+        """Mean reward over the validation tasks; None if the user stopped it.
+
+        A failed rollout counts 0 here, whatever it had earned before: a user would see it fail.
+        """
         requests = [
             EnqueueRolloutRequest(
                 input=dataset[i], mode=RolloutMode.VAL, config=self.rollout_config, metadata={"step": step}
             )
             for i in range(len(dataset))
         ]
-        episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
-        return float(np.mean([e.reward or 0.0 for e in episodes]))
+        try:
+            episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
+        except Stopped:
+            return None
+        return float(np.mean([(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]))
 
     def _preflight(self, *, learned: bool) -> Preflight:
-        compares = self.samples and (self.credit != "gae" or self.group_size > 1)
-        return Preflight(self.context.reporter, learned=learned, compares=compares)
+        compares = self.samples and self._schedule.per_step * self.group_size > 1
+        rule, policies = self.credit_rule(), list(self.policies)
+        return Preflight(self.context.reporter, rule, policies=policies, learned=learned, compares=compares)
 
     def _is_over(self, position: int) -> bool:
         """Whether all epochs are taken; where the number of steps is given, that alone decides."""
         return self.steps is None and self._schedule.epochs_taken(position) >= self.epochs
 
-    def _rate(self, done: int, total: int) -> float:
-        return self.learning_rate * (max(0.0, 1 - done / total) if self.schedule == "linear" else 1.0)
+    def _heed_stop(self) -> None:
+        if self.context.stop.is_set():
+            raise Stopped
+
+    def _rate(self, done: int, taken: int) -> float:
+        """The learning rate after `done` steps that learned `taken` tasks."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        of_all = done / self.steps if self.steps is not None else taken / (self.epochs * self._schedule.size)
+        return self.learning_rate * max(0.0, 1 - of_all)
 
     async def _resume(self) -> tuple[int, int]:
         """How many steps are done already, and how many tasks they took."""
@@ -238,15 +261,6 @@ class GRPO(TrainingSettings):
         return PolicyUpdaters(updaters, reporter)
 
 
-def _that_differ(episodes: Sequence[Episode]) -> list[Episode]:
-    """The groups whose siblings earned different rewards."""
-    standings: dict[str, set[tuple[object, ...]]] = {}
-    for e in episodes:
-        if e.reward is not None:
-            standings.setdefault(e.rollout.metadata["group"], set()).add(e.standing)
-    return [e for e in episodes if len(standings.get(e.rollout.metadata["group"], ())) > 1]
-
-
 def _times(sampled: Sampled, began: float, ended: float) -> dict[str, Any]:
     return {
         "sampling_seconds": sampled.ended - sampled.began,
@@ -259,14 +273,15 @@ def _times(sampled: Sampled, began: float, ended: float) -> dict[str, Any]:
 
 def _summary(sampled: Sampled) -> dict[str, Any]:
     """What the step's rollouts were like."""
-    episodes = sampled.episodes
+    episodes = [*sampled.episodes, *sampled.dropped]
     outcomes = Counter(e.outcome.value for e in episodes)
     return {
         "reward": mean_reward(episodes),
         "rollouts": len(episodes),
-        "failed": sum(n for o, n in outcomes.items() if o not in (Outcome.OK, Outcome.TRUNCATED)),
+        "failed": sum(n for o, n in outcomes.items() if o not in ENDED_WELL),
         "outcomes": dict(outcomes),
         "calls": sum(len(e.calls) for e in episodes),
         "tokens": sum(e.sampled_tokens for e in episodes),
         "tasks": list(sampled.tasks),
+        **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
     }

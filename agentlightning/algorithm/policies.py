@@ -6,11 +6,12 @@ is alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
+from agentlightning.algorithm.credit import CreditRule, groups_that_differ
 from agentlightning.algorithm.episode import Episode, mean_reward
 from agentlightning.algorithm.update import Updater
 from agentlightning.metrics import Reporter
@@ -38,6 +39,13 @@ def _seen(call: Call, policy: str, by_name: bool) -> Call:
     if info.policy != policy:
         return replace(call, info=replace(info, trained=False))
     return replace(call, info=replace(info, agent=policy if by_name else info.agent or policy))
+
+
+def groups_to_learn_from(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[str]) -> set[Hashable]:
+    """The groups that teach anything: their siblings differ to one of the policies (to the one there is, if none)."""
+    if not policies:
+        return groups_that_differ(episodes, rule)
+    return set().union(*(groups_that_differ([seen_by(p, e) for e in episodes], rule) for p in policies))
 
 
 class PolicyUpdaters:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from agentlightning.algorithm.credit import CreditRule
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 from agentlightning.types import Outcome
@@ -22,26 +24,44 @@ FLAT_STEPS = 5
 class Preflight:
     """Looks at each step's rollouts before they are learned from, and at what came of it."""
 
-    def __init__(self, reporter: Reporter, *, learned: bool = False, compares: bool = True) -> None:
+    def __init__(
+        self,
+        reporter: Reporter,
+        rule: CreditRule,
+        *,
+        policies: Collection[str] = (),
+        learned: bool = False,
+        compares: bool = True,
+    ) -> None:
         """
+        rule: how rewards are handed out, and so what siblings must differ in.
+        policies: the aliases of several policies.
         learned: siblings have differed before, in the part of the run that is being resumed.
-        compares: the algorithm learns from how siblings differ.
+        compares: the algorithm learns from how rollouts of a step differ.
         """
+        self._rule = rule
+        self._policies = policies
         self._compares = compares
         self._reporter = reporter
         self._learned = learned
         self._flat = 0
+        self._failed = 0
         self._highest = -math.inf
         self.solved = False
         """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
         self._told: set[str] = set()
         self._rewards: list[float] = []
 
-    def check(self, episodes: Sequence[Episode], uses: Mapping[Outcome, str]) -> None:
-        """Raises AgentError when no rollout of the step can be learned from; warns once about failures."""
-        usable = [e for e in episodes if uses[e.outcome] != "mask"]
+    def check(self, episodes: Sequence[Episode]) -> None:
+        """Raises AgentError when no rollout of the step can be learned from; warns once about failures.
+
+        In a run that has learned already, steps whose rollouts all failed are borne for a while: what they call may
+        come back.
+        """
+        usable = [e for e in episodes if self._rule.uses[e.outcome] != "mask"]
         failed = [e for e in episodes if e.outcome not in (Outcome.OK, Outcome.TRUNCATED)]
-        if not usable:
+        self._failed = 0 if usable else self._failed + 1
+        if not usable and (not self._learned or self._failed >= FLAT_STEPS):
             raise AgentError(
                 f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
                 f"{_most_common(failed)}\nTry the agent alone first:  trainer.dev(agent, tasks)"
@@ -51,6 +71,8 @@ class Preflight:
                 f"{len(failed)} of {len(episodes)} rollouts failed and are left out of the update. "
                 f"{_most_common(failed)}"
             )
+        if not usable:
+            return
         if not any(e.calls for e in usable):
             raise AgentError(
                 "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it "
@@ -78,12 +100,9 @@ class Preflight:
             )
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:
-        groups: dict[str, set[tuple[object, ...]]] = {}
-        for e in usable:
-            groups.setdefault(str(e.rollout.metadata.get("group")), set()).add(e.standing)
         rewards = sorted({e.reward for e in usable if e.reward is not None})
         self._highest = max([self._highest, *rewards])
-        if any(len(standings) > 1 for standings in groups.values()):
+        if groups_to_learn_from(usable, self._rule, self._policies):
             self._flat = 0
             self._learned = True
             return

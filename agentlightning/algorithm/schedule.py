@@ -24,8 +24,9 @@ class TaskSchedule:
         self.per_step = min(per_step, len(dataset))
 
     @property
-    def steps_per_epoch(self) -> int:
-        return -(-len(self._dataset) // self.per_step)
+    def size(self) -> int:
+        """Tasks of an epoch."""
+        return len(self._dataset)
 
     def epochs_taken(self, position: int) -> int:
         """Whole epochs among the first `position` tasks."""

@@ -13,29 +13,14 @@ from typing import Literal
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, Normalization, Use
+from agentlightning.algorithm.refusals import refuse_what_cannot_work
 from agentlightning.errors import ConfigError
-from agentlightning.learner.advantage import ADVANTAGES, CORRECTIONS
+from agentlightning.learner.advantage import ALONE, SELECTING
 from agentlightning.learner.base import LossConfig
 from agentlightning.types import Outcome, RolloutConfig
 
 Loss = Literal["ppo_clip", "reinforce", "gspo", "cispo", "dpo"]
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
-
-ALONE = ("all", "reinforce", "reinforce++")
-"""Advantages that need no siblings."""
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("constant", "linear"),
-    "loss": ("ppo_clip", "reinforce", "gspo", "cispo", "dpo"),
-    "advantage": tuple(ADVANTAGES),
-    "credit": ("broadcast", "return_to_go", "per_turn", "gae"),
-    "rollout_return": ("final", "sum"),
-    "normalization": ("token", "sequence", "rollout", "constant"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "kl_in": ("loss", "reward"),
-    "in_flight": ("finish", "continue"),
-    "correction": ("auto", "none", *CORRECTIONS),
-}
 
 
 def policies_by_alias(policies: Sequence[str] | Mapping[str, str | None], frozen: str | None) -> dict[str, str | None]:
@@ -118,7 +103,7 @@ class TrainingSettings(Algorithm):
     for, or go on under the new ones with their contexts computed again. Each token carries its version either way."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
-    sampling runs ahead or groups carry over, else none."""
+    sampling runs ahead or groups carry over, else none. SFT and DPO have none."""
     correction_cap: float = 2.0
     correction_floor: float = 0.5
     """Of the two mask corrections: ratios below it are masked."""
@@ -170,7 +155,7 @@ class TrainingSettings(Algorithm):
     def __post_init__(self) -> None:
         super().__init__()
         self.policies = policies_by_alias(self.policies, self.frozen)
-        self._refuse_what_cannot_work()
+        refuse_what_cannot_work(self)
         self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
         self.serial = self.deterministic
         needs_reference = self.kl_coef != 0 or self.loss == "dpo"
@@ -196,30 +181,6 @@ class TrainingSettings(Algorithm):
             critic=self.credit == "gae",
             gradient_checkpointing=self.gradient_checkpointing,
         )
-
-    def _refuse_what_cannot_work(self) -> None:
-        for name, allowed in CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                known = " or ".join(repr(choice) for choice in allowed)
-                raise ConfigError(f"{name} is {value!r}; it can be {known}.")
-        if not 1 <= self.minibatches <= self.tasks_per_step:
-            raise ConfigError(
-                f"minibatches ({self.minibatches}) must be between 1 and tasks_per_step ({self.tasks_per_step})."
-            )
-        if self.group_size < 2 and self.credit != "gae" and self.advantage not in ALONE:
-            raise ConfigError(
-                "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
-                "one use a critic (PPO), or advantage='reinforce' or 'reinforce++'."
-            )
-        if self.deterministic and self.max_staleness:
-            raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
-        if not 0 < self.quorum <= 1:
-            raise ConfigError(f"quorum is {self.quorum}; it is a share above 0 and at most 1.")
-        if self.quorum < 1 and (self.deterministic or self.dynamic_sampling):
-            raise ConfigError("quorum must be 1 with deterministic and with dynamic_sampling.")
-        if self.max_staleness < 0 or self.update_epochs < 1:
-            raise ConfigError("max_staleness must be at least 0, update_epochs at least 1.")
 
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""
@@ -248,6 +209,16 @@ class TrainingSettings(Algorithm):
         )
 
     @property
+    def compares_siblings(self) -> bool:
+        """Whether an advantage is what a rollout earned more than its siblings."""
+        return self.credit != "gae" and self.advantage not in ALONE
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether what is good is learned as it is, whichever weights sampled it."""
+        return self.advantage in ("all", *SELECTING)
+
+    @property
     def is_off_policy(self) -> bool:
         """Whether rollouts may be of older weights than those they are learned on."""
         return self.max_staleness > 0 or self.quorum < 1
@@ -255,5 +226,6 @@ class TrainingSettings(Algorithm):
     @property
     def correction_kind(self) -> str | None:
         """The importance weights in use."""
-        kind = self.correction if self.correction != "auto" else ("token" if self.is_off_policy else "none")
-        return None if kind == "none" else kind
+        if self.correction == "auto":
+            return "token" if self.is_off_policy and not self.is_supervised else None
+        return None if self.correction == "none" else self.correction

@@ -57,6 +57,8 @@ class SFT(GRPO):
         if self.source == "chats":
             if self.policies:
                 raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")
+            if self.max_staleness or self.quorum < 1:
+                raise ConfigError("Chats are not sampled, so max_staleness and quorum have no effect. Leave them out.")
             self.advantage, self.group_size, self.samples = "all", 1, False
         super().__post_init__()
 

@@ -85,6 +85,9 @@ ADVANTAGES: dict[str, Estimator] = {
     "rloo": rloo,
 }
 
+ALONE = ("all", "reinforce", "reinforce++")
+"""These need no siblings."""
+
 SELECTING = ("best", "best_and_worst")
 """These choose rollouts to learn; the others are no part of the data, so they count in no mean."""
 

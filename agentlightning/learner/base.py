@@ -18,6 +18,9 @@ import msgspec
 
 from agentlightning.types.call import Float32Array, Int32Array
 
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""Of weights. In the two short ones the optimiser keeps float32 copies of what it trains."""
+
 
 class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Token trees laid out for one pass: every node's tokens once, parents before children.

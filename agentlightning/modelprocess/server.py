@@ -25,6 +25,7 @@ from agentlightning.engine.events import POLICY, Event, Failed, Request
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.learner.adapters import load_policies
+from agentlightning.learner.base import DTYPES
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.modelprocess.inbox import Inbox
@@ -58,7 +59,6 @@ from agentlightning.modelprocess.protocol import (
 
 logger = logging.getLogger(__name__)
 
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 _CHANGES_WEIGHTS = (OptimStep, LoadState, Reseed)
 
 

@@ -23,8 +23,8 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     save_checkpoint,
 )
-from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, credit
-from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, credit, groups_that_differ
+from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.errors import AgentError, ConfigError
@@ -186,21 +186,21 @@ def reporter(tmp_path: Path) -> Iterator[Reporter]:
 def test_preflight_names_the_most_common_failure(reporter: Reporter) -> None:
     failed = [episode("g", None, Outcome.AGENT_ERROR) for _ in range(4)]
     with pytest.raises(AgentError, match=r"All 4 rollouts .* agent_error: why"):
-        Preflight(reporter).check(failed, OUTCOME_USE)
+        Preflight(reporter, CreditRule()).check(failed)
 
 
 def test_preflight_tells_when_the_model_is_never_called(reporter: Reporter) -> None:
     silent = [episode("g", 1.0, tokens=()), episode("g", 0.0, tokens=())]
     with pytest.raises(AgentError, match=r"never called the model.*base_url=llm.endpoint"):
-        Preflight(reporter).check(silent, OUTCOME_USE)
+        Preflight(reporter, CreditRule()).check(silent)
 
 
 def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Reporter) -> None:
-    preflight = Preflight(reporter)
-    preflight.check([episode("g", 0.0), episode("g", 1.0)], OUTCOME_USE)
+    preflight = Preflight(reporter, CreditRule())
+    preflight.check([episode("g", 0.0), episode("g", 1.0)])
     for _ in range(FLAT_STEPS):
         assert not preflight.solved
-        preflight.check([episode("g", 1.0), episode("g", 1.0)], OUTCOME_USE)
+        preflight.check([episode("g", 1.0), episode("g", 1.0)])
     assert preflight.solved
 
 
@@ -210,22 +210,54 @@ def test_an_unknown_schedule_is_an_error() -> None:
 
 
 def test_preflight_stops_when_siblings_never_differ(reporter: Reporter) -> None:
-    preflight = Preflight(reporter)
+    preflight = Preflight(reporter, CreditRule())
     same = [episode("g", 0.0), episode("g", 0.0)]
-    preflight.check([episode("g", 0.0), episode("g", 1.0)], OUTCOME_USE)
+    preflight.check([episode("g", 0.0), episode("g", 1.0)])
     for _ in range(FLAT_STEPS - 1):
-        preflight.check(same, OUTCOME_USE)
+        preflight.check(same)
     with pytest.raises(AgentError, match="same reward"):
-        preflight.check(same, OUTCOME_USE)
+        preflight.check(same)
+
+
+def test_preflight_bears_an_outage_in_a_run_that_has_learned(reporter: Reporter) -> None:
+    preflight = Preflight(reporter, CreditRule(), learned=True)
+    failed = [episode("g", None, Outcome.JUDGE_ERROR) for _ in range(4)]
+    for _ in range(2):
+        for _ in range(FLAT_STEPS - 1):
+            preflight.check(failed)
+        preflight.check([episode("g", 0.0), episode("g", 1.0)])
+    for _ in range(FLAT_STEPS - 1):
+        preflight.check(failed)
+    with pytest.raises(AgentError, match="All 4 rollouts"):
+        preflight.check(failed)
+
+
+@pytest.mark.parametrize("rule", [CreditRule(advantage="reinforce"), CreditRule(mode="gae")], ids=["alone", "critic"])
+def test_without_siblings_to_compare_rollouts_of_different_tasks_are(reporter: Reporter, rule: CreditRule) -> None:
+    preflight = Preflight(reporter, rule)
+    for _ in range(2 * FLAT_STEPS):
+        preflight.check([episode(str(g), float(g % 2)) for g in range(4)])
+    assert not preflight.solved
+    same = [episode(str(g), 0.5) for g in range(4)]
+    for _ in range(FLAT_STEPS - 1):
+        preflight.check(same)
+    with pytest.raises(AgentError, match="same reward"):
+        preflight.check(same)
+
+
+def test_siblings_differ_where_the_credit_mode_sees_a_difference() -> None:
+    early, late = (
+        replace(episode("g", 1.0), rewards=[Earned(first, 0), Earned(1.0, 1)]) for first in (0.0, 1.0)
+    )  # the same final reward
+    assert groups_that_differ([early, late], CreditRule()) == set()
+    assert groups_that_differ([early, late], CreditRule(total=True)) == {"g"}
+    assert groups_that_differ([early, late], CreditRule(mode="return_to_go")) == {"g"}
+    timed_out = replace(
+        late, attempt=Attempt(rollout_id="r", attempt_id="a", sequence_id=1, start_time=0.0, outcome=Outcome.TIMEOUT)
+    )
+    rule = CreditRule(total=True)
+    assert groups_that_differ([early, timed_out], rule) == set(), "masked, whatever it earned before"
+    assert groups_that_differ([early, timed_out], replace(rule, uses={**rule.uses, Outcome.TIMEOUT: "zero"})) == {"g"}
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
-
-
-def test_settings_that_cannot_work_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 2"):
-        GRPO(model="calc", group_size=1)
-    with pytest.raises(ConfigError, match="minibatches"):
-        GRPO(model="calc", tasks_per_step=2, minibatches=3)
-    with pytest.raises(TypeError, match="learning_rat"):
-        GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]

@@ -117,9 +117,9 @@ async def test_a_rollout_without_the_policy_is_no_sibling_of_it(reporter: Report
 
 
 def test_a_zero_sum_game_is_not_taken_for_one_without_differences(reporter: Reporter) -> None:
-    preflight = Preflight(reporter)
+    preflight = Preflight(reporter, RULE, policies=("a", "b"))
     for _ in range(2 * FLAT_STEPS):
-        preflight.check([game("x", {"a": 1.0, "b": -1.0}), game("y", {"a": -1.0, "b": 1.0})], RULE.uses)
+        preflight.check([game("x", {"a": 1.0, "b": -1.0}), game("y", {"a": -1.0, "b": 1.0})])
     assert not preflight.solved
 
 

@@ -13,6 +13,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.ahead import Sampled
 from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.grpo import _summary
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.errors import ConfigError
@@ -119,6 +120,39 @@ async def test_stopping_cancels_what_is_carried(tmp_path: Path) -> None:
             await waiting
         rollouts = await algorithm.context.store.query_rollouts(limit=-1)
         assert {r.status for r in rollouts} == {RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED}
+
+
+async def test_dynamic_sampling_ends_with_the_epoch_though_its_last_groups_are_flat(tmp_path: Path) -> None:
+    """All siblings earn the same, so each step goes through its fresh tasks in vain, and the last one runs out."""
+    algorithm = agl.DAPO(model="calc", group_size=SIBLINGS, tasks_per_step=5, dynamic_sampling=1)
+    steps: list[Sampled] = []
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm):
+        while (found := await algorithm._sample(len(steps) + 1, steps[-1].position if steps else 0)) is not None:
+            steps.append(found)
+    assert [(len(s.episodes), len(s.dropped)) for s in steps] == [(0, 10 * SIBLINGS), (0, 2 * SIBLINGS)]
+    assert Counter(task for s in steps for task in s.tasks) == Counter(range(TASKS))
+    summary = _summary(steps[0])
+    assert (summary["rollouts"], summary["dropped"]) == (10 * SIBLINGS, 10 * SIBLINGS)
+    assert summary["reward"] == pytest.approx(sum(steps[0].tasks) / 10), "of all that was sampled"
+
+
+async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
+    async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as algorithm:
+        validating = asyncio.create_task(algorithm._validate([0, 1], step=0))
+        await asyncio.sleep(0.1)
+        algorithm.context.stop.set()
+        assert await validating is None
+
+
+async def test_the_linear_rate_falls_with_the_tasks_learned(tmp_path: Path) -> None:
+    """With a quorum a run has more steps than its epochs would need, and the last ones learn too."""
+    algorithm = agl.GRPO(model="calc", learning_rate=1.0, schedule="linear", epochs=2, tasks_per_step=4, quorum=0.5)
+    async with sampling(tmp_path, Slow(set()), algorithm):
+        assert [algorithm._rate(done, taken) for done, taken in [(0, 0), (3, 6), (9, 23)]] == pytest.approx(
+            [1.0, 0.75, 1 / 24]
+        )
+        algorithm.steps = 10
+        assert algorithm._rate(5, 23) == 0.5
 
 
 @pytest.mark.parametrize("wrong", [{"quorum": 0.0}, {"quorum": 1.5}, {"quorum": 0.5, "deterministic": True}])

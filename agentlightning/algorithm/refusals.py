@@ -1,0 +1,172 @@
+"""What a training run's settings may not be: numbers out of range, settings nothing uses, settings at odds.
+
+Everything is refused when the algorithm is made, with a message that says what to do.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args
+
+from agentlightning.algorithm.credit import Use
+from agentlightning.errors import ConfigError
+from agentlightning.learner.advantage import ADVANTAGES, CORRECTIONS
+from agentlightning.learner.base import DTYPES
+from agentlightning.types import Outcome
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "schedule": ("constant", "linear"),
+    "loss": ("ppo_clip", "reinforce", "gspo", "cispo", "dpo"),
+    "advantage": tuple(ADVANTAGES),
+    "credit": ("broadcast", "return_to_go", "per_turn", "gae"),
+    "rollout_return": ("final", "sum"),
+    "normalization": ("token", "sequence", "rollout", "constant"),
+    "kl_estimator": ("k1", "k2", "k3"),
+    "kl_in": ("loss", "reward"),
+    "in_flight": ("finish", "continue"),
+    "correction": ("auto", "none", *CORRECTIONS),
+    "dtype": DTYPES,
+}
+
+AT_LEAST: dict[str, float] = {
+    **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
+    **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
+    **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints"), 1),
+    **dict.fromkeys(("dynamic_sampling", "max_staleness", "certify_every", "overlong_margin", "seed"), 0),
+    **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
+    **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
+}
+ABOVE_ZERO = ("temperature", "correction_cap", "max_logprob_gap", "dpo_beta", "quorum")
+AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10}
+
+Asks = Callable[["TrainingSettings"], bool]
+
+_GAE: tuple[Asks, str] = (lambda s: s.credit == "gae", "credit='gae' (PPO)")
+_CLIPS: tuple[Asks, str] = (lambda s: s.loss not in ("reinforce", "dpo"), "a loss that clips: ppo_clip, gspo or cispo")
+_CORRECTED: tuple[Asks, str] = (lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
+USED_WITH: dict[str, tuple[Asks, str]] = {
+    "gamma": (lambda s: s.credit != "broadcast", "credit='return_to_go', 'per_turn' or 'gae'"),
+    "lam": _GAE,
+    "critic_learning_rate": _GAE,
+    "advantage": (lambda s: s.credit != "gae", "credit='broadcast', 'return_to_go' or 'per_turn'"),
+    "rollout_return": (lambda s: s.credit == "broadcast", "credit='broadcast', and the others add rewards up anyway"),
+    "clip_low": _CLIPS,
+    "clip_high": _CLIPS,
+    "kl_in": (lambda s: s.kl_coef != 0, "kl_coef"),
+    "kl_estimator": (lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'"),
+    "overlong_margin": (lambda s: s.overlong_tokens is not None, "overlong_tokens"),
+    "correction_cap": _CORRECTED,
+    "correction_floor": (lambda s: (s.correction_kind or "").endswith("mask"), "correction='mask' or 'sequence_mask'"),
+}
+"""Where a setting plays a part, and how to say so. One that was changed and plays none is a mistake."""
+
+
+def refuse_what_cannot_work(settings: TrainingSettings) -> None:
+    """Raises ConfigError for the first thing that is wrong."""
+    _refuse_unknown_choices(settings)
+    _refuse_numbers_out_of_range(settings)
+    _refuse_what_is_unused(settings)
+    _refuse_contradictions(settings)
+    _refuse_supervised_contradictions(settings)
+
+
+def _refuse_unknown_choices(s: TrainingSettings) -> None:
+    for name, allowed in CHOICES.items():
+        value = getattr(s, name)
+        if value not in allowed:
+            known = " or ".join(repr(choice) for choice in allowed)
+            raise ConfigError(f"{name} is {value!r}; it can be {known}.")
+    uses = get_args(Use)
+    for outcome, use in s.outcome_use.items():
+        if outcome not in list(Outcome) or use not in uses:
+            raise ConfigError(
+                f"outcome_use has {str(outcome)!r}: {use!r}. The outcomes are {', '.join(Outcome)}; "
+                f"each can be {' or '.join(repr(u) for u in uses)}."
+            )
+    for name in ("train_agents", "train_prompts"):
+        try:
+            re.compile(getattr(s, name) or "")
+        except re.error as error:
+            raise ConfigError(
+                f"{name} is no regular expression: {error}. Escape the character or leave it out."
+            ) from None
+
+
+def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
+    for name in {**AT_LEAST, **dict.fromkeys(ABOVE_ZERO, 0)}:
+        value: Any = getattr(s, name, None)
+        if value is None:
+            continue
+        low, high = AT_LEAST.get(name), AT_MOST.get(name)
+        bounds = "above 0" if low is None else f"at least {low:g}"
+        bounds += "" if high is None else f" and at most {high:g}"
+        number = value if isinstance(value, int | float) else math.nan
+        inside = number > 0 if low is None else number >= low
+        if not inside or not math.isfinite(number) or (high is not None and number > high):
+            unset = " (or None)" if any(f.name == name and f.default is None for f in fields(s)) else ""
+            raise ConfigError(f"{name} is {value!r}; it must be a number {bounds}{unset}.")
+
+
+def _refuse_what_is_unused(s: TrainingSettings) -> None:
+    defaults = {f.name: f.default for f in fields(s)}
+    for name, (is_used, where) in USED_WITH.items():
+        if getattr(s, name) != defaults[name] and not is_used(s):
+            raise ConfigError(
+                f"{name}={getattr(s, name)!r} has no effect here: it needs {where}. Leave it out otherwise."
+            )
+
+
+def _refuse_contradictions(s: TrainingSettings) -> None:
+    if s.group_size < 2 and s.compares_siblings:
+        raise ConfigError(
+            "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
+            "one use a critic (PPO), or advantage='reinforce' or 'reinforce++'."
+        )
+    if s.minibatches > s.tasks_per_step:
+        raise ConfigError(
+            f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
+        )
+    if s.deterministic and s.max_staleness:
+        raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
+    if s.quorum < 1 and (s.deterministic or s.dynamic_sampling):
+        raise ConfigError("quorum must be 1 with deterministic and with dynamic_sampling.")
+    if s.dynamic_sampling and not s.compares_siblings:
+        raise ConfigError(
+            "dynamic_sampling drops groups whose siblings earned the same, and this algorithm compares no siblings. "
+            "Leave it out, or choose an advantage that does: grpo, drgrpo, rloo."
+        )
+    if s.max_tokens is not None and (s.overlong_tokens or 0) - s.overlong_margin > s.max_tokens:
+        raise ConfigError(
+            f"No rollout can be overlong: it ends at max_tokens={s.max_tokens}, before overlong_tokens="
+            f"{s.overlong_tokens} less the margin of {s.overlong_margin}. Lower overlong_tokens."
+        )
+
+
+def _refuse_supervised_contradictions(s: TrainingSettings) -> None:
+    if (s.loss == "dpo") != (s.advantage == "best_and_worst"):
+        raise ConfigError(
+            "The loss 'dpo' is for pairs of the best and the worst sibling, and they are for no other loss: "
+            "use agl.DPO(…), or another loss and advantage together."
+        )
+    if s.is_supervised:
+        if s.credit != "broadcast":
+            raise ConfigError(
+                f"{type(s).__name__} chooses whole rollouts to learn, so credit={s.credit!r} has nothing to share out. "
+                "Leave credit out."
+            )
+        if s.correction not in ("auto", "none"):
+            raise ConfigError(
+                f"{type(s).__name__} learns what is good whoever sampled it: importance weights would unlearn it. "
+                "Leave correction out."
+            )
+    elif s.loss == "reinforce" and s.update_epochs > 1:
+        raise ConfigError(
+            "The loss 'reinforce' is right for the weights that sampled, so a step's rollouts can be gone through "
+            "once. For more update_epochs use loss='ppo_clip'."
+        )

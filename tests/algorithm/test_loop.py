@@ -1,0 +1,104 @@
+"""The loop itself, with recorded rollouts and a learner that only counts: what is rated, kept, reported, stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.ahead import Sampled
+from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
+from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
+from agentlightning.store import InMemoryLightningStore
+
+from .test_credit import episode
+
+
+class Counting:
+    """A learner without a model."""
+
+    version = 0
+
+    async def forward_backward(self, batch: Any, loss: object) -> dict[str, float]:
+        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0, "logprob_gap_max": 0.0}
+
+    async def optim_step(self, params: object) -> dict[str, float]:
+        self.version += 1
+        return {"grad_norm": 1.0, "version": float(self.version)}
+
+    async def export(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    save_state = export
+
+
+@dataclass(kw_only=True)
+class Recorded(agl.GRPO):
+    """Each step has the same two rollouts; validations give the rewards that are left."""
+
+    model: str = "calc"
+    tasks_per_step: int = 1
+    group_size: int = 2
+    certify_every: int = 0
+    val_rewards: list[float | None] = field(default_factory=list)
+
+    async def _sample(self, step: int, position: int) -> Sampled | None:
+        episodes = [episode("g", [(r, 1)], name=f"{step}-{r}") for r in (0.0, 1.0)]
+        return None if self._is_over(position) else Sampled(episodes, [position], position + 1, 0.0, 0.0)
+
+    async def _validate(self, dataset: Any, step: int) -> float | None:
+        if self.val_rewards[0] is None:
+            self.context.stop.set()
+        return self.val_rewards.pop(0)
+
+
+async def run(tmp_path: Path, algorithm: agl.GRPO, tasks: Any, val: Any = None, *, stopped: bool = False) -> Counting:
+    learner: Any = Counting()
+    store, reporter = InMemoryLightningStore(), Reporter(JsonlSink(tmp_path / "m.jsonl"), SilentConsole())
+    algorithm.attach(TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, learner=learner))
+    if stopped:
+        algorithm.context.stop.set()
+    try:
+        await algorithm.run(tasks, val)
+    finally:
+        reporter.close()
+        await store.close()
+    return learner
+
+
+async def test_the_best_checkpoint_is_one_that_was_validated_itself(tmp_path: Path) -> None:
+    algorithm = Recorded(steps=8, val_every=2, save_every=1, keep_checkpoints=1, val_rewards=[0.1, 0.9, 0.5, 0.5, 0.5])
+    await run(tmp_path, algorithm, range(100), range(3))
+    kept = [read_checkpoint(c) for c in list_checkpoints(tmp_path)]
+    assert [(c.step, c.val_reward) for c in kept] == [(2, 0.9), (8, 0.5)], "step 3 was not measured"
+
+
+async def test_a_stop_during_validation_loses_no_step_of_the_metrics(tmp_path: Path) -> None:
+    algorithm = Recorded(steps=8, val_every=3, save_every=10, val_rewards=[0.1, None])
+    await run(tmp_path, algorithm, range(100), range(3))
+    assert [m["step"] for m in read_metrics(tmp_path / "m.jsonl")] == [0, 1, 2, 3]
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [3]
+
+
+async def test_a_validation_that_was_stopped_rates_nothing(tmp_path: Path) -> None:
+    algorithm = Recorded(steps=8, val_every=1, save_every=1, val_rewards=[0.1, 0.9, None])
+    await run(tmp_path, algorithm, range(100), range(3))
+    assert [read_checkpoint(c).val_reward for c in list_checkpoints(tmp_path)] == [0.9, None]
+
+
+async def test_training_on_chats_can_be_stopped(tmp_path: Path) -> None:
+    chats: Sequence[Any] = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]] * 4
+    learner = await run(tmp_path, agl.SFT(model="calc", source="chats", epochs=50), chats, stopped=True)
+    assert learner.version == 0
+
+
+@pytest.mark.parametrize("val", [None, []])
+async def test_nothing_to_validate_on_is_no_validation(tmp_path: Path, val: Any) -> None:
+    await run(tmp_path, Recorded(epochs=1), range(3), val)
+    assert all("val_reward" not in m for m in read_metrics(tmp_path / "m.jsonl"))

@@ -1,0 +1,101 @@
+"""Settings that cannot work, or would do nothing, are refused when the algorithm is made."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.refusals import ABOVE_ZERO, AT_LEAST, AT_MOST, CHOICES, USED_WITH
+from agentlightning.errors import ConfigError
+from agentlightning.types import Outcome
+
+FAMILY: list[Any] = [
+    *(agl.GRPO, agl.REINFORCE, agl.RLOO, agl.ReinforcePP, agl.ReinforcePPBaseline, agl.DrGRPO, agl.DAPO),
+    *(agl.GSPO, agl.CISPO, agl.PPO, agl.SFT, agl.DPO),
+]
+
+
+@pytest.mark.parametrize("algorithm", FAMILY)
+def test_each_algorithm_as_it_is_can_work(algorithm: Any) -> None:
+    algorithm(model="calc")
+    algorithm(model="calc", max_staleness=1)
+
+
+NUMBERS = {**AT_LEAST, **dict.fromkeys(ABOVE_ZERO, 0)}
+
+
+@pytest.mark.parametrize("name", sorted(NUMBERS))
+def test_numbers_out_of_range_are_refused(name: str) -> None:
+    wrong = [NUMBERS[name] - 1, float("nan"), float("inf"), "many"]
+    wrong += [0] if name in ABOVE_ZERO else []
+    wrong += [AT_MOST[name] + 0.1] if name in AT_MOST else []
+    for value in wrong:
+        with pytest.raises(ConfigError, match=f"^{name} is .* it must be a number"):
+            agl.DPO(model="calc", **{name: value})
+
+
+@pytest.mark.parametrize("name", sorted(CHOICES))
+def test_words_nobody_knows_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is 'magic'; it can be"):
+        agl.GRPO(model="calc", **{name: "magic"})  # pyright: ignore[reportArgumentType]
+
+
+def test_the_tables_name_settings_that_exist() -> None:
+    known = {f.name for f in fields(agl.DPO)}
+    assert {*NUMBERS, *AT_MOST, *CHOICES, *USED_WITH} <= known
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "cause"),
+    [
+        (agl.GRPO, {"group_size": 1}, "at least 2.*PPO"),
+        (agl.GRPO, {"tasks_per_step": 2, "minibatches": 3}, "minibatches .* at most tasks_per_step"),
+        (agl.GRPO, {"gamma": 0.9}, "gamma=0.9 has no effect.*return_to_go"),
+        (agl.GRPO, {"credit": "per_turn", "lam": 0.5}, "lam=0.5 has no effect.*gae"),
+        (agl.PPO, {"advantage": "rloo"}, "advantage='rloo' has no effect"),
+        (agl.GRPO, {"credit": "return_to_go", "rollout_return": "sum"}, "rollout_return='sum' has no effect"),
+        (agl.REINFORCE, {"clip_high": 0.3}, "clip_high=0.3 has no effect.*clips"),
+        (agl.GRPO, {"kl_in": "reward"}, "kl_in='reward' has no effect.*kl_coef"),
+        (agl.GRPO, {"kl_in": "reward", "kl_coef": 0.1, "kl_estimator": "k2"}, "kl_estimator='k2' has no effect"),
+        (agl.GRPO, {"overlong_margin": 5}, "overlong_margin=5 has no effect.*overlong_tokens"),
+        (agl.GRPO, {"correction_cap": 3.0}, "correction_cap=3.0 has no effect.*max_staleness"),
+        (agl.GRPO, {"overlong_tokens": 90, "overlong_margin": 9, "max_tokens": 80}, "No rollout can be overlong"),
+        (agl.GRPO, {"deterministic": True, "max_staleness": 1}, "max_staleness must be 0"),
+        (agl.GRPO, {"dynamic_sampling": 1, "quorum": 0.5}, "quorum must be 1"),
+        (agl.PPO, {"dynamic_sampling": 1}, "compares no siblings"),
+        (agl.DAPO, {"advantage": "reinforce++"}, "compares no siblings"),
+        (agl.GRPO, {"loss": "dpo"}, "use agl.DPO"),
+        (agl.DPO, {"loss": "ppo_clip"}, "use agl.DPO"),
+        (agl.DPO, {"advantage": "grpo"}, "use agl.DPO"),
+        (agl.DPO, {"credit": "gae"}, "DPO chooses whole rollouts"),
+        (agl.SFT, {"credit": "return_to_go"}, "SFT chooses whole rollouts"),
+        (agl.SFT, {"correction": "token"}, "Leave correction out"),
+        (agl.SFT, {"source": "chats", "max_staleness": 1}, "Chats are not sampled"),
+        (agl.SFT, {"source": "chats", "quorum": 0.5}, "Chats are not sampled"),
+        (agl.RLOO, {"update_epochs": 2}, "loss='ppo_clip'"),
+        (agl.GRPO, {"outcome_use": {"time_out": "mask"}}, "outcomes are ok, truncated"),
+        (agl.GRPO, {"outcome_use": {"timeout": "drop"}}, "'train' or 'zero' or 'mask'"),
+        (agl.GRPO, {"train_agents": "("}, "train_agents is no regular expression"),
+    ],
+)
+def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        algorithm(model="calc", **settings)
+
+
+def test_a_name_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(TypeError, match="learning_rat"):
+        agl.GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
+
+
+def test_an_outcome_may_be_given_by_its_name() -> None:
+    assert agl.GRPO(model="calc", outcome_use={"timeout": "zero"}).outcome_use[Outcome.TIMEOUT] == "zero"  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("algorithm", [agl.SFT, agl.DPO])
+def test_what_is_learned_as_it_is_gets_no_importance_weights(algorithm: Any) -> None:
+    assert algorithm(model="calc", max_staleness=2).correction_kind is None
+    assert agl.GRPO(model="calc", max_staleness=2).correction_kind == "token"
