@@ -142,7 +142,7 @@ def every_call_a_row(calls: list[CreditedCall]) -> PackedBatch:
     together = {
         name: np.concatenate([getattr(b, name) for b in alone])
         for name in PackedBatch.__struct_fields__
-        if name != "returns_E"
+        if getattr(alone[0], name) is not None
     }
     sources = np.concatenate([b.source_E + start for b, start in zip(alone, starts, strict=True)])
     return PackedBatch(**{**together, "starts_S": starts, "source_E": sources.astype(np.int32)})

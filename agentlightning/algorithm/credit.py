@@ -24,6 +24,7 @@ from agentlightning.learner.advantage import (
     SELECTING,
     by_position,
     entry_weights,
+    filter_weights,
     gae,
     overlong_penalty,
     return_to_go,
@@ -96,7 +97,8 @@ def credit(
 
     `values` is what a critic expects before each call (for `gae`), `bonuses` what to add to a call's reward, both by
     call id. A masked rollout changes nothing about its siblings. Rollouts whose advantage is 0 have no gradient and are
-    dropped, but keep their share in the normalisation. Minibatches with nothing to learn are left out.
+    dropped, but keep their share in the normalisation. Minibatches with nothing to learn are left out. Tokens that were
+    drawn under a filter weigh as much less as the filter made them likelier, unless they are learned as they are.
     """
     units = make_units(episodes, rule, bonuses or {})
     advantages, returns = _advantages(units, rule, values or {})
@@ -106,6 +108,7 @@ def credit(
     for unit in units:
         counts_R[unit.rollout] |= unit.counts
     useful = {u.rollout for u, a in zip(units, advantages, strict=True) if u.counts and (rule.keep_flat or any(a))}
+    weigh = _as_they_are if rule.advantage in ("all", *SELECTING) else _as_drawn
     if rule.advantage in SELECTING:
         counts_R &= np.isin(np.arange(len(episodes)), list(useful))
     batches: list[list[CreditedCall]] = []
@@ -114,7 +117,7 @@ def credit(
         weights_Q = _weights(tokens_Q, rollout_Q, taken_R, rule)
         batches.append(
             [
-                _credited(call, conversation, int(groups_R[u.rollout]), a, float(weights_Q[conversation]), g)
+                _credited(call, conversation, int(groups_R[u.rollout]), a, weigh(call, weights_Q[conversation]), g)
                 for u, unit_a, unit_g, unit_c in zip(units, advantages, returns, conversations, strict=True)
                 if u.counts and u.rollout in useful and taken_R[u.rollout]
                 for call, a, g, conversation in zip(u.calls, unit_a, unit_g, unit_c, strict=True)
@@ -292,8 +295,16 @@ def _weights(tokens_Q: Int32Array, rollout_Q: Int32Array, taken_R: np.ndarray, r
     return weights_R[rollout_Q] if len(rollout_Q) else np.zeros(0, dtype=np.float32)
 
 
+def _as_they_are(call: Call, weight: float) -> Float32Array:
+    return np.full(len(call.response_ids), weight, dtype=np.float32)
+
+
+def _as_drawn(call: Call, weight: float) -> Float32Array:
+    return _as_they_are(call, weight) * filter_weights(call.plain_logprobs, call.logprobs)
+
+
 def _credited(
-    call: Call, sequence: int, group: int, advantage: float, weight: float, returned: float | None
+    call: Call, sequence: int, group: int, advantage: float, weights: Float32Array, returned: float | None
 ) -> CreditedCall:
     n = len(call.response_ids)
     return CreditedCall(
@@ -301,6 +312,6 @@ def _credited(
         sequence=sequence,
         group=group,
         advantages=np.full(n, advantage, dtype=np.float32),
-        weights=np.full(n, weight, dtype=np.float32),
+        weights=weights,
         returns=None if returned is None else np.full(n, returned, dtype=np.float32),
     )

@@ -41,8 +41,7 @@ class Updater:
         settings = self._settings
         expected, bonuses = await self._ask_first(episodes)
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
-        staleness = self._staleness(episodes)
-        metrics: dict[str, Any] = {"staleness": staleness} if settings.is_off_policy else {}
+        metrics: dict[str, Any] = {"staleness": self._staleness(episodes)} if settings.is_off_policy else {}
         if settings.overlong_tokens:
             free = settings.overlong_tokens - settings.overlong_margin
             metrics["overlong"] = sum(e.sampled_tokens > free for e in episodes)
@@ -53,16 +52,15 @@ class Updater:
             packed, corrected = await self._correct(packed)
             metrics |= corrected
         parts: list[dict[str, float]] = []
-        for number, batch in enumerate(packed * settings.update_epochs):
+        for batch in packed * settings.update_epochs:
             for part in batch:
                 parts.append(await self._learner.forward_backward(part, self._loss))
-                if number == 0 and staleness == 0 and settings.samples:
-                    self._check_gap(parts[-1]["logprob_gap_max"])
+                self._check_gap(parts[-1].get("logprob_gap_max", 0.0))
             parts[-1] |= await self._learner.optim_step(self._optim(rate))
             self._version = int(parts[-1]["version"])
         merged = _merge(parts)
         if not settings.samples:
-            merged = {k: v for k, v in merged.items() if k not in ("kl_old", "clip_fraction", "logprob_gap_max")}
+            merged = {k: v for k, v in merged.items() if k not in ("kl_old", "clip_fraction")}
         return {**merged, **metrics}
 
     def _optim(self, rate: float) -> OptimParams:
@@ -126,7 +124,12 @@ class Updater:
                 )
                 weights.append(weights_E)
                 corrected[-1].append(
-                    msgspec.structs.replace(batch, old_logprobs_E=now_E, weights_E=batch.weights_E * weights_E)
+                    msgspec.structs.replace(
+                        batch,
+                        old_logprobs_E=now_E,
+                        sampled_logprobs_E=batch.old_logprobs_E,
+                        weights_E=batch.weights_E * weights_E,
+                    )
                 )
         if not weights:
             return corrected, {}
@@ -148,7 +151,7 @@ class Updater:
         return {"certificate_logprobs": found.logprobs, "certificate_gradients": found.gradients}
 
     def _check_gap(self, gap: float) -> None:
-        """The canary: before the first update the learner must see the very log-probs the engine sampled with."""
+        """The canary: of what these very weights sampled, the learner must see the log-probs that the engine saw."""
         limit = self._settings.max_logprob_gap or (1e-3 if self._settings.dtype == "float32" else 0.5)
         if gap > limit:
             raise EngineError(
@@ -169,12 +172,13 @@ def _uncredited(episodes: Sequence[Episode], rule: Any) -> list[CreditedCall]:
 
 
 def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Metrics of a step from those of its passes: means weighted by entries, sums, and the canary's first gap."""
+    """Metrics of a step from those of its passes: means weighted by entries, sums, and the canary's largest gap."""
     if not parts:
         return {"updates": 0}
     entries = np.array([p["entries"] for p in parts])
     means = {k: float(np.average([p[k] for p in parts], weights=entries)) for k in _MEANS if k in parts[0]}
     norms = [p["grad_norm"] for p in parts if "grad_norm" in p]
+    gaps = [p["logprob_gap_max"] for p in parts if "logprob_gap_max" in p]
     return {
         **means,
         "loss": sum(p["loss"] for p in parts),
@@ -182,6 +186,6 @@ def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
         "updates": len(norms),
         "trained_tokens": int(entries.sum()),
         "tree_tokens": int(sum(p["tree_tokens"] for p in parts)),
-        "logprob_gap_max": parts[0]["logprob_gap_max"],
+        **({"logprob_gap_max": max(gaps)} if gaps else {}),
         "version": int(parts[-1]["version"]),
     }

@@ -199,6 +199,15 @@ def entry_weights(
     return weights_U
 
 
+def filter_weights(plain_E: Float32Array, drawn_E: Float32Array) -> Float32Array:
+    """Importance weights for tokens drawn under a filter (a grammar, top_p, top_k): π / μ, at most 1. Constants, [E].
+
+    A token that the filter all but forced says nothing of the policy, and weighs as little as the policy would have
+    chosen it. Where nothing was filtered the weight is 1 exactly.
+    """
+    return np.exp(np.minimum(plain_E - drawn_E, 0.0)).astype(np.float32)
+
+
 def correction_weights(
     old_E: Float32Array, sampled_E: Float32Array, sequence_E: Int32Array, kind: str, cap: float, floor: float = 0.0
 ) -> Float32Array:

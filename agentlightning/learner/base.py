@@ -43,7 +43,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     group_E: Int32Array
     """The group of siblings the entry belongs to, a number: the unit of preference pairs."""
     old_logprobs_E: Float32Array
-    """Plain log-probs at sampling time."""
+    """Where ratios start from: plain log-probs at sampling time, unless they were corrected."""
     advantages_E: Float32Array
     weights_E: Float32Array
     """Weight of the entry in the loss; the loss is the weighted sum, so that normalisation is the caller's choice."""
@@ -51,6 +51,10 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Temperature the target was sampled at: logits are divided by it, so that ratios start at 1."""
     returns_E: Float32Array | None = None
     """What a critic should predict at the entry; None where there is no critic."""
+    sampled_logprobs_E: Float32Array | None = None
+    """Plain log-probs at sampling time, where ratios start from others; None: `old_logprobs_E` are those."""
+    version_E: Int32Array | None = None
+    """The weight version that sampled each target, -1 where nobody knows; None: nobody knows of any."""
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,7 +132,7 @@ As a loss k2 has the gradient of the true KL when on-policy; k1 has none in expe
 
 
 def compute_loss(entries: Entries, config: LossConfig) -> tuple[Tensor, Metrics]:
-    """The configured loss and its metrics. Metrics are means over the entries but for `loss` (a sum) and `…_max`."""
+    """The configured loss and its metrics. Metrics are means over the entries but for `loss`, a sum."""
     loss, clipped_E = _choose(LOSSES, config.name, "loss")(entries, config)
     metrics: Metrics = {}
     if config.entropy_coef and entries.entropy_E is not None:
@@ -151,7 +151,6 @@ def compute_loss(entries: Entries, config: LossConfig) -> tuple[Tensor, Metrics]
             "clip_fraction": clipped_E.float().mean().item(),
             # k3 of the divergence from the weights that sampled: E[(r − 1) − log r]
             "kl_old": (torch.expm1(gap_E) - gap_E).mean().item(),
-            "logprob_gap_max": gap_E.abs().max().item(),
         }
     return loss, metrics
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from agentlightning.adapter.tree import TokenTree, build_tree
 from agentlightning.learner.base import PackedBatch
-from agentlightning.types.call import Call, Float32Array
+from agentlightning.types.call import Call, Float32Array, Int32Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,16 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
             np.array([c.call.info.temperature or 1.0 for c in credited], dtype=np.float32), lengths
         ),
         returns_E=np.concatenate([c.returns for c in credited if c.returns is not None]) if returned else None,
+        version_E=np.concatenate([_versions(c.call) for c in credited]),
     )
+
+
+def _versions(call: Call) -> Int32Array:
+    """The weight version of each sampled token, -1 if unknown."""
+    version_R = np.full(len(call.response_ids), -1, dtype=np.int32)
+    for run in call.versions:
+        version_R[run.start :] = run.version
+    return version_R
 
 
 def _sources(tree: TokenTree, index: int, call: Call) -> np.ndarray:

@@ -19,6 +19,7 @@ from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig,
 from agentlightning.learner.critic import Critic
 from agentlightning.learner.forward import Scores, score, why_no_tree
 from agentlightning.learner.loss import Entries, compute_loss
+from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_base
 from agentlightning.types.call import Float32Array
 
@@ -41,7 +42,7 @@ class TorchLearner:
         self.policy = policy
         self.options = options or LearnerOptions()
         self.rows = False
-        self._optimizer = torch.optim.AdamW(policy.trainable(), lr=0.0)
+        self._optimizer = Optimizer(policy.trainable())
         self._critic: Critic | None = None
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
@@ -66,7 +67,9 @@ class TorchLearner:
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
+        metrics |= self._canary(batch, scores.logprobs_E.detach())
         value.backward()
+        self._optimizer.gather()
         if self._critic is not None and batch.returns_E is not None:
             returns_E, weights_E = self._tensor(batch.returns_E), self._tensor(batch.weights_E)
             metrics |= self._critic.learn(scores.hidden_EH, returns_E, weights_E)
@@ -90,24 +93,14 @@ class TorchLearner:
 
     def optim_step(self, params: OptimParams) -> dict[str, float]:
         """Clip, step, zero the gradients; the weights get the next version. A step that is not finite is refused."""
-        parameters = self.policy.trainable()
-        limit = params.max_grad_norm or float("inf")
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        norm = self._optimizer.clip(params.max_grad_norm)
         if not np.isfinite(norm):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero()
             raise EngineError(
                 f"The gradient is not finite (norm {norm}); the weights were left as they are. "
                 "Lower the learning rate, or start again from the last checkpoint."
             )
-        for group in self._optimizer.param_groups:
-            group.update(
-                lr=params.learning_rate,
-                betas=(params.beta1, params.beta2),
-                eps=params.eps,
-                weight_decay=params.weight_decay,
-            )
-        self._optimizer.step()
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.step(params)
         if self._critic is not None:
             self._critic.step(params.critic_learning_rate)
         self.policy.version += 1
@@ -116,7 +109,7 @@ class TorchLearner:
     def save_state(self, path: str | Path) -> None:
         """The optimisers' state, the critic and the version; the weights are `export`'s."""
         with atomic_directory(Path(path)) as directory:
-            state = {"optimizer": self._optimizer.state_dict(), "version": self.policy.version}
+            state = {"optimizer": self._optimizer.state(), "version": self.policy.version}
             if self._critic is not None:
                 state["critic"] = self._critic.state()
             torch.save(state, directory / STATE_FILE)
@@ -124,7 +117,13 @@ class TorchLearner:
     def load_state(self, path: str | Path) -> None:
         """What `save_state` wrote, onto a policy loaded from the weights exported with it."""
         state = torch.load(Path(path) / STATE_FILE, map_location=self.policy.device, weights_only=True)
-        self._optimizer.load_state_dict(state["optimizer"])
+        try:
+            self._optimizer.load(state["optimizer"])
+        except (ValueError, KeyError) as error:
+            raise ConfigError(
+                f"The optimiser's state in {path} is of other parameters than those in training ({error}). Resume with "
+                "the settings that the run began with, or start a new run from the checkpoint's model."
+            ) from error
         if self._critic is not None and "critic" in state:
             self._critic.load(state["critic"])
         self.policy.version = state["version"]
@@ -166,6 +165,17 @@ class TorchLearner:
         )
         value, metrics = compute_loss(entries, loss)
         return scores, value, metrics
+
+    def _canary(self, batch: PackedBatch, logprobs_E: Tensor) -> dict[str, float]:
+        """How far the log-probs are from those of the engine, on tokens that these very weights have sampled."""
+        if batch.version_E is None:
+            return {}
+        fresh = np.flatnonzero(batch.version_E == self.policy.version)
+        if not len(fresh):
+            return {}
+        sampled_E = batch.old_logprobs_E if batch.sampled_logprobs_E is None else batch.sampled_logprobs_E
+        gap_E = logprobs_E[self._tensor(fresh)] - self._tensor(sampled_E[fresh])
+        return {"logprob_gap_max": gap_E.abs().max().item()}
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.policy.device)

@@ -16,6 +16,7 @@ from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.ahead import Ahead, Sampled
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.update import Updater
+from agentlightning.errors import EngineError
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
@@ -79,7 +80,7 @@ def recorded(steps: int, learner: InProcess) -> list[list[Episode]]:
 
 
 def settings(**more: Any) -> GRPO:
-    return GRPO(model="calc", tasks_per_step=2, group_size=4, max_logprob_gap=10.0, **more)
+    return GRPO(**{"model": "calc", "tasks_per_step": 2, "group_size": 4, "max_logprob_gap": 10.0, **more})
 
 
 async def through_ahead(model: Path, steps: list[list[Episode]], reporter: Reporter, staleness: int) -> list[bytes]:
@@ -156,3 +157,30 @@ async def test_overlong_rollouts_are_counted(tiny_model_dir: Path, reporter: Rep
         overlong: Any = settings(overlong_tokens=tokens, overlong_margin=margin)
         metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0, certify=False)  # pyright: ignore[reportArgumentType]
         assert metrics["overlong"] == wanted
+
+
+def shifted(episodes: list[Episode], gap: float, version: int | None) -> list[Episode]:
+    """What an engine that is `gap` off would have recorded under weights `version` (None: nobody knows)."""
+
+    def wrong(call: Any) -> Any:
+        versions = () if version is None else (VersionRun(0, version),)
+        return replace(call, plain_logprobs=call.plain_logprobs - gap, versions=versions)
+
+    return [replace(e, calls=[wrong(c) for c in e.calls]) for e in episodes]
+
+
+@pytest.mark.parametrize("more", [{}, {"max_staleness": 1}, {"quorum": 0.5}], ids=["sync", "ahead", "quorum"])
+async def test_an_engine_that_is_off_is_found_out_in_every_mode(
+    tiny_model_dir: Path, reporter: Reporter, more: dict[str, Any]
+) -> None:
+    """By the tokens that the learner's own weights sampled, and by those alone."""
+    learner = InProcess(tiny_model_dir)
+    (episodes,) = recorded(1, learner)
+    updater = Updater(settings(max_logprob_gap=None, **more), learner, reporter)  # pyright: ignore[reportArgumentType]
+    metrics = await updater.learn(shifted(episodes, 0.1, None), 0.0, certify=False)
+    assert "logprob_gap_max" not in metrics, "triplets sampled elsewhere"
+    await updater.learn(shifted(episodes, 0.1, 0), 0.0, certify=False)  # of older weights: the version is 1 now
+    metrics = await updater.learn(shifted(episodes, 1e-4, 2), 0.0, certify=False)
+    assert metrics["logprob_gap_max"] == pytest.approx(1e-4, rel=0.05)
+    with pytest.raises(EngineError, match="differ by"):
+        await updater.learn(shifted(episodes, 0.1, 3), 0.0, certify=False)

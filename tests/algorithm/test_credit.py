@@ -228,3 +228,17 @@ def test_weights_by_normalization(normalization: Any, weights: list[float]) -> N
 def test_a_bonus_counts_as_reward_of_its_call() -> None:
     rule = CreditRule(mode="return_to_go", advantage="reinforce")
     assert advantages([episode("g", [(1.0, 1)])], rule, bonuses={"r0-0": -0.25}) == [[0.75, 1.0]]
+
+
+def test_tokens_drawn_under_a_filter_weigh_by_how_likely_they_were_without_it() -> None:
+    """A grammar forced the second token of the first rollout: to the policy it was one in a hundred."""
+    first, second = episode("g", [(1.0, 0)], tokens=(2,)), episode("g", [(0.0, 0)], tokens=(2,))
+    plain, drawn = np.log(np.array([0.5, 0.01], np.float32)), np.log(np.array([0.5, 1.0], np.float32))
+    forced = [replace(first, calls=[replace(first.calls[0], plain_logprobs=plain, logprobs=drawn)]), second]
+
+    def weights(episodes: list[Episode], rule: CreditRule) -> list[list[float]]:
+        return [c.weights.tolist() for batch in credit(episodes, rule) for c in batch]
+
+    assert weights(forced, CreditRule()) == [[0.25, pytest.approx(0.0025)], [0.25, 0.25]]
+    assert weights([first, second], CreditRule()) == [[0.25, 0.25], [0.25, 0.25]]
+    assert weights(forced, CreditRule(advantage="best")) == [[0.5, 0.5]], "learned as it is"

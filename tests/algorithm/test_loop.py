@@ -26,7 +26,7 @@ class Counting:
     version = 0
 
     async def forward_backward(self, batch: Any, loss: object) -> dict[str, float]:
-        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0, "logprob_gap_max": 0.0}
+        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0}
 
     async def optim_step(self, params: object) -> dict[str, float]:
         self.version += 1

@@ -70,7 +70,7 @@ class Recorder:
 
     async def forward_backward(self, batch: PackedBatch, loss: object) -> dict[str, float]:
         self.batches.append(batch)
-        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0, "logprob_gap_max": 0.0}
+        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0}
 
     async def optim_step(self, params: OptimParams) -> dict[str, float]:
         self.version += 1
