@@ -86,10 +86,11 @@ class LoopServer:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))
-        except OSError as error:
+        except (OSError, OverflowError) as error:  # the latter for a port that no port can be
             listening.close()
+            why = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
             raise self._error(
-                f"The {self._what} cannot listen on {self.host}:{self.port}: {error.strerror or error}. "
+                f"The {self._what} cannot listen on {self.host}:{self.port}: {why or error}. "
                 "Give another port, or port 0 to take a free one."
             ) from error
         listening.setblocking(False)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.preflight import NEVER_CALLED
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode
+
+SHOWN_FAILURES = 3
 
 
 @dataclass(kw_only=True)
@@ -59,3 +63,29 @@ class Baseline(Algorithm):
             self.episodes = await run_rollouts(self.context, requests, "running")
         except Stopped:
             return
+        self._report()
+
+    def _report(self) -> None:
+        """Say what came of it, and why the first failures failed."""
+        reporter = self.context.reporter
+        reporter.note(summary(self.episodes))
+        for episode in [e for e in self.episodes if not e.good][:SHOWN_FAILURES]:
+            error = (episode.attempt and episode.attempt.error) or "It was never run."
+            reporter.warn(f"{episode.outcome.value} on {episode.rollout.input!r:.200}\n{error}")
+        if self.policy is not None and not any(e.calls for e in self.episodes):
+            reporter.warn(NEVER_CALLED)
+
+
+def summary(episodes: Sequence[Episode]) -> str:
+    """One line: how many, what they earned, what they used, and how they ended."""
+    reward = mean_reward(episodes)
+    calls = [call for e in episodes for call in e.calls]
+    return ", ".join(
+        [
+            f"{len(episodes)} rollouts",
+            "no reward" if reward is None else f"mean reward {reward:.3f}",
+            f"{len(calls)} model calls",
+            f"{sum(len(call.response_ids) for call in calls)} sampled tokens",
+            *(f"{count} {outcome}" for outcome, count in Counter(e.outcome.value for e in episodes).items()),
+        ]
+    )

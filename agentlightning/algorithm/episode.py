@@ -48,6 +48,11 @@ class Episode:
         return (self.attempt and self.attempt.outcome) or Outcome.INFRA_ERROR
 
     @property
+    def good(self) -> bool:
+        """Whether it came to its end, truncated or not."""
+        return self.outcome in (Outcome.OK, Outcome.TRUNCATED)
+
+    @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy in training sampled."""
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)

@@ -13,12 +13,16 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
-from agentlightning.types import Outcome
 
 WATCHED_STEPS = 30
 """Steps after which the reward should have moved."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings after which the run stops."""
+
+NEVER_CALLED = (
+    "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it is given:  "
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+)
 
 
 class Preflight:
@@ -59,7 +63,7 @@ class Preflight:
         come back.
         """
         usable = [e for e in episodes if self._rule.uses[e.outcome] != "mask"]
-        failed = [e for e in episodes if e.outcome not in (Outcome.OK, Outcome.TRUNCATED)]
+        failed = [e for e in episodes if not e.good]
         self._failed = 0 if usable else self._failed + 1
         if not usable and (not self._learned or self._failed >= FLAT_STEPS):
             raise AgentError(
@@ -74,10 +78,7 @@ class Preflight:
         if not usable:
             return
         if not any(e.calls for e in usable):
-            raise AgentError(
-                "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it "
-                "is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
-            )
+            raise AgentError(NEVER_CALLED)
         if not any(e.sampled_tokens for e in usable):
             raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
         if self._compares:

@@ -79,10 +79,10 @@ def demo(
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, or a model.")],
     agent: Annotated[
-        str | None, typer.Option(help="The agent as file.py:name; the one of the run if not given.")
+        str | None, typer.Option(help="The agent as file.py:name, or a command; the one of the run if not given.")
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option(help="Held-out tasks, one JSON value per line; the example's if not given.")
+        Path | None, typer.Option(help="Held-out tasks, one JSON value per line; an example's run brings its own.")
     ] = None,
     base: Annotated[str | None, typer.Option(help="Model to compare with; the run's first one if not given.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use at most so many tasks.")] = 400,

@@ -15,14 +15,14 @@ from rich.table import Table
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, read_checkpoint
 from agentlightning.cli.agents import find_agent, read_tasks
-from agentlightning.cli.example import load_example
+from agentlightning.cli.example import load_agent, load_example
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.metrics.intervals import mean_interval, paired_difference
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.trainer import RUN_FILE
-from agentlightning.types import Outcome, RolloutMode
+from agentlightning.types import RolloutMode
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -78,7 +78,7 @@ def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         Trainer(algorithm=algorithm, run_dir=folder, console=SilentConsole()).fit(agent, tasks)
     episodes = algorithm.episodes
-    failed = sum(e.outcome not in (Outcome.OK, Outcome.TRUNCATED) for e in episodes)
+    failed = sum(not e.good for e in episodes)
     return [e.reward or 0.0 for e in episodes], failed
 
 
@@ -98,18 +98,31 @@ def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
 
 
 def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any]) -> tuple[LitAgent[Any], list[Any]]:
-    source, name = run.get("source"), run.get("agent")
-    example = Path(source).parent.name if source else "calc"
-    if agent is None and (source is None or not Path(source).is_file()) and example != "calc":
-        raise ConfigError("The agent of this run is not known. Give it with --agent path/to/file.py:name.")
-    if tasks is None:
-        recipe = load_example(example, "recipe")
-        held_out = recipe.test_tasks()
-    else:
+    """Those that are given; else the agent of the run, and if that is an example its held-out tasks."""
+    example = _example(run)
+    if tasks is not None:
         held_out = read_tasks(tasks)
-    if agent is None:
-        return load_example(example, f"{example}_agent").__dict__[name or f"{example}_agent"], held_out
-    return find_agent(agent), held_out
+    elif example is not None and agent is None:
+        held_out = load_example(example, "recipe").test_tasks()
+    else:
+        raise ConfigError("Give held-out tasks with --tasks FILE, one JSON value per line.")
+    if agent is not None:
+        return find_agent(agent), held_out
+    if example is not None:
+        return vars(load_example(example, f"{example}_agent"))[f"{example}_agent"], held_out
+    source = run.get("source")
+    if source is None or not Path(source).is_file():
+        raise ConfigError("The agent of this run is not known. Give it with --agent: file.py:name, or a command.")
+    return load_agent(f"{source}:{run['agent']}"), held_out
+
+
+def _example(run: dict[str, Any]) -> str | None:
+    """The example that the run's agent is, wherever it was installed; that of a model without a run is `calc`."""
+    if not run:
+        return "calc"
+    source = Path(run.get("source") or "")
+    name = source.parent.name
+    return name if source.name == f"{name}_agent.py" and run.get("agent") == source.stem else None
 
 
 def _table(rewards: dict[str, list[float]], models: dict[str, str | None]) -> Table:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import sys
+import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
-from agentlightning.litagent import FunctionAgent, LitAgent
+from agentlightning.litagent import LitAgent
+from agentlightning.trainer.checks import as_agent
 
 _PACKAGE = Path(__file__).parent.parent
 _PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
@@ -59,8 +62,20 @@ def load_agent(reference: str) -> LitAgent[Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the user's file raises
+        raise ConfigError(f"{path} cannot be loaded: {_what_it_raised(error)}") from error
     found = vars(module).get(name)
     if found is None:
-        raise ConfigError(f"{path} has no '{name}'.")
-    return found if isinstance(found, LitAgent) else FunctionAgent(found)
+        raise ConfigError(f"{path} has no '{name}' at its top level.")
+    if isinstance(found, type) and issubclass(found, LitAgent):
+        found = found()
+    return as_agent(found)
+
+
+def _what_it_raised(error: Exception) -> str:
+    """The error with its traceback, from the user's file on."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    own = itertools.dropwhile(lambda frame: frame.filename.startswith("<frozen"), frames)
+    return "".join([*traceback.format_exception_only(error), *traceback.format_list(list(own))]).rstrip()

@@ -79,9 +79,8 @@ class Planner:
         request, live = arrival.request, arrival.live
         if request.tools and not self._rendering.parses_tools:
             raise Refusal(
-                "This model is served without a parser for its tool calls. Start the gateway with the renderer that "
-                "fits "
-                "the model (--renderer).",
+                "This model is served without a parser for its tool calls. Start the gateway with the "
+                "`renderer` that fits the model.",
                 code="tools_unsupported",
                 param="tools",
             )

@@ -293,7 +293,7 @@ def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> 
         created = _create(name, options, tokenizer)
     except (AssertionError, ValueError, KeyError, TypeError, ImportError) as error:
         raise ModelError(
-            f"The renderer '{name}' does not fit {path}: {error}. Give another one with --renderer; known are "
+            f"The renderer '{name}' does not fit {path}: {error}. Give another one as `renderer`; known are "
             f"{', '.join(_candidates())}, and 'default' for the model's own chat template."
         ) from error
     return _finished(name, options, tokenizer, created, path)
@@ -303,8 +303,8 @@ def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: A
     keeping = _try(name, {"thinking_retention": "all", **options}, tokenizer)
     if not tools_survive(renderer):
         raise ModelError(
-            f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the renderer that fits with "
-            "--renderer, or --renderer default if the agents use no tools."
+            f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the one that fits as "
+            "`renderer`, or 'default' if the agents use no tools."
         )
     return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True)
 
@@ -316,7 +316,7 @@ def _by_template(
     if tokenizer.chat_template is None:
         raise ModelError(
             f"{path} has no chat template. Add a chat_template.jinja to the model directory, or name the renderer that "
-            f"fits it with --renderer: {', '.join(_candidates())}."
+            f"fits it as `renderer`: {', '.join(_candidates())}."
         )
     thinking = {"reasoning_parser": "think"} if "<think>" in tokenizer.chat_template else {}
     vocabulary = tokenizer.get_vocab()
@@ -333,9 +333,8 @@ def _by_template(
             )
     if tools_required:
         raise ModelError(
-            f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give the "
-            "renderer "
-            f"that fits with --renderer ({', '.join(_candidates())}), or --renderer default if the agents use no tools."
+            f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give as "
+            f"`renderer` the one that fits ({', '.join(_candidates())}), or 'default' if the agents use no tools."
         )
     made = _template_renderers(tokenizer, path, {**thinking, **options}, None)
     return RenderersRendering("default", tokenizer, *made, parses_tools=False)

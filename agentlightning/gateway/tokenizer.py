@@ -79,8 +79,7 @@ class FileTokenizer:
         if self.chat_template is None:
             raise ModelError(
                 f"{self.name_or_path} has no chat template. Add a chat_template.jinja to the model directory, or name "
-                "the "
-                "renderer that fits it (--renderer)."
+                "the one that fits it as `renderer`."
             )
         special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v is not None}
         rendered = render_jinja_template(
@@ -107,12 +106,17 @@ def load_tokenizer(path: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory)
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"No tokenizer could be loaded from {directory}: {error}. The directory needs a tokenizer.json (saved by "
             "`tokenizer.save_pretrained`)."
         ) from error
+    if not any((directory / file).is_file() for file in tokenizer.vocab_files_names.values()):
+        raise ModelError(  # for some kinds of models transformers makes an empty tokenizer then
+            f"There is no tokenizer in {directory}. Save the model's own there, with tokenizer.save_pretrained."
+        )
+    return tokenizer
 
 
 def model_directory(path: str) -> Path:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentlightning.errors import ModelError
+from agentlightning.errors import ConfigError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import resolve_model
 
@@ -83,10 +84,15 @@ class Policy:
 
 
 def pick_device(device: str = "auto") -> torch.device:
-    """`auto` is the GPU if there is one."""
+    """`auto` is the GPU if there is one. Raises ConfigError for a device that is not there."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
+    try:
+        return torch.empty(0, device=device).device
+    except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
+        raise ConfigError(
+            f"The device '{device}' cannot be used: {_first_line(error)}. Leave `device` out to take what there is."
+        ) from error
 
 
 def load_policy(
@@ -105,11 +111,13 @@ def load_policy(
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise ModelError(
-            f"The model '{name}' could not be loaded: {_first_line(error)}\n"
-            "Check the name; a Hugging Face id needs a network connection or an earlier download."
-        ) from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        hint = (
+            "Check that the directory is whole: config.json, weights and tokenizer, as save_pretrained writes them."
+            if Path(path).is_dir()
+            else "Check the name; a Hugging Face id needs a network connection or an earlier download."
+        )
+        raise ModelError(f"The model '{name}' could not be loaded: {_first_line(error)}\n{hint}") from error
     if lora is not None and peft_model is None:
         model, peft_model = _add_lora(model, lora)
     model.to(target)  # pyright: ignore[reportArgumentType]

@@ -26,12 +26,18 @@ class FunctionAgent(LitAgent[Any]):
     def __init__(self, function: Function, *, trained_agents: str | None = None) -> None:
         super().__init__(trained_agents=trained_agents)
         self.function = function
-        self._is_async = inspect.iscoroutinefunction(function)
+        self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._wanted = _parameters(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
+
+    @property
+    def origin(self) -> tuple[str, str | None]:
+        code = inspect.unwrap(self.function)
+        source = code.__code__.co_filename if inspect.isfunction(code) else None
+        return _name(self.function), source
 
     def is_async(self) -> bool:
         return self._is_async
@@ -54,15 +60,21 @@ class FunctionAgent(LitAgent[Any]):
             if wanted is not None and isinstance(resource, wanted):
                 return resource
         raise ConfigError(
-            f"The agent {self.function.__name__} asks for '{name}', but the resources hold only: "
-            f"{', '.join(resources) or 'nothing'}. Give it with Trainer(initial_resources={{'{name}': …}})."
+            f"The agent {_name(self.function)} has a parameter '{name}', but the resources hold only: "
+            f"{', '.join(resources) or 'nothing'}. Rename the parameter, give it a default value, or give the resource "
+            f"with Trainer(initial_resources={{'{name}': …}})."
         )
+
+
+def _name(function: Function) -> str:
+    """Of a function; of an object that can be called, its class's."""
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _parameters(function: Function) -> tuple[str, ...]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
-        raise ConfigError(f"The agent {function.__name__} takes no arguments; its first one must be the task.")
+        raise ConfigError(f"The agent {_name(function)} takes no arguments; its first one must be the task.")
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return tuple(p.name for p in parameters[1:] if p.kind not in variable and p.default is inspect.Parameter.empty)
 
@@ -90,5 +102,5 @@ def prompt_rollout(function: Function) -> FunctionAgent:
 
 def _requiring(name: str, function: Function) -> FunctionAgent:
     if name not in inspect.signature(function).parameters:
-        raise ConfigError(f"The agent {function.__name__} has no parameter '{name}'.")
+        raise ConfigError(f"The agent {_name(function)} has no parameter '{name}'.")
     return FunctionAgent(function)

@@ -30,6 +30,11 @@ class LitAgent(Generic[T]):
         """What the API key of an attempt opens for this agent; see `agentlightning.keys`."""
         return ALL_SCOPES
 
+    @property
+    def origin(self) -> tuple[str, str | None]:
+        """Its name, and the file it is from (None where that is not known): `file.py:name` finds it again."""
+        return type(self).__name__, None
+
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
         raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")
 

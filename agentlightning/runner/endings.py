@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from agentlightning.errors import message_of
@@ -12,6 +14,8 @@ from agentlightning.types import Outcome
 
 MOST_CHARACTERS = 64_000
 """Of an error; what is longer loses its middle."""
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("runner", "litagent"))
 
 
 class AttemptSummary(Protocol):
@@ -58,7 +62,7 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
 
 def describe(error: BaseException) -> str:
     """Message first, then the traceback without our own frames."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/agentlightning/runner/" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     trace = "".join(traceback.format_list(frames))
     text = f"{type(error).__name__}: {message_of(error)}\n{trace}".rstrip()
     if not isinstance(error, BaseExceptionGroup):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from agentlightning.emitter import emit_reward
-from agentlightning.errors import AgentError, ConflictError, JudgeError, StoreError
+from agentlightning.errors import AgentError, ConfigError, ConflictError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.air import air
 from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
@@ -56,7 +56,6 @@ _STATUS = {
     Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
     Outcome.CANCELLED: AttemptStatus.CANCELLED,
 }
-
 
 _NO_REWARD = (
     "The agent returned None and emitted no reward. Return a number from the agent, "
@@ -230,7 +229,7 @@ class LitAgentRunner:
             return Ending(Outcome.INFRA_ERROR, str(error))
         except JudgeError as error:
             return Ending(Outcome.JUDGE_ERROR, str(error))
-        except AgentError as error:
+        except (AgentError, ConfigError) as error:
             return Ending(Outcome.AGENT_ERROR, str(error))
         except Exception as error:  # whatever user code raises is data about this attempt
             return Ending(Outcome.AGENT_ERROR, describe(error))

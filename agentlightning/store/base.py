@@ -8,7 +8,7 @@ committed. Lookups of unknown ids return None or an empty page; updates of unkno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from typing_extensions import TypedDict  # pydantic, which the server uses, wants this one before Python 3.12
 
@@ -76,6 +76,7 @@ class Capabilities(TypedDict):
     otlp_traces: bool
 
 
+@runtime_checkable
 class LightningStore(Protocol):
     """See the module's docstring for what every method guarantees."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
@@ -10,6 +11,9 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from agentlightning.runner.executor import new_event_loop
+
+_stoppers: dict[asyncio.AbstractEventLoop, Callable[[], None]] = {}
+"""What a Ctrl-C does to the work in a loop that is not the main thread's; see `run_sync`."""
 
 
 @contextmanager
@@ -24,6 +28,7 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
         restore()
 
     def restore() -> None:
+        _stoppers.pop(loop, None)
         while installed:
             loop.remove_signal_handler(installed.pop())
 
@@ -32,6 +37,8 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(number, interrupted)
                 installed.append(number)
+    else:
+        _stoppers[loop] = interrupted
     try:
         yield
     finally:
@@ -40,28 +47,52 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
 
 def run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end from sync code, also where a loop is running already (a notebook)."""
+    if _inside_a_loop():
+        return _run_in_a_thread(coroutine)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        return runner.run(coroutine)
 
-    def run() -> Any:
-        with asyncio.Runner(loop_factory=new_event_loop) as runner:
-            return runner.run(coroutine)
 
-    if not _inside_a_loop():
-        return run()
-    result: list[Any] = []
-    failure: list[BaseException] = []
+def _run_in_a_thread(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The caller's thread waits; its first Ctrl-C stops the work as `stop_on_interrupt` says, the second cancels it."""
+    result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    loop = new_event_loop()
+    main = loop.create_task(coroutine)
 
     def work() -> None:
         try:
-            result.append(run())
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                value = runner.run(_awaited(main))
+            result.set_result(value)
         except BaseException as error:  # handed to the caller's thread
-            failure.append(error)
+            result.set_exception(error)
 
-    thread = threading.Thread(target=work, name="agl-trainer")
-    thread.start()
-    thread.join()
-    if failure:
-        raise failure[0]
-    return result[0]
+    def interrupted(*_: object) -> None:
+        loop.call_soon_threadsafe(_stoppers.get(loop, main.cancel))
+
+    with _handling_sigint(interrupted):
+        threading.Thread(target=work, name="agl-trainer").start()
+        try:
+            return result.result()
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
+
+
+async def _awaited(task: asyncio.Task[Any]) -> Any:
+    return await task
+
+
+@contextmanager
+def _handling_sigint(handler: Callable[..., None]) -> Iterator[None]:
+    """Instead of whoever handles it now, who may wait for the very loop that waits for us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _inside_a_loop() -> bool:

@@ -10,6 +10,8 @@ The training loop itself is the algorithm's: see `algorithm/grpo.py`, `GRPO.run`
 from __future__ import annotations
 
 import asyncio
+import copy
+import itertools
 import json
 import logging
 import time
@@ -17,6 +19,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm
@@ -27,9 +30,10 @@ from agentlightning.algorithm.checkpoint import (
     model_path,
     read_checkpoint,
 )
-from agentlightning.errors import ConfigError, ModelProcessDied, StoreError
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError
 from agentlightning.files import atomic_write
-from agentlightning.litagent import FunctionAgent, LitAgent
+from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
@@ -37,9 +41,10 @@ from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.checks import as_agent, check_parts, check_tasks
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
-from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutStatus
+from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutConfig, RolloutStatus
 
 if TYPE_CHECKING:
     from agentlightning.gateway import Gateway
@@ -118,13 +123,18 @@ class Trainer:
     ) -> None:
         if n_runners is not None and n_workers is not None and n_runners != n_workers:
             raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
+        check_parts(algorithm=algorithm, store=store, tracer=tracer)
         self.algorithm = algorithm or Baseline()
-        self.n_runners = n_runners or n_workers or 1
+        self.n_runners = next((n for n in (n_runners, n_workers) if n is not None), 1)
         self.concurrency = concurrency
         self.store = store
         self.tracer = tracer or OtelTracer()
         self.initial_resources = initial_resources or {}
-        self.hooks = [hooks] if isinstance(hooks, Hook) else list(hooks or ())
+        self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
+        for hook in self.hooks:
+            check_parts(hook=hook)
+        for resource in self.initial_resources.values():
+            check_parts(resource=resource)
         self.max_rollouts = max_rollouts
         self.strategy = (strategy if isinstance(strategy, Strategy) else Strategy.read(strategy)).with_key()
         self.address: asyncio.Future[Address] | None = None
@@ -148,25 +158,42 @@ class Trainer:
     ) -> RunResult:
         """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly."""
         val = val_dataset if val_dataset is not None else val_data
-        return run_sync(self.fit_async(_as_agent(agent), train_dataset, val))
+        try:
+            return run_sync(self.fit_async(agent, train_dataset, val))
+        except AgentLightningError as error:  # it says itself what to do; the way it came is for the log
+            logger.debug("The run failed", exc_info=error)
+            raise error.with_traceback(None) from None
 
     def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Dataset[Any]) -> RunResult:
-        """A dry run: each task once with the `Baseline` algorithm, on the model that `algorithm` would train."""
-        spec = self.algorithm.policy
-        if spec is None:
-            self.algorithm = Baseline()
-        else:
-            self.algorithm = Baseline(model=spec.model, policies=spec.policies, frozen=spec.frozen)
-        return self.fit(agent, train_dataset)
+        """A dry run: each task once, on the model that `algorithm` would train; says what came of it, learns nothing.
+
+        Its files are in a folder of its own inside `run_dir`, so `fit` may follow.
+        """
+        dry = copy.copy(self)
+        settings = self.algorithm
+        dry.algorithm = Baseline(
+            rollout_config=settings.rollout_config if isinstance(settings, TrainingSettings) else RolloutConfig()
+        )
+        if settings.policy is not None:
+            dry.algorithm.policy = replace(settings.policy, reference=None, critic=False)
+        dry.run_dir = _new_folder(self.run_dir / "dev")
+        return dry.fit(agent, train_dataset)
 
     async def fit_async(
-        self, agent: LitAgent[Any], train_dataset: Dataset[Any], val_dataset: Dataset[Any] | None = None
+        self,
+        agent: LitAgent[Any] | Callable[..., Any],
+        train_dataset: Dataset[Any],
+        val_dataset: Dataset[Any] | None = None,
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
+        agent = as_agent(agent)
         if self.strategy.role == "runner":
             return await self._be_a_runner(agent)
+        check_tasks("training", train_dataset)
+        if val_dataset is not None:
+            check_tasks("validation", val_dataset)
         self._refuse_to_overwrite()
-        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._make_run_dir()
         self._write_run_file(agent)
         processes = self._fork_runners(agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, asyncio.Event())
@@ -336,10 +363,21 @@ class Trainer:
         if self.resume_from is not None:
             return self.resume_from.parent.parent
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        return Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}"
+        return _new_folder(Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}")
+
+    def _make_run_dir(self) -> None:
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.run_dir):
+                pass
+        except OSError as error:
+            raise ConfigError(
+                f"The run cannot write to {self.run_dir}: {error}. Give a run_dir where it can."
+            ) from error
 
     def _refuse_to_overwrite(self) -> None:
-        if self.resume_from is None and (self.run_dir / METRICS_FILE).exists():
+        metrics = self.run_dir / METRICS_FILE
+        if self.resume_from is None and metrics.is_file() and metrics.stat().st_size > 0:
             raise ConfigError(
                 f"{self.run_dir} holds a run already, which would be overwritten. Go on with it by "
                 f"resume='{self.run_dir}', or give another run_dir."
@@ -350,8 +388,7 @@ class Trainer:
         algorithm = self.algorithm
         names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
         settings = {name: repr(getattr(algorithm, name)) for name in names}
-        source = agent.function.__code__.co_filename if isinstance(agent, FunctionAgent) else None
-        name = agent.function.__name__ if isinstance(agent, FunctionAgent) else type(agent).__name__
+        name, source = agent.origin
         run = {"algorithm": type(algorithm).__name__, "settings": settings, "agent": name, "source": source}
         atomic_write(self.run_dir / RUN_FILE, json.dumps(run, indent=2))
 
@@ -362,13 +399,10 @@ class Trainer:
             logger.info("No curve was drawn: %s", error)
 
 
-def _as_agent(agent: LitAgent[Any] | Callable[..., Any]) -> LitAgent[Any]:
-    """A plain function is taken as if it were decorated with `@rollout`."""
-    if isinstance(agent, LitAgent):
-        return agent
-    if callable(agent):
-        return FunctionAgent(agent)
-    raise ConfigError(f"The agent must be a function or a LitAgent, not {type(agent).__name__}.")
+def _new_folder(path: Path) -> Path:
+    """The path, with a number behind it if it is taken."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not p.exists())
 
 
 async def _cancel_leftovers(store: LightningStore) -> None:

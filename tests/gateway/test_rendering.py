@@ -64,7 +64,7 @@ def test_a_named_renderer_wins_and_takes_options(tmp_path: Path) -> None:
 
 def test_tools_that_could_not_be_read_back_stop_the_start(tmp_path: Path) -> None:
     path = model_dir(tmp_path, LLAMA_LIKE)
-    with pytest.raises(ModelError, match="--renderer default"):
+    with pytest.raises(ModelError, match="as `renderer`"):
         load_rendering(path)
     without = load_rendering(path, renderer="default")
     assert not without.parses_tools
@@ -89,7 +89,7 @@ def test_a_template_of_its_own_with_known_tool_calls(tmp_path: Path) -> None:
 def test_wrong_choices_say_what_to_do(tmp_path: Path, renderer: str | None, template: str | None, message: str) -> None:
     with pytest.raises(ModelError, match=message) as error:
         load_rendering(model_dir(tmp_path, template), renderer=renderer)
-    assert "--renderer" in str(error.value)
+    assert "`renderer`" in str(error.value)
 
 
 def test_a_missing_model_is_one_clear_error(tmp_path: Path) -> None:

@@ -1,0 +1,53 @@
+"""The first script of docs/getting-started.md runs as written, and what it leaves can be evaluated."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "getting-started.md"
+ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+
+
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The script's folder and what it printed; with the model that ships, in two steps."""
+    folder = tmp_path_factory.mktemp("first")
+    script = next(b for b in re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL) if ".fit(" in b)
+    (folder / "train.py").write_text(re.sub(r"agl\.GRPO\(.*?\)", 'agl.GRPO(model="calc", steps=2)', script))
+    done = run("-W", "error", "train.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder, done.stdout
+
+
+def test_the_dry_run_says_what_came_of_it_and_the_training_follows(ran: tuple[Path, str]) -> None:
+    folder, printed = ran
+    assert "2 rollouts, mean reward" in printed
+    assert "step  reward" in printed
+    assert printed.rstrip().endswith("checkpoints/step-000002")
+    metrics = next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics] == [0, 1, 2]
+
+
+def test_eval_finds_the_agent_of_the_run_and_asks_for_tasks(ran: tuple[Path, str]) -> None:
+    folder, _ = ran
+    run_dir = next(folder.glob("runs/*"))
+    refused = run("-m", "agentlightning", "eval", str(run_dir), cwd=folder)
+    assert refused.returncode == 1
+    assert "--tasks" in refused.stderr
+    (folder / "tasks.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
+    done = run("-m", "agentlightning", "eval", str(run_dir), "--tasks", "tasks.jsonl", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Gain on the same tasks" in done.stdout
