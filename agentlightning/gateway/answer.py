@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
+from agentlightning.errors import StoreError
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
 from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
@@ -54,7 +55,9 @@ class Exchange:
 
     async def run(self, receive: Receive, send: Send) -> None:
         events: asyncio.Queue[Any] | None = asyncio.Queue() if self._arrival.request.stream else None
-        work = asyncio.create_task(self._work(events))
+        work = asyncio.create_task(self._work(None if events is None else events.put_nowait))
+        if events is not None:  # however it ends, and even if it is cancelled before it begins
+            work.add_done_callback(lambda _: events.put_nowait(_GONE))
         gone = asyncio.create_task(cancel_when_gone(receive, work))
         _run_with(self._arrival.live.running, work)
         try:
@@ -66,18 +69,13 @@ class Exchange:
             gone.cancel()
             work.cancel()
 
-    async def _work(self, events: asyncio.Queue[Any] | None) -> Reply:
+    async def _work(self, emit: Emit | None) -> Reply:
         await self._admit()
-        request = self._arrival.request
-        try:
-            reply = await self._target.answer(self._arrival, None if events is None else events.put_nowait)
-            if request.remember is not None:
-                said = reply.choices[0].message()
-                self._arrival.live.answered[reply.response_id] = [*request.remember, said]
-            return reply
-        finally:
-            if events is not None:
-                events.put_nowait(_GONE)
+        reply = await self._target.answer(self._arrival, emit)
+        remember = self._arrival.request.remember
+        if remember is not None:
+            self._arrival.live.answered[reply.response_id] = [*remember, reply.choices[0].message()]
+        return reply
 
     async def _answer(self, work: asyncio.Task[Reply], send: Send) -> None:
         await asyncio.wait([work])
@@ -128,14 +126,19 @@ async def _finished(work: asyncio.Task[Reply]) -> asyncio.Task[Reply]:
 
 
 def _outcome(work: asyncio.Task[T]) -> T | Refusal:
-    """What became of a request; a bug in answering it is logged, and told as a server error."""
+    """What became of a request."""
     if work.cancelled():
         return Refusal("The attempt or the gateway ended before this call did.", status=410, code="attempt_closed")
     error = work.exception()
-    if error is None:
-        return work.result()
+    return work.result() if error is None else refusal_for(error)
+
+
+def refusal_for(error: BaseException) -> Refusal:
+    """What a client is told of an error; a bug is logged, and told as a server error."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, StoreError):
+        return Refusal(f"The store does not answer: {error}", status=503, kind="server_error", code="store_unavailable")
     logger.error("Answering a model call failed.", exc_info=error)
     return Refusal(
         f"The gateway failed on this call ({type(error).__name__}: {error}). Its log has the details.",
@@ -155,10 +158,17 @@ Forwarding = AbstractAsyncContextManager[tuple[int, str, AsyncIterator[bytes]]]
 class Forward:
     """One request that another provider answers: its bytes go through."""
 
-    def __init__(self, dialect: Dialect, forwarding: Forwarding, running: set[asyncio.Task[Any]]) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        forwarding: Forwarding,
+        running: set[asyncio.Task[Any]],
+        admit: Callable[[], Awaitable[None]],
+    ) -> None:
         self._dialect = dialect
         self._forwarding = forwarding
         self._running = running
+        self._admit = admit
         self._started = False
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -177,6 +187,7 @@ class Forward:
             await send_body(send, outcome.status, self._dialect.refuse(outcome))
 
     async def _work(self, send: Send) -> None:
+        await self._admit()
         async with self._forwarding as (status, content_type, pieces):
             headers = [(b"content-type", content_type.encode())]
             await send({"type": "http.response.start", "status": status, "headers": headers})

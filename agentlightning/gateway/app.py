@@ -10,10 +10,11 @@ import re
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from agentlightning.gateway.answer import Exchange, Forward, Target
+from agentlightning.gateway.answer import Exchange, Forward, Target, refusal_for
 from agentlightning.gateway.attempt_api import PATHS, AttemptApi
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
@@ -95,6 +96,8 @@ class GatewayApp:
             await self._of_attempt(match, scope, receive, send)
         elif rest == "/models":
             await send_json(send, 200, self._models())
+        elif rest.startswith("/models/") and rest.removeprefix("/models/") in self._router.names():
+            await send_json(send, 200, _model(rest.removeprefix("/models/")))
         elif rest == "/health":
             await send_json(send, 200, {"status": "ok"})
         else:
@@ -103,11 +106,9 @@ class GatewayApp:
             await send_json(send, 404, openai_error(refusal))
 
     def _models(self) -> dict[str, Any]:
-        created = int(time.time())
-        models = [
-            {"id": n, "object": "model", "created": created, "owned_by": "agentlightning"} for n in self._router.names()
-        ]
-        return {"object": "list", "data": models}
+        names = self._router.names()
+        page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
+        return {"object": "list", "data": [_model(name) for name in names], **page}
 
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
@@ -119,10 +120,11 @@ class GatewayApp:
             live = await self._attempts.get(key.rollout_id, key.attempt_id)
             place = _place(live, headers, path["agent"])
             handler = self._handler(dialect, path, body, live, place)
-        except Refusal as refusal:
-            await send_body(send, refusal.status, dialect.refuse(refusal))
-            return
         except DisconnectedError:
+            return
+        except Exception as error:  # the last one who can give the client an answer
+            refusal = refusal_for(error)
+            await send_body(send, refusal.status, dialect.refuse(refusal))
             return
         await handler.run(receive, send)
 
@@ -130,11 +132,14 @@ class GatewayApp:
         try:
             body = await read_body(receive, self._read_seconds)
             key = self._attribute(path["rollout"], path["attempt"], path["key"], dict(scope["headers"]))
-            await send_json(send, 200, await self._api.answer(path["rest"], key, body))
-        except Refusal as refusal:
-            await send_json(send, refusal.status, openai_error(refusal))
+            answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
+        except Exception as error:  # the last one who can give the client an answer
+            refusal = refusal_for(error)
+            await send_json(send, refusal.status, openai_error(refusal))
+            return
+        await send_json(send, 200, answer)
 
     def _handler(self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
@@ -147,13 +152,14 @@ class GatewayApp:
                 model = self._router.names()[0]  # a client that was given nothing but a URL
             target = self._router.target(model)
             if isinstance(target, Upstream):
-                return Forward(dialect, target.forward(path, dialect.name, given, live, place), live.running)
+                forwarding = target.forward(path, dialect.name, given, live, place)
+                return Forward(dialect, forwarding, live.running, self._recorder.admit)
             request = dialect.parse(given, live.answered)
         except Refusal as refusal:
             self._record(live, place, model, refusal, start)
             raise
         if path in self._counting:
-            return _Count(target, request)
+            return _Count(dialect, target, request)
         arrival = _arrive(live, request, dialect, place, start)
         return Exchange(dialect, target, arrival, self._recorder.admit, self._keep_alive_seconds)
 
@@ -220,6 +226,14 @@ def _wrong_client(key: AttemptKey, running: str) -> Refusal:
     )
 
 
+def _model(name: str) -> dict[str, Any]:
+    """A model as both OpenAI and Anthropic describe theirs."""
+    now = int(time.time())
+    openai = {"object": "model", "created": now, "owned_by": "agentlightning"}
+    since = datetime.fromtimestamp(now, UTC).isoformat()
+    return {"id": name, **openai, "type": "model", "display_name": name, "created_at": since}
+
+
 class Handler(Protocol):
     """Answers one request."""
 
@@ -229,12 +243,19 @@ class Handler(Protocol):
 class _Count:
     """Tells how many tokens a request's prompt has."""
 
-    def __init__(self, target: Target, request: CallRequest) -> None:
+    def __init__(self, dialect: Dialect, target: Target, request: CallRequest) -> None:
+        self._dialect = dialect
         self._target = target
         self._request = request
 
     async def run(self, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"input_tokens": await self._target.count(self._request)})
+        try:
+            count = await self._target.count(self._request)
+        except Exception as error:  # the last one who can give the client an answer
+            refusal = refusal_for(error)
+            await send_body(send, refusal.status, self._dialect.refuse(refusal))
+            return
+        await send_json(send, 200, {"input_tokens": count})
 
 
 def _arrive(live: LiveAttempt, request: CallRequest, dialect: Dialect, place: Place, start: float) -> Arrival:

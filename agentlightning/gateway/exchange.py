@@ -54,6 +54,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON schema that an answer, as far as it is not a tool call, must follow."""
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
+    prefilled: bool = False
+    """Whether the client began the answer itself."""
     remember: list[Message] | None = None
     """For stateful dialects: the messages that the next request may refer to by the response's id."""
     private: Any = None

@@ -17,7 +17,7 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.cutting import Cuts
-from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
 from agentlightning.gateway.records import Place
 from agentlightning.gateway.rendering import Rendering
 from agentlightning.gateway.routing import Limits
@@ -83,6 +83,10 @@ class Planner:
                 "`renderer` that fits the model.",
                 code="tools_unsupported",
                 param="tools",
+            )
+        if request.prefilled:
+            raise unsupported(
+                "messages", "the last one is the assistant's, and an answer cannot be begun for the model."
             )
         self._check_limits(arrival)
         size, cut = _size(request), None

@@ -45,6 +45,7 @@ class StreamReader:
         self._may_be_call = rendering.bare and tools and not raw
         """Until the first text says whether a bare response is a call."""
         self._stops = frozenset(rendering.stop_token_ids)
+        self._odd = frozenset() if raw else rendering.odd_ids
         self._tools = tools
         self._content = _Channel(rendering, stop, strip=not raw)
         self._reasoning = _Channel(rendering, (), strip=True)
@@ -69,7 +70,7 @@ class StreamReader:
     def _step(self, token: int) -> None:
         markers = self._markers
         assert markers is not None
-        if token in self._stops or (self._tools and token == markers.tool_open):
+        if token in self._stops or token in self._odd or (self._tools and token == markers.tool_open):
             self._channel = None
         elif token == markers.think_open and not self._open and self._content.blank:
             self._channel, self._open = self._reasoning, True
@@ -125,7 +126,7 @@ class _Channel:
         if self._stopped:
             return ""
         found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
-        safe = self._text[: min(found)] if found else self._text[: len(self._text) - self._hold]
+        safe = self._text[: min(found)] if found else self._text[: max(0, len(self._text) - self._hold)]
         self._stopped = bool(found)
         if self._strip:
             safe = safe.rstrip()

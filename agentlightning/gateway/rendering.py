@@ -73,6 +73,11 @@ class Rendering(Protocol):
         ...
 
     @property
+    def odd_ids(self) -> frozenset[int]:
+        """Special tokens inside a response after which only the whole can be read: some parsers leave them out."""
+        ...
+
+    @property
     def bare(self) -> bool:
         """Whether a response is plain text from its first token on, or else nothing but a call written as JSON."""
         ...
@@ -149,6 +154,9 @@ class RenderersRendering:
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self.markers = _markers(tokenizer) if (name in _MARKED if marked is None else marked) else None
         self.bare = name in _BARE if bare is None else bare
+        special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+        marked_ids = msgspec.structs.astuple(self.markers) if self.markers else ()
+        self.odd_ids = frozenset(special - {*self.stop_token_ids, *marked_ids})
         self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
 
@@ -169,7 +177,7 @@ class RenderersRendering:
 
         try:
             return _array(self._renderer.render_ids(list(messages), tools=_tools(tools), add_generation_prompt=True))
-        except (TemplateError, ValueError, KeyError, TypeError) as error:
+        except (TemplateError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"The chat format '{self.name}' cannot express these messages: {error}") from error
 
     def bridge(
@@ -192,6 +200,12 @@ class RenderersRendering:
         return _array(bridged.token_ids[len(before) :])
 
     def parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
+        try:
+            return self._parse(response_ids, prompt_ids, tools)
+        except RecursionError:  # a model that has collapsed writes brackets without end
+            return self._unparsed(response_ids, None)
+
+    def _parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
         parsed = self._renderer.parse_response(
             _ints(response_ids), tools=_tools(tools), prompt_ids=self._prompt_tail(prompt_ids)
         )
@@ -200,7 +214,7 @@ class RenderersRendering:
         if not parsed.tool_calls:
             return Parsed(content, reasoning)
         if not tools:
-            return Parsed(self._unparsed(response_ids, reasoning), reasoning)
+            return self._unparsed(response_ids, reasoning)
         calls = tuple(ParsedCall(c.name, _json_text(c.arguments)) for c in parsed.tool_calls if c.status == "ok")
         # What the model got wrong stays visible to the agent (and to whoever reads the run).
         broken = [self.decode(response_ids[slice(*c.token_span)]) for c in parsed.tool_calls if _shown(c)]
@@ -230,13 +244,18 @@ class RenderersRendering:
     def _prompt_tail(self, prompt_ids: Int32Array) -> list[int]:
         return _ints(prompt_ids if self._tail is None else prompt_ids[-self._tail :])
 
-    def _unparsed(self, response_ids: Int32Array, reasoning: str | None) -> str:
-        """The text of a response whose tool-call syntax nobody asked to be parsed."""
+    def _unparsed(self, response_ids: Int32Array, reasoning: str | None) -> Parsed:
+        """A response whose tool-call syntax nobody asked to be parsed."""
         stops = set(self.stop_token_ids)
         ids = _ints(response_ids)
         end = next((i for i, token in enumerate(ids) if token in stops), len(ids))
-        text = self.decode(ids[:end])
-        return (text.partition("</think>")[2] if reasoning is not None and "</think>" in text else text).strip()
+        text = self.decode(ids[:end]).strip()
+        inside, closed, after = text.partition("</think>")
+        if reasoning is not None and closed:
+            return Parsed(after.strip(), reasoning)
+        if reasoning is not None or text.startswith("<think>"):
+            return Parsed("", inside.removeprefix("<think>").strip() or None)
+        return Parsed(text)
 
 
 class _Opening(msgspec.Struct, frozen=True):

@@ -102,8 +102,11 @@ class Sampler:
         )
 
     async def count(self, request: CallRequest) -> int:
-        """How many tokens the prompt of a request has, rendered anew."""
-        ids = await asyncio.to_thread(self.rendering.render, with_tool_names(request.messages), request.tools)
+        """How many tokens the prompt of a request has, rendered anew. Raises `Refusal` if it cannot be rendered."""
+        try:
+            ids = await asyncio.to_thread(self.rendering.render, with_tool_names(request.messages), request.tools)
+        except ModelError as error:
+            raise Refusal(str(error), code="invalid_messages", param="messages") from error
         return len(ids)
 
     # ---- sampling --------------------------------------------------------------------------------------------------
@@ -162,7 +165,8 @@ class Sampler:
     def _params(self, asked: Asked, index: int) -> SamplingParams:
         room = self._info.max_context - len(asked.prompt_ids)
         if self._limits.tokens is not None:
-            room = max(1, min(room, self._limits.tokens - asked.arrival.live.summary.response_tokens))
+            left = self._limits.tokens - asked.arrival.live.summary.response_tokens
+            room = max(1, min(room, left // asked.arrival.request.n))
         top_logprobs = asked.arrival.request.top_logprobs
         return params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
 

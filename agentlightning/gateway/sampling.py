@@ -16,6 +16,10 @@ SETTINGS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")
 """Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
 
 
+_COLDEST = 1e-5
+"""A temperature below it is meant as 0; log-probs divided by it would mean nothing any more."""
+
+
 @dataclass(frozen=True)
 class Overrides:
     """Settings that win over the agent's own."""
@@ -31,6 +35,11 @@ def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str
     unknown = sorted(set(found) - set(SETTINGS))
     if unknown:
         raise ConfigError(f"Unknown sampling settings in {where}: {unknown}. Known are {list(SETTINGS)}.")
+    found = {name: value for name, value in found.items() if value is not None}
+    try:
+        check_asked(found)
+    except Refusal as refusal:
+        raise ConfigError(f"{where}: {refusal.message}") from None
     return found
 
 
@@ -42,11 +51,14 @@ def settle(
     The run's overrides win. In train mode, where siblings must differ, an agent's seed is mixed with the rollout and
     the call.
     """
-    if mode is not RolloutMode.TRAIN:
-        return {**asked, **overrides.other}
-    used = {**asked, **overrides.train}
-    if used.get("seed") is not None:
+    train = mode is RolloutMode.TRAIN
+    used = {**asked, **(overrides.train if train else overrides.other)}
+    if train and used.get("seed") is not None:
         used["seed"] = mix(used["seed"], rollout_id, number)
+    if 0 < used.get("temperature", 1.0) < _COLDEST:
+        used["temperature"] = 0.0
+    if used.get("top_k", 0) < 0:
+        used["top_k"] = 0
     return used
 
 
@@ -79,9 +91,12 @@ def check_asked(asked: Mapping[str, Any]) -> None:
     """Refuse values that no engine takes, naming the field."""
     _within(asked, "temperature", 0.0, 10.0)
     _within(asked, "top_p", 0.0, 1.0, open_below=True)
-    _within(asked, "top_k", -1, 2**31)
-    _within(asked, "max_tokens", 1, 2**31)
-    _within(asked, "seed", -(2**63), 2**63)
+    _within(asked, "top_k", -1, 2**31 - 1)
+    _within(asked, "max_tokens", 1, 2**31 - 1)
+    _within(asked, "seed", -(2**63), 2**63 - 1)
+    for name in ("top_k", "max_tokens", "seed"):
+        if isinstance(asked.get(name), float):
+            raise Refusal(f"'{name}' must be a whole number, not {asked[name]!r}.", code="invalid_type", param=name)
 
 
 def _within(asked: Mapping[str, Any], name: str, low: float, high: float, *, open_below: bool = False) -> None:
@@ -91,6 +106,4 @@ def _within(asked: Mapping[str, Any], name: str, low: float, high: float, *, ope
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Refusal(f"'{name}' must be a number, not {value!r}.", code="invalid_type", param=name)
     if value > high or value < low or (open_below and value == low):
-        raise Refusal(
-            f"'{name}' must be between {low:g} and {high:g}, not {value!r}.", code="invalid_value", param=name
-        )
+        raise Refusal(f"'{name}' must be between {low} and {high}, not {value!r}.", code="invalid_value", param=name)

@@ -62,8 +62,8 @@ class Entry:
     parent: Entry | None
     depth: int
     reasoning: str | None = None
-    children: dict[bytes, Entry] = field(default_factory=dict)
-    """By exact message, ids of tool calls included."""
+    children: dict[bytes, list[Entry]] = field(default_factory=dict)
+    """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
     similar: dict[bytes, list[Entry]] = field(default_factory=dict)
     """By message without ids, for clients that make up ids of their own."""
     turns: list[Turn] = field(default_factory=list)
@@ -249,9 +249,7 @@ class Session:
         if piece.turn is None:
             piece.turn = turn
         if complete:
-            entry = self._insert(prompt.entry, [message], depth=0)
-            entry.reasoning = reasoning
-            entry.turns.append(turn)
+            self._insert(prompt.entry, [message], depth=0).turns.append(turn)
         return turn
 
     # ---- messages --------------------------------------------------------------------------------------------------
@@ -268,11 +266,12 @@ class Session:
         for message in messages[entry.depth if depth is None else depth :]:
             loose = similar_key(message)
             self._seen.add(loose)
-            strict = exact_key(message)
-            child = entry.children.get(strict)
+            reasoning = message.get("reasoning_content")
+            same = entry.children.setdefault(exact_key(message), [])
+            child = next((e for e in same if e.reasoning == reasoning), None)
             if child is None:
-                child = Entry(parent=entry, depth=entry.depth + 1)
-                entry.children[strict] = child
+                child = Entry(parent=entry, depth=entry.depth + 1, reasoning=reasoning)
+                same.append(child)
                 entry.similar.setdefault(loose, []).append(child)
             entry = child
         return entry
@@ -356,7 +355,9 @@ def unrecorded(piece: Piece) -> tuple[Segment, ...]:
 
 
 def exact_key(message: Message) -> bytes:
-    """Equal for messages that say the same in the same words; the white space of tool-call JSON does not count."""
+    """Equal for messages that say the same in the same words, whatever was thought before them; the white space of
+    tool-call JSON does not count.
+    """
     calls = [(c["id"], *_call(c)) for c in message.get("tool_calls", ())]
     return _digest((message["role"], message["content"], calls, message.get("tool_call_id"), message.get("name")))
 
@@ -367,28 +368,28 @@ def similar_key(message: Message) -> bytes:
 
 
 def _walk(root: Entry, messages: Sequence[Message]) -> Walk:
-    """Follow `messages` down all branches at once, and remember the last answer on the way."""
-    frontier, turn, turn_depth = [root], None, 0
-    for depth, message in enumerate(messages, start=1):
+    """Follow `messages` down all branches at once, and remember the last answer on each way."""
+    frontier = [Walk(root, None, 0)]
+    for message in messages:
         key = exact_key(message)
-        found = [e.children[key] for e in frontier if key in e.children]
+        found = [(way, child) for way in frontier for child in way.entry.children.get(key, ())]
         if not found:
             loose = similar_key(message)
-            found = [child for e in frontier for child in e.similar.get(loose, ())]
-        found = [e for e in found if _same_reasoning(e, message)]
+            found = [(way, child) for way in frontier for child in way.entry.similar.get(loose, ())]
+        found = [(way, child) for way, child in found if _same_reasoning(child, message)]
         if not found:
             break
-        frontier = found
-        turns = [t for e in frontier for t in e.turns]
-        if turns:
-            turn, turn_depth = max(turns, key=lambda t: t.number), depth
-    return Walk(frontier[-1], turn, turn_depth)
+        frontier = [
+            Walk(child, child.turns[-1], child.depth) if child.turns else Walk(child, way.turn, way.turn_depth)
+            for way, child in found
+        ]
+    return max(frontier, key=lambda way: (way.turn_depth, way.turn.number if way.turn else 0))
 
 
 def _same_reasoning(entry: Entry, message: Message) -> bool:
     """A client may leave out reasoning it was given; if it sends some, it must be the same."""
     sent = message.get("reasoning_content")
-    return not sent or entry.reasoning is None or sent.strip() == entry.reasoning.strip()
+    return not sent or sent.strip() == (entry.reasoning or "").strip()
 
 
 def _edited(known: Sequence[bool]) -> bool:
@@ -412,7 +413,7 @@ def _call(call: dict[str, Any]) -> tuple[str, Any]:
     arguments = function["arguments"]
     try:
         return function["name"], json.dumps(json.loads(arguments), sort_keys=True)
-    except ValueError:
+    except (ValueError, RecursionError):
         return function["name"], arguments
 
 

@@ -172,7 +172,7 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
         arguments = json.loads(function["arguments"])
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -165,3 +165,39 @@ def test_tools_are_read_where_the_prompt_begins_the_thought(tmp_path: Path) -> N
     parsed = found.parse(found.encode(said), prompt, [CALC])
     assert (parsed.reasoning, parsed.content) == ("Hm.", "")
     assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("calc", '{"a": 1}')]
+
+
+@pytest.mark.parametrize("text", ["STOP", "Some S and then STOP", "ST", "S", "STOPS"])
+@pytest.mark.parametrize("model", ["calc", "llama3"])
+def test_a_stop_string_is_never_streamed_even_where_the_response_begins_with_it(model: str, text: str) -> None:
+    rendering = load_rendering(str(CALC_DIR)) if model == "calc" else rendering_of(model)
+    reader = StreamReader(rendering, rendering.render([USER], None), tools=False, stop=("STOP",))
+    sent = "".join(reader.feed([token]).content for token in rendering.encode(text).tolist())
+    assert text.partition("STOP")[0].startswith(sent)
+    assert "ST" not in sent
+
+
+@pytest.mark.parametrize("tools", [[CALC], None])
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-template"])
+def test_special_tokens_in_a_response_are_streamed_as_they_are_parsed(model: str, tools: Any) -> None:
+    """A model that has collapsed writes them anywhere; some parsers leave them out, others do not."""
+    rendering = rendering_of(model)
+    for text in ("a <|im_start|> b", "<think>a<tool_call>b", "<think><tool_call>b", "<think>a</think><tool_call>b"):
+        ids, prompt = rendering.encode(text), rendering.render([USER], tools)
+        reader = StreamReader(rendering, prompt, tools=bool(tools), stop=())
+        parts = [reader.feed([token]) for token in ids.tolist()]
+        parsed = rendering.parse(ids, prompt, tools)
+        rest = reader.finish(parsed.content, parsed.reasoning)
+        sent = "".join(p.content for p in parts) + rest.content, "".join(p.reasoning for p in parts) + rest.reasoning
+        assert sent == (parsed.content, parsed.reasoning or "")
+
+
+def test_brackets_without_end_are_text() -> None:
+    for model, text in (
+        ("gpt-oss-template", "<|channel|>commentary to=functions.calc<|message|>" + "[" * 3000),
+        ("qwen3", '<tool_call>\n{"name": "calc", "arguments": ' + "[" * 3000),
+    ):
+        rendering = rendering_of(model)
+        parsed = rendering.parse(rendering.encode(text), rendering.render([USER], [CALC]), [CALC])
+        assert parsed.tool_calls == ()
+        assert "[" * 100 in parsed.content

@@ -257,3 +257,18 @@ def test_a_model_without_a_renderer_shares_what_its_template_keeps(tmp_path: Pat
     assert following.parent is turn, "the template renders the answer as it was sampled"
     assert ids_of(following)[: len(whole(turn))] == whole(turn)
     assert prompt.divergence is None
+
+
+def test_the_same_answer_after_different_thoughts_continues_the_thought_that_is_sent_back() -> None:
+    """As agents do that ask several times and go on with one: the answers are equal, the reasoning is not."""
+    talk = Talk(Session(RENDERING), tools=[CALC])
+    turns = [talk.ask([SYSTEM, USER], f"<think>\n{thought}\n</think>\n\nIt is 5.") for thought in ("one", "two", "ten")]
+    for _, turn, message in turns:
+        prompt = talk.session.plan([SYSTEM, USER, message, result("5")], [CALC], f"{turn.call_id}/next")
+        assert prompt.parent is turn
+        assert ids_of(prompt)[: len(whole(turn))] == whole(turn)
+    without = {"role": "assistant", "content": "It is 5."}
+    prompt = talk.session.plan([SYSTEM, USER, without, result("6")], [CALC], "none/p")
+    assert prompt.parent is turns[-1][1], "a client that leaves it out continues the last one"
+    edited = {**without, "reasoning_content": "other"}
+    assert talk.session.plan([SYSTEM, USER, edited, result("7")], [CALC], "edited/p").parent is None

@@ -17,6 +17,7 @@ from agentlightning.gateway.dialects.fields import (
     json_schema_of,
     neutral_call,
     required,
+    sent_call,
     text_of,
     tool_choice_of,
     typed,
@@ -204,15 +205,20 @@ def _message(message: Any, where: str) -> Message:
         raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
     role = message.get("role")
     content = text_of(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
+    for name in ("function_call", "audio"):
+        if message.get(name) is not None:
+            raise unsupported(f"{where}.{name}", "only tool_calls and text can be continued.")
     match role:
         case "system" | "developer":
             return {"role": "system", "content": content}
         case "user":
             return {"role": "user", "content": content}
         case "assistant":
-            calls = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(message.get("tool_calls") or ())]
+            given = typed(message, "tool_calls", list, [])
+            calls = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(given)]
             reasoning = message.get("reasoning_content") or message.get("reasoning")
-            return assistant_message(content, calls, reasoning if isinstance(reasoning, str) else None)
+            said = content or typed(message, "refusal", str, "")
+            return assistant_message(said, calls, reasoning if isinstance(reasoning, str) else None)
         case "tool":
             neutral: Message = {"role": "tool", "content": content}
             return neutral | {k: message[k] for k in ("tool_call_id", "name") if isinstance(message.get(k), str)}
@@ -223,12 +229,9 @@ def _message(message: Any, where: str) -> Message:
 
 def _call(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+    if not isinstance(function, dict):
         raise unsupported(where, "only calls of functions can be continued.")
-    arguments = function.get("arguments", "")
-    if not isinstance(arguments, str):
-        arguments = msgspec.json.encode(arguments).decode()
-    return neutral_call(str(call.get("id", "")), function["name"], arguments)
+    return sent_call({**function, "id": call.get("id")}, where, id="id", arguments="arguments")
 
 
 def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[str, Any]:

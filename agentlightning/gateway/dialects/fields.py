@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from agentlightning.gateway.exchange import Message, Refusal, Tool, ToolChoice, unsupported
 from agentlightning.gateway.structured import check_schema
 
@@ -24,7 +26,7 @@ def check_fields(
         if name not in neutral:
             raise unsupported(name, "the gateway does not know this field. Remove it from the request.")
         if value not in neutral[name]:
-            raise unsupported(name, f"only {' or '.join(map(repr, neutral[name]))} can be honoured.")
+            raise unsupported(name, f"only {' or '.join(map(repr, neutral[name])) or 'null'} can be honoured.")
 
 
 def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
@@ -76,16 +78,18 @@ def text_of(content: Any, where: str, kinds: Collection[str] = ("text",)) -> str
         return content
     if not isinstance(content, list):
         raise Refusal(f"'{where}' must be a string or a list of parts.", code="invalid_type", param=where)
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, str):
-            texts.append(part)
-        elif isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        else:
-            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise unsupported(f"{where}[{index}]", f"this model reads text only, not parts of type {kind!r}.")
-    return "".join(texts)
+    return "".join(part_text(part, f"{where}[{index}]", kinds) for index, part in enumerate(content))
+
+
+def part_text(part: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
+    """The text of one part of a content. A part of type "refusal" has it under that name."""
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+    if kind not in kinds or not isinstance(text, str):
+        raise unsupported(where, f"this model reads text only, not parts of type {kind!r}.")
+    return text
 
 
 def function_tools(tools: Any) -> list[Tool] | None:
@@ -111,7 +115,7 @@ def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
     if choice in ("none", "required"):
         found = ToolChoice(choice)
     elif isinstance(choice, dict) and choice.get("type") == "function":
-        found = ToolChoice("required", choice.get("name") or choice.get("function", {}).get("name"))
+        found = ToolChoice("required", required(typed(choice, "function", dict, choice), "name", str))
     else:
         raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.")
     names = [tool["function"]["name"] for tool in tools or ()]
@@ -160,6 +164,21 @@ def assistant_message(content: str, calls: list[dict[str, Any]], reasoning: str 
     if calls:
         message["tool_calls"] = calls
     return message
+
+
+def sent_call(given: Mapping[str, Any], where: str, *, id: str, arguments: str) -> dict[str, Any]:
+    """A tool call that a client sends back; `id` and `arguments` are the names these have in its dialect.
+
+    Arguments are a JSON text, or the value that would be written so.
+    """
+    named, value = given.get("name"), given.get(arguments)
+    call_id = given.get(id)
+    if not isinstance(named, str) or not named:
+        raise Refusal(f"'{where}.name' must be the name of a tool.", code="invalid_type", param=f"{where}.name")
+    if call_id is not None and not isinstance(call_id, str):
+        raise Refusal(f"'{where}.{id}' must be a string.", code="invalid_type", param=f"{where}.{id}")
+    text = value if isinstance(value, str) else "" if value is None else msgspec.json.encode(value).decode()
+    return neutral_call(call_id or "", named, text)
 
 
 def neutral_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from agentlightning.gateway.dialects.fields import (
     assistant_message,
     check_fields,
     json_schema_of,
-    neutral_call,
+    part_text,
     required,
+    sent_call,
     text_of,
     typed,
 )
@@ -116,6 +117,7 @@ class MessagesDialect:
             stream=typed(body, "stream", bool, False),
             schema=_schema(body),
             asked=asked,
+            prefilled=messages[-1]["role"] == "assistant",
         )
 
     def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
@@ -162,7 +164,8 @@ class _Writer:
         out = self._close()
         for call in choice.tool_calls:
             out += self._into(call.id, {"type": "tool_use", "id": call.id, "name": call.name, "input": {}})
-            out += self._block_delta({"type": "input_json_delta", "partial_json": call.arguments})
+            arguments = call.arguments if call.arguments[:1] == "{" else _json(_object(call.arguments))
+            out += self._block_delta({"type": "input_json_delta", "partial_json": arguments})
             out += self._close()
         usage = {"output_tokens": len(choice.ids)}
         return out + _event("message_delta", delta=_stop(choice), usage=usage)
@@ -191,6 +194,10 @@ class _Writer:
         return _event("content_block_stop", index=self._index)
 
 
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
 def _event(kind: str, **fields: Any) -> bytes:
     return sse({"type": kind, **fields}, kind)
 
@@ -211,13 +218,21 @@ def _blocks(choice: Choice) -> list[dict[str, Any]]:
     return blocks
 
 
-def _object(arguments: str) -> Any:
+_WRAPPED = "_arguments"
+
+
+def _object(arguments: str) -> dict[str, Any]:
     """Arguments as the object Anthropic's format asks for; anything else is wrapped, so that nothing is lost."""
     try:
         found = msgspec.json.decode(arguments)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = arguments
-    return found if isinstance(found, dict) else {"arguments": found}
+    return found if isinstance(found, dict) else {_WRAPPED: found}
+
+
+def _unwrapped(input: Any) -> Any:
+    """What `_object` made this of."""
+    return input[_WRAPPED] if isinstance(input, dict) and input.keys() == {_WRAPPED} else input
 
 
 def _stop(choice: Choice) -> dict[str, Any]:
@@ -253,13 +268,13 @@ def _messages(message: Any, where: str) -> list[Message]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results, texts = [], []
-    for index, block in enumerate(content if isinstance(content, list) else ()):
+    for index, block in enumerate(required(message, "content", list)):
         place = f"{where}.content[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
             text = text_of(block.get("content"), f"{place}.content")
             results.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id", ""))})
         else:
-            texts.append(text_of([block], place))
+            texts.append(part_text(block, place))
     return [*results, *([{"role": role, "content": "".join(texts)}] if texts or not results else [])]
 
 
@@ -270,14 +285,14 @@ def _assistant(content: Any, where: str) -> Message:
     for index, block in enumerate(content):
         match block.get("type") if isinstance(block, dict) else None:
             case "thinking":
-                thoughts.append(block.get("thinking", ""))
+                thoughts.append(typed(block, "thinking", str, ""))
             case "redacted_thinking":
                 pass  # nothing in it that a model could read
             case "tool_use":
-                arguments = msgspec.json.encode(block.get("input", {})).decode()
-                calls.append(neutral_call(str(block.get("id", "")), str(block.get("name", "")), arguments))
+                called = {**block, "input": _unwrapped(block.get("input") or {})}
+                calls.append(sent_call(called, f"{where}[{index}]", id="id", arguments="input"))
             case _:
-                texts.append(text_of([block], f"{where}[{index}]"))
+                texts.append(part_text(block, f"{where}[{index}]"))
     return assistant_message("".join(texts), calls, "".join(thoughts))
 
 

@@ -15,8 +15,8 @@ from agentlightning.gateway.dialects.fields import (
     between,
     check_fields,
     json_schema_of,
-    neutral_call,
     required,
+    sent_call,
     text_of,
     tool_choice_of,
     typed,
@@ -257,8 +257,7 @@ def _assistant_part(item: Any, kind: str | None, where: str) -> dict[str, Any] |
         parts = item.get("content") or item.get("summary") or []
         return {"reasoning": text_of(parts, where, _TEXTS)}
     if kind == "function_call":
-        call = neutral_call(str(item.get("call_id", "")), str(item.get("name", "")), str(item.get("arguments", "")))
-        return {"calls": [call]}
+        return {"calls": [sent_call(item, where, id="call_id", arguments="arguments")]}
     if kind == "message" and item.get("role") == "assistant":
         return {"content": text_of(item.get("content"), f"{where}.content", _TEXTS)}
     return None
@@ -309,7 +308,7 @@ def _head(request: CallRequest, response_id: str, created: int) -> dict[str, Any
         "reasoning": {"effort": None, "summary": None},
         "store": request.remember is not None,
         "temperature": body.get("temperature"),
-        "text": {"format": {"type": "text"}},
+        "text": {"format": {"type": "text"}, **(body.get("text") or {})},
         "tool_choice": body.get("tool_choice") or "auto",
         "tools": body.get("tools") or [],
         "top_p": body.get("top_p"),
