@@ -111,7 +111,8 @@ async def _bubblewrapped(
 
 
 def _bubblewrap(command: Sequence[str], workspace: Path, folder: Path) -> list[str]:
-    read_only = {str(Path(a).parent) for a in command if os.path.isfile(a)} | {str(RELAY.parent)}
+    needed = {str(Path(a).parent) for a in command if os.path.isfile(a)}
+    read_only = needed | {str(RELAY.parent), sys.prefix, sys.base_prefix}  # they may lie in the /tmp it does not see
     binds = [argument for place in sorted(read_only) for argument in ("--ro-bind", place, place)]
     return [
         *("bwrap", "--unshare-all", "--die-with-parent"),

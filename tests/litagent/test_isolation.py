@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import venv
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -134,6 +135,15 @@ async def test_a_program_in_bubblewrap_reaches_nothing_else(place: Place, tmp_pa
     rollout = await place.run(Program(["/bin/sh", "-c", writing], isolation="bubblewrap"))
     assert await place.reward(rollout) == 1.0
     assert not victim.exists()
+
+
+@needs_bubblewrap
+async def test_an_interpreter_in_tmp_is_found(place: Place, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / "venv", with_pip=False)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv" / "bin" / "python"))
+    rollout = await place.run(Program(["/bin/sh", "-c", "echo 1"], isolation="bubblewrap"))
+    assert await place.reward(rollout) == 1.0, rollout.attempt.error
 
 
 @needs_bubblewrap
