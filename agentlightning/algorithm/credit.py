@@ -76,7 +76,8 @@ class Unit:
 
     rollout: int
     """Index of the episode."""
-    group: Hashable
+    group: tuple[Hashable, str | None]
+    """Of siblings, and of which agent where agents are rewarded apart."""
     counts: bool
     """False: masked."""
     total: float
@@ -102,6 +103,8 @@ def credit(
     """
     units = make_units(episodes, rule, bonuses or {})
     advantages, returns = _advantages(units, rule, values or {})
+    if rule.advantage in SELECTING and not rule.keep_flat:
+        units = [u if any(a) else replace(u, counts=False) for u, a in zip(units, advantages, strict=True)]
     groups_R = group_numbers(episodes)
     conversations, tokens_Q, rollout_Q = _conversations(units)
     counts_R = np.zeros(len(episodes), dtype=bool)
@@ -109,16 +112,18 @@ def credit(
         counts_R[unit.rollout] |= unit.counts
     useful = {u.rollout for u, a in zip(units, advantages, strict=True) if u.counts and (rule.keep_flat or any(a))}
     weigh = _as_they_are if rule.advantage in ("all", *SELECTING) else _as_drawn
-    if rule.advantage in SELECTING:
-        counts_R &= np.isin(np.arange(len(episodes)), list(useful))
+    paired = rule.advantage == "best_and_worst"  # and agents that are rewarded apart have pairs of their own
+    numbers_U = _numbers([u.group if paired else u.group[0] for u in units])
     batches: list[list[CreditedCall]] = []
     for groups in np.array_split(np.unique(groups_R), minibatches):
         taken_R = counts_R & np.isin(groups_R, groups)
         weights_Q = _weights(tokens_Q, rollout_Q, taken_R, rule)
         batches.append(
             [
-                _credited(call, conversation, int(groups_R[u.rollout]), a, weigh(call, weights_Q[conversation]), g)
-                for u, unit_a, unit_g, unit_c in zip(units, advantages, returns, conversations, strict=True)
+                _credited(call, conversation, group, a, weigh(call, weights_Q[conversation]), g)
+                for u, unit_a, unit_g, unit_c, group in zip(
+                    units, advantages, returns, conversations, numbers_U.tolist(), strict=True
+                )
                 if u.counts and u.rollout in useful and taken_R[u.rollout]
                 for call, a, g, conversation in zip(u.calls, unit_a, unit_g, unit_c, strict=True)
             ]
@@ -135,11 +140,7 @@ def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Has
     mode: Mode = "return_to_go" if rule.mode == "gae" else rule.mode
     units = make_units(episodes, rule, {})
     found, _ = _advantages(units, replace(rule, mode=mode, advantage="reinforce++" if alone else "drgrpo"), {})
-    return {
-        episodes[u.rollout].rollout.metadata.get("group")
-        for u, advantages in zip(units, found, strict=True)
-        if u.counts and any(advantages)
-    }
+    return {u.group[0] for u, advantages in zip(units, found, strict=True) if u.counts and any(advantages)}
 
 
 def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:
@@ -218,6 +219,8 @@ def _advantages(
         ]
         return whiten([a for a, _ in estimates], counts_U), [g for _, g in estimates]
     estimator = ADVANTAGES[rule.advantage]
+    if rule.advantage == "best_and_worst":  # half a pair teaches nothing
+        counts_U &= np.array([bool(u.calls) for u in units], dtype=bool)
     groups_U = _numbers([u.group for u in units])
     if rule.mode == "broadcast":
         values = [[u.total] * max(len(u.calls), 1) for u in units]

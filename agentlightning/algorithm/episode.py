@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,10 @@ import numpy as np
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout, Span
-from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import find_reward_spans, get_reward_value
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,9 @@ def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call
         pairs = [(t.reward, i) for (_, t), i in zip(given, which, strict=True)]
         own = [Earned(reward, i, named=True) for reward, i in pairs if reward is not None]
         return Episode(rollout, attempt, _final(own), calls, own, separate=True)
+    for span in spans:
+        if (given := span.attributes.get(f"{REWARD}.0.value")) is not None and get_reward_value(span) is None:
+            logger.warning("A reward of rollout %s is %r, no finite number, and is left out.", span.rollout_id, given)
     rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
     return Episode(rollout, attempt, _final(rewards), calls, rewards)
 

@@ -13,17 +13,24 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from agentlightning.types import Call, CallInfo, Span, Triplet
+from agentlightning.types.call import Float32Array, Int32Array
 from agentlightning.types.names import TRIPLET, TRIPLET_JSON
 
 logger = logging.getLogger(__name__)
 
 
 def given_triplets(spans: Sequence[Span]) -> list[tuple[Span, Triplet]]:
-    """The triplets among an attempt's spans, in order."""
-    found = [s for s in spans if s.name == TRIPLET]
-    return [(s, Triplet.model_validate_json(s.attributes[TRIPLET_JSON])) for s in found]
+    """The triplets among an attempt's spans, in order. What cannot be read as one is said and left out."""
+    found: list[tuple[Span, Triplet]] = []
+    for span in (s for s in spans if s.name == TRIPLET):
+        try:
+            found.append((span, Triplet.model_validate_json(span.attributes[TRIPLET_JSON])))
+        except (KeyError, ValidationError) as error:
+            logger.warning("A triplet of rollout %s cannot be read: %s", span.rollout_id, error)
+    return found
 
 
 def calls_as_given(calls: Sequence[Call], given: Sequence[tuple[Span, Triplet]]) -> tuple[list[Call], list[int | None]]:
@@ -38,7 +45,7 @@ def calls_as_given(calls: Sequence[Call], given: Sequence[tuple[Span, Triplet]])
         if index is None:
             logger.warning(
                 "A triplet of rollout %s is not trained: no call of its attempt has its response_id or its token ids, "
-                "and it brings no metadata['logprobs'] for tokens of its own.",
+                "and it brings no prompt and response of its own as token ids with finite metadata['logprobs'].",
                 span.rollout_id,
             )
         which.append(index)
@@ -55,15 +62,25 @@ def _means(triplet: Triplet, call: Call) -> bool:
     return same and (prompt is None or np.array_equal(prompt, call.prompt_ids))
 
 
-def _ids(part: Any) -> Any:
-    ids = part.get("token_ids") if isinstance(part, dict) else None
-    return None if ids is None else np.array(ids, dtype=np.int32)
+def _ids(part: Any) -> Int32Array | None:
+    """The token ids of a prompt or response; None where there are none, or something else."""
+    return _array(part.get("token_ids") if isinstance(part, dict) else None, np.int32)
+
+
+def _array(values: Any, dtype: Any) -> Any:
+    try:
+        found = None if values is None else np.array(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found is not None and found.ndim == 1 else None
 
 
 def _own_call(span: Span, triplet: Triplet) -> Call | None:
     prompt, response = _ids(triplet.prompt), _ids(triplet.response)
-    logprobs = triplet.metadata.get("logprobs")
-    if prompt is None or response is None or logprobs is None or len(logprobs) != len(response):
+    own: Float32Array | None = _array(triplet.metadata.get("logprobs"), np.float32)
+    if prompt is None or response is None or own is None or not len(prompt) or len(own) != len(response):
+        return None
+    if not np.isfinite(own).all() or min(prompt.min(), response.min(initial=0)) < 0:
         return None
     info = CallInfo(
         call_id=span.span_id,
@@ -82,5 +99,4 @@ def _own_call(span: Span, triplet: Triplet) -> Call | None:
         end_time=span.end_time or 0.0,
         temperature=1.0,
     )
-    own = np.array(logprobs, dtype=np.float32)
     return Call(info, prompt, response, own, own, ())

@@ -91,6 +91,8 @@ def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
     messages, tools = (chat["messages"], chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
     if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise ConfigError("SFT(source='chats') takes chats: {'messages': [{'role': …, 'content': …}, …]}.")
+    if not any(m["role"] == "assistant" for m in messages):
+        raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
     calls = []
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -105,18 +107,32 @@ def render_answer(
 ) -> tuple[Int32Array, Int32Array]:
     """The prompt before the last message, and the tokens with which the model should say it, its end included.
 
+    An answer is taken as it stands before a user's next message, where formats leave an empty reasoning away. Many
+    leave out any reasoning there, so one that reasons is taken as it stands at the end.
+
     Raises ConfigError where the chat format does not write an answer right behind its prompt.
     """
     prompt = rendering.render(messages[:-1], tools)
-    followed = rendering.render([*messages, {"role": "user", "content": "."}], tools)
-    answer = followed[len(prompt) :]
-    ends = np.flatnonzero(np.isin(answer, list(rendering.stop_token_ids)))
-    if not np.array_equal(followed[: len(prompt)], prompt) or not len(ends):
+    last = _answer(rendering, prompt, rendering.render(messages, tools))
+    if last is None or not rendering.parse(last, prompt, tools).reasoning:
+        user = {"role": "user", "content": "."}
+        before_user = _answer(rendering, prompt, rendering.render([*messages, user], tools))
+        last = last if before_user is None else before_user
+    if last is None:
         raise ConfigError(
             f"The chat format '{rendering.name}' writes an answer otherwise than where the model would begin it, so "
             f"this message cannot be learned: {str(messages[-1])[:200]}"
         )
-    return prompt, answer[: ends[0] + 1].astype(np.int32)
+    return prompt, last
+
+
+def _answer(rendering: Any, prompt: Int32Array, whole: Int32Array) -> Int32Array | None:
+    """What follows the prompt up to the first end of a turn; None if it does not."""
+    answer = whole[len(prompt) :]
+    ends = np.flatnonzero(np.isin(answer, list(rendering.stop_token_ids)))
+    if not np.array_equal(whole[: len(prompt)], prompt) or not len(ends):
+        return None
+    return answer[: ends[0] + 1].astype(np.int32)
 
 
 def _call(call_id: str, rollout_id: str, prompt: Int32Array, response: Int32Array) -> Call:

@@ -16,7 +16,7 @@ from agentlightning.algorithm.credit import credit, make_units
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import EngineError
-from agentlightning.learner.advantage import correction_weights
+from agentlightning.learner.advantage import correction_weights, overlong_penalty
 from agentlightning.learner.base import Learner, OptimParams, PackedBatch
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
@@ -43,8 +43,9 @@ class Updater:
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
         metrics: dict[str, Any] = {"staleness": self._staleness(episodes)} if settings.is_off_policy else {}
         if settings.overlong_tokens:
-            free = settings.overlong_tokens - settings.overlong_margin
-            metrics["overlong"] = sum(e.sampled_tokens > free for e in episodes)
+            tokens = np.array([e.sampled_tokens for e in episodes], dtype=np.int32)
+            punished = overlong_penalty(tokens, settings.overlong_tokens, settings.overlong_margin)
+            metrics["overlong"] = int((punished < 0).sum())
         if certify and batches:
             metrics |= await self._certify(batches[0])
         packed = [[pack(c) for c in self._split(batch)] for batch in batches]

@@ -172,7 +172,8 @@ def by_position(
 
 def overlong_penalty(tokens_U: Int32Array, limit: int, margin: int) -> Float32Array:
     """Soft punishment of long rollouts (DAPO, arXiv 2503.14476, eq. 13): 0 up to limit − margin, −1 from limit on."""
-    return -np.clip((tokens_U - (limit - margin)) / max(margin, 1), 0.0, 1.0).astype(np.float32)
+    over_U = tokens_U - (limit - margin)
+    return -np.clip(over_U / margin if margin else over_U >= 0, 0.0, 1.0).astype(np.float32)
 
 
 def entry_weights(

@@ -59,13 +59,16 @@ def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
 
 def is_reward_span(span: Span) -> bool:
     """Does this span carry a reward?"""
-    return f"{REWARD}.0.value" in span.attributes
+    return get_reward_value(span) is not None
 
 
 def get_reward_value(span: Span) -> float | None:
-    """The primary reward of a span, None if it carries none."""
-    value = span.attributes.get(f"{REWARD}.0.value")
-    return None if value is None else float(value)
+    """The primary reward of a span, None if it carries none. What is no finite number is no reward."""
+    try:
+        number = float(span.attributes.get(f"{REWARD}.0.value", math.nan))
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def get_rewards(span: Span) -> dict[str, float]:

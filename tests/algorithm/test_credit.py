@@ -242,3 +242,15 @@ def test_tokens_drawn_under_a_filter_weigh_by_how_likely_they_were_without_it() 
     assert weights(forced, CreditRule()) == [[0.25, pytest.approx(0.0025)], [0.25, 0.25]]
     assert weights([first, second], CreditRule()) == [[0.25, 0.25], [0.25, 0.25]]
     assert weights(forced, CreditRule(advantage="best")) == [[0.5, 0.5]], "learned as it is"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "high", [1.0], None])
+def test_a_reward_that_is_no_finite_number_is_none(value: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Spans come from any OpenTelemetry exporter; the emitters would have refused it."""
+    one = episode("g", [])
+    common: dict[str, Any] = {"rollout_id": "r", "attempt_id": "a", "trace_id": "t", "name": "reward"}
+    good = Span(**common, sequence_id=1, span_id="1", start_time=9.0, attributes=reward_attributes(0.5))
+    bad = Span(**common, sequence_id=2, span_id="2", start_time=9.5, attributes={f"{REWARD}.0.value": value})
+    found = make_episode(one.rollout, one.attempt, one.calls, [good, bad])
+    assert (found.reward, len(found.rewards)) == (0.5, 1)
+    assert ("no finite number" in caplog.text) == (value is not None)

@@ -15,6 +15,7 @@ from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import Attempt, AttemptedRollout, Outcome, Rollout, Span, Triplet
+from agentlightning.types.names import TRIPLET, TRIPLET_JSON
 from tests.algorithm.test_credit import make_call
 
 
@@ -88,3 +89,33 @@ async def test_tokens_of_its_own_need_their_logprobs(caplog: pytest.LogCaptureFi
     assert own.response_ids.tolist() == [8, 7]
     assert np.allclose(own.plain_logprobs, [-0.5, -1.0])
     assert "logprobs" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"prompt": {"token_ids": []}},
+        {"response": {"token_ids": [-3]}},
+        {"response": {"token_ids": ["three"]}},
+        {"response": {"token_ids": [[3]]}},
+        {"metadata": {"logprobs": [float("nan")]}},
+        {"metadata": {"logprobs": [-1.0, -1.0]}},
+        {"metadata": {"logprobs": "many"}},
+    ],
+    ids=str,
+)
+async def test_tokens_that_cannot_be_trained_are_said_and_left_out(
+    wrong: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    fine = {"prompt": {"token_ids": [9, 8]}, "response": {"token_ids": [3]}, "metadata": {"logprobs": [-1.0]}}
+    _, spans = await run(Triplet(**fine, reward=1.0), Triplet(**{**fine, **wrong}, reward=0.5))
+    assert [c.prompt_ids.tolist() for c in episode("x", spans).calls if c.info.trained] == [[9, 8]]
+    assert "is not trained" in caplog.text
+
+
+async def test_a_span_that_only_looks_like_a_triplet_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    _, spans = await run(named("resp-0", 0.5))
+    triplet = next(s for s in spans if s.name == TRIPLET)
+    broken = [triplet.model_copy(update={"attributes": attributes}) for attributes in ({}, {TRIPLET_JSON: "{"})]
+    assert [c.info.trained for c in episode("x", [*spans, *broken]).calls] == [True, False, False]
+    assert caplog.text.count("cannot be read") == 2

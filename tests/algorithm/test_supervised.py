@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.credit import CreditRule, credit
+from agentlightning.algorithm.episode import Earned
 from agentlightning.algorithm.supervised import chat_episode
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.rendering import load_rendering
@@ -47,7 +50,31 @@ def test_a_tool_call_is_learned_as_the_model_writes_it() -> None:
     assert [(c.name, c.arguments) for c in parsed.tool_calls] == [("calc", '{"a": 2, "op": "+", "b": 3}')]
 
 
+def test_reasoning_is_learned_too_also_before_and_after_a_tool() -> None:
+    rendering = load_rendering(resolve_model("calc"))
+    call = {"id": "1", "type": "function", "function": {"name": "calc", "arguments": '{"a": 2}'}}
+    tool = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
+    chat = [
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "", "reasoning_content": "I had better call.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "5"},
+        {"role": "assistant", "content": "It is 5.", "reasoning_content": "There it is."},
+        {"role": "user", "content": "Thanks!"},
+        {"role": "assistant", "content": "Welcome."},
+    ]
+    calls = chat_episode(rendering, {"messages": chat, "tools": [tool]}, "c").calls
+    found = [rendering.parse(c.response_ids, c.prompt_ids, [tool]) for c in calls]
+    assert [p.reasoning for p in found] == ["I had better call.", "There it is.", None]
+    assert [p.content for p in found] == ["", "It is 5.", "Welcome."]
+    assert found[0].tool_calls
+    assert rendering.decode(calls[2].response_ids) == "Welcome.<|im_end|>", "no empty reasoning"
+    for i, one in zip((1, 3, 5), calls, strict=True):
+        assert np.array_equal(one.prompt_ids, rendering.render(chat[:i], [tool]))
+
+
 def test_what_is_no_chat_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nothing to learn"):
+        chat_episode(load_rendering(resolve_model("calc")), CHAT[:2], "c")
     with pytest.raises(ConfigError, match="takes chats"):
         chat_episode(load_rendering(resolve_model("calc")), {"messages": ["hello"]}, "c")
     with pytest.raises(ConfigError, match="'rollouts' or 'chats'"):
@@ -63,3 +90,29 @@ def test_dpo_pairs_the_best_with_the_worst_and_each_pair_counts_the_same() -> No
     assert signs == {"g1": {1.0}, "g2": {-1.0}, "h0": {1.0}, "h2": {-1.0}}
     pair_weights = [sum(float(c.weights.sum()) for c in batch if c.group == g) for g in (0, 1)]
     assert pair_weights == pytest.approx([0.5, 0.5])
+
+
+def test_a_pair_is_of_rollouts_with_something_to_learn() -> None:
+    """The best one never called the model: half a pair would only push the other half down."""
+    rule = agl.DPO(model="calc").credit_rule()
+    silent, good, bad = (
+        episode("g", [(r, 0)], tokens=n, name=name)
+        for name, r, n in (("silent", 1.0, ()), ("good", 0.5, (2,)), ("bad", 0.0, (2,)))
+    )
+    assert credit([silent, bad], rule) == []
+    (batch,) = credit([silent, good, bad], rule)
+    assert {c.call.info.call_id: c.advantages[0] for c in batch} == {"good-0": 1.0, "bad-0": -1.0}
+
+
+def test_agents_that_are_rewarded_apart_have_pairs_of_their_own() -> None:
+    rule = agl.DPO(model="calc").credit_rule()
+    episodes = []
+    for name, a, b in (("x", 1.0, 0.5), ("y", 0.5, 1.0), ("z", 0.0, 0.0)):
+        one = episode("g", [(0.5, 1)], tokens=(2, 2), agents=("A", "B"), name=name)
+        episodes.append(replace(one, rewards=[Earned(a, 1, "A"), Earned(b, 1, "B")]))
+    (batch,) = credit(episodes, rule)
+    pairs = {(c.group, c.call.info.agent): [] for c in batch}
+    for c in batch:
+        pairs[c.group, c.call.info.agent].append((c.call.info.call_id, float(c.advantages[0])))
+    assert pairs == {(0, "A"): [("x-0", 1.0), ("z-0", -1.0)], (1, "B"): [("y-1", 1.0), ("z-1", -1.0)]}
+    assert sum(float(c.weights.sum()) for c in batch) == pytest.approx(1.0)

@@ -15,6 +15,7 @@ from agentlightning.learner.advantage import (
     entry_weights,
     gae,
     grpo,
+    overlong_penalty,
     return_to_go,
 )
 
@@ -112,6 +113,12 @@ def test_gae_by_hand() -> None:
 def test_gae_with_lambda_1_and_no_critic_is_the_return_to_go(given_rewards: list[float], gamma: float) -> None:
     advantages, _ = gae(given_rewards, [0.0] * len(given_rewards), gamma, 1.0)
     assert advantages == pytest.approx(return_to_go(given_rewards, gamma), abs=1e-4)
+
+
+def test_the_overlong_penalty_is_whole_at_the_limit() -> None:
+    tokens = np.array([0, 5, 6, 8, 10, 12], np.int32)
+    assert overlong_penalty(tokens, 10, 5).tolist() == pytest.approx([0, 0, -0.2, -0.6, -1, -1])
+    assert overlong_penalty(tokens, 10, 0).tolist() == [0, 0, 0, 0, -1, -1]
 
 
 def test_corrections() -> None:
