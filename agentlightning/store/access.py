@@ -18,9 +18,14 @@ from agentlightning.errors import StoreError
 from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
 from agentlightning.store import otlp, wire
 from agentlightning.store.api import problem
+from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
 
 OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
 REWARD_PREFIX = "agentlightning.reward."
+_SYSTEMS_OWN = (CALL_ID, PARENT_CALL_ID, TRIPLET_JSON)
+"""Attributes by which the gateway and the runners say what is trained: never an agent's."""
+MAX_BODY_BYTES = 64 * 2**20
+"""Of a request with an attempt's key."""
 _ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
 
 
@@ -48,7 +53,11 @@ class AccessControl:
             )
             await refusal(scope, receive, send)
             return
-        body = await request.body()
+        body = await _body(request)
+        if body is None:
+            reason = f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches."
+            await problem(413, reason)(scope, receive, send)
+            return
         try:
             reason = refuse(attempt, request, body)
         except StoreError as error:
@@ -57,6 +66,17 @@ class AccessControl:
             await problem(403, reason)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
+
+
+async def _body(request: Request) -> bytes | None:
+    """The body, or None if it is too large to be read for somebody who is not trusted."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            return None
+    return b"".join(parts)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -98,7 +118,7 @@ def _otlp_spans(request: Request, body: bytes) -> Iterable[dict[str, Any]]:
     for span in otlp.to_spans(otlp.parse(request.headers, body)):
         # A span that does not say whose it is is rejected later on, with the reason.
         if not isinstance(span, str):
-            yield {"rollout_id": span.rollout_id, "attempt_id": span.attempt_id, "attributes": span.attributes}
+            yield {name: getattr(span, name) for name in ("rollout_id", "attempt_id", "name", "attributes")}
 
 
 def _refuse_spans(key: AttemptKey, spans: Iterable[dict[str, Any]]) -> str | None:
@@ -108,7 +128,9 @@ def _refuse_spans(key: AttemptKey, spans: Iterable[dict[str, Any]]) -> str | Non
         if (span.get("rollout_id"), span.get("attempt_id")) != (key.rollout_id, key.attempt_id):
             return "This key reports spans of its own attempt only."
         attributes = span.get("attributes")
-        rewarded = isinstance(attributes, dict) and any(name.startswith(REWARD_PREFIX) for name in attributes)
-        if rewarded and REWARDS not in key.scopes:
+        names = list(attributes) if isinstance(attributes, dict) else []
+        if span.get("name") == TRIPLET or any(name in names for name in _SYSTEMS_OWN):
+            return "What is trained is not said by spans of an agent."
+        if REWARDS not in key.scopes and any(name.startswith(REWARD_PREFIX) for name in names):
             return "This key may not write rewards: a grader gives them here."
     return None

@@ -92,6 +92,8 @@ def _decompress(body: bytes, encoding: str) -> bytes:
         raise StoreError(f"The body is not gzip: {error}.") from error
     if inflater.unconsumed_tail:
         raise StoreError(f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches.")
+    if not inflater.eof:
+        raise StoreError("The body is not gzip: it breaks off.")
     return plain
 
 
@@ -122,7 +124,7 @@ def _ids_to_base64(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_spans(export: ExportTraceServiceRequest) -> Iterator[Span | str]:
-    """The spans of an export; for one that does not say whose it is, the reason why it is rejected."""
+    """The spans of an export; for one that does not say whose or which it is, the reason why it is rejected."""
     for group in export.resource_spans:
         resource = OtelResource(attributes=_attributes(group.resource.attributes), schema_url=group.schema_url)
         for scope in group.scope_spans:
@@ -136,6 +138,8 @@ def _to_span(span: Any, resource: OtelResource) -> Span | str:
     rollout_id, attempt_id = owner.get(ROLLOUT_KEY), owner.get(ATTEMPT_KEY)
     if not isinstance(rollout_id, str) or not isinstance(attempt_id, str):
         return f"Span '{span.name}' has no {ROLLOUT_KEY} and {ATTEMPT_KEY}; set them as resource attributes."
+    if not any(span.trace_id) or not any(span.span_id):
+        return f"Span '{span.name}' has no trace id or no span id, without which it cannot be told from others."
     sequence_id = owner.get(SEQUENCE_KEY, 0)
     trace_id, span_id, parent_id = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
     code = span.status.code

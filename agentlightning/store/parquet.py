@@ -68,7 +68,7 @@ class _Writer:
     def __init__(self, path: Path, schema: pa.Schema):
         self._schema = schema
         self._rows: list[Row] = []
-        self._file = pq.ParquetWriter(path, schema, compression="zstd")
+        self._file = pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
     def __enter__(self) -> _Writer:
         return self
@@ -138,10 +138,10 @@ class _Stream:
 
 def _read(path: Path, names: list[str]) -> Iterator[Row]:
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
             if set(names) - set(file.schema_arrow.names):
                 raise StoreError(f"'{path}' lacks columns: {', '.join(set(names) - set(file.schema_arrow.names))}.")
             for batch in file.iter_batches(columns=names):
                 yield from batch.to_pylist()
-    except pa.ArrowInvalid as error:
-        raise StoreError(f"'{path}' is not a Parquet file: {error}") from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise StoreError(f"'{path}' is not a Parquet file, or it is damaged: {error}") from error

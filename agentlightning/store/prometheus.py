@@ -16,7 +16,7 @@ def render(values: Statistics) -> str:
     def metric(name: str, kind: str, about: str, samples: dict[str, float]) -> None:
         lines.append(f"# HELP agl_{name} {about}")
         lines.append(f"# TYPE agl_{name} {kind}")
-        lines.extend(f"agl_{name}{labels} {value:g}" for labels, value in samples.items())
+        lines.extend(f"agl_{name}{labels} {value}" for labels, value in samples.items())
 
     def by_status(counts: dict[str, int]) -> dict[str, float]:
         return {f'{{status="{status}"}}': count for status, count in counts.items()}

@@ -2,7 +2,7 @@
 
 A record is what the tables hold of one rollout, its attempts, spans, segments and calls. A line is a record with JSON
 columns as JSON and token arrays as base64, so that nothing is lost and `jq` can read it. Importing a rollout that is
-there already changes nothing.
+there already changes nothing, and one that cannot be read back is refused (`intake`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 from sqlalchemy import LargeBinary, Table, select
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConflictError, StoreError
+from agentlightning.store.intake import check_columns, check_record
 from agentlightning.store.schema import attempts, calls, rollouts, segments, spans
 from agentlightning.store.transaction import Statement, Transaction
 from agentlightning.types.status import FINISHED_ROLLOUT
@@ -113,14 +114,20 @@ def import_records(tx: Transaction, records: Sequence[Record]) -> int:
 
 
 def _import_one(tx: Transaction, rows: Record) -> bool:
+    for name, table in TABLES.items():
+        for row in rows[name]:
+            check_columns(row, table)
+    check_record(rows)
     (rollout,) = rows["rollout"]
-    if rollout["status"] not in FINISHED_ROLLOUT:
-        raise StoreError(f"Rollout '{rollout['rollout_id']}' is {rollout['status']}; only finished ones are imported.")
     if not tx.run(_inserts["rollout"], rollout):
         return False
     tx.changes.moved("rollouts", None, rollout["status"])
     for attempt in rows["attempts"]:
-        tx.run(_inserts["attempts"], attempt)
+        if not tx.run(_inserts["attempts"], attempt):
+            raise ConflictError(
+                f"Attempt '{attempt['attempt_id']}' of rollout '{rollout['rollout_id']}' exists already, in another "
+                "rollout. Import into a store of its own."
+            )
         tx.changes.moved("attempts", None, attempt["status"])
     tx.changes.counts["spans"] += tx.many(_inserts["spans"], rows["spans"])
     tx.many(_inserts["segments"], rows["segments"])

@@ -63,9 +63,14 @@ def is_reward_span(span: Span) -> bool:
 
 
 def get_reward_value(span: Span) -> float | None:
-    """The primary reward of a span, None if it carries none. What is no finite number is no reward."""
+    """The primary reward of a span, None if it carries none."""
+    return _value(span, 0)
+
+
+def _value(span: Span, index: int) -> float | None:
+    """A reward as it was written; what is no finite number is no reward (spans may come from anywhere)."""
     try:
-        number = float(span.attributes.get(f"{REWARD}.0.value", math.nan))
+        number = float(span.attributes.get(f"{REWARD}.{index}.value", math.nan))
     except (TypeError, ValueError):
         return None
     return number if math.isfinite(number) else None
@@ -75,10 +80,10 @@ def get_rewards(span: Span) -> dict[str, float]:
     """All rewards of a span by name, the primary one first."""
     rewards: dict[str, float] = {}
     for index in count():
-        value = span.attributes.get(f"{REWARD}.{index}.value")
+        value = _value(span, index)
         if value is None:
             break
-        rewards[span.attributes.get(f"{REWARD}.{index}.name", str(index))] = float(value)
+        rewards[str(span.attributes.get(f"{REWARD}.{index}.name", index))] = value
     return rewards
 
 

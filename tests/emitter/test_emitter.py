@@ -294,3 +294,13 @@ async def test_an_operation_never_fails_for_what_it_records() -> None:
 
     (span,) = await record(agent)
     assert span.status.status_code == "ERROR"
+
+
+@pytest.mark.parametrize("value", ["good", "NaN", float("nan"), float("inf"), None, [1.0], {"a": 1}])
+def test_what_no_emitter_would_write_is_no_reward(value: Any) -> None:
+    """Spans come over the wire too: one that says nonsense must not end a training."""
+    key = "agentlightning.reward.0.value"
+    spans = [Span.from_attributes(name="x", attributes={key: v}, rollout_id="r", attempt_id="a") for v in (0.5, value)]
+    assert [is_reward_span(span) for span in spans] == [True, False]
+    assert find_final_reward(spans) == 0.5
+    assert (get_reward_value(spans[1]), get_rewards(spans[1])) == (None, {})

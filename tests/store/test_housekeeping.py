@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store import SqliteLightningStore
-from agentlightning.types import AttemptStatus, RolloutMode
+from agentlightning.types import AttemptStatus, RolloutConfig, RolloutMode
 from tests.store.builders import make_call, make_segment, make_span
 
 
@@ -53,6 +56,90 @@ async def test_what_is_exported_can_be_imported(filled: SqliteLightningStore, tm
     with pytest.raises(StoreError, match="not an exported rollout"):
         await other.import_lines([b'{"rollout": 1}'])
     await other.close()
+
+
+def _spoiled(line: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """The line with one value after the other made wrong, missing, or another's."""
+    whole = json.loads(line)
+    for table, rows in whole.items():
+        row = rows if table == "rollout" else rows[-1]
+        for name in row:
+            for value in (None, -1, 1.5, "x", "running", [1], {"a": 1}, 2**70, "AAAA", "absent"):
+                if value == row[name]:
+                    continue
+                copy = json.loads(line)
+                spoiled = copy[table] if table == "rollout" else copy[table][-1]
+                spoiled[name] = value
+                if value == "absent":
+                    del spoiled[name]
+                yield table, name, json.dumps(copy).encode()
+        yield table, "*", json.dumps({**whole, table: []}).encode()
+        yield table, "*", json.dumps({**whole, table: [row, row]}).encode()
+
+
+async def test_a_damaged_line_is_refused_or_can_be_read(filled: SqliteLightningStore, tmp_path: Path) -> None:
+    """Whatever is let in breaks no query, holds up no claim and no watchdog."""
+    line = [line async for line in filled.export_lines()][-1]
+    other = SqliteLightningStore(tmp_path / "other.db", watchdog_seconds=0.02)
+    for table, name, spoiled in _spoiled(line):
+        try:
+            assert await other.import_lines([spoiled]) == 1
+        except StoreError:
+            continue
+        what = f"{table}.{name}"
+        for rollout in await other.query_rollouts(limit=-1):
+            assert await other.get_rollout_by_id(rollout.rollout_id) is not None, what
+            assert len(await other.query_attempts(rollout.rollout_id)) <= 1, what
+            assert len(await other.query_spans(rollout.rollout_id)) <= 2, what
+            assert len((await other.query_calls([rollout.rollout_id]))[rollout.rollout_id]) <= 1, what
+        assert await other.dequeue_rollout("w") is None, what
+        assert await other.prune(keep=0) == 1, what
+        assert not any((await other.statistics())["rollouts"].values()), what
+    late = await other.start_rollout(1, config=RolloutConfig(timeout_seconds=0.05))
+    assert await other.wait_for_rollouts(rollout_ids=[late.rollout_id], timeout=5), "the watchdog is alive"
+    await other.close()
+
+
+async def test_segments_that_go_round_in_a_circle_are_refused(filled: SqliteLightningStore, tmp_path: Path) -> None:
+    parts = json.loads(await anext(aiter(filled.export_lines())))
+    first, second = parts["segments"]
+    first |= {"parent_id": second["segment_id"], "parent_keep": 1}
+    with pytest.raises(StoreError, match="damaged"):
+        await filled.import_lines([json.dumps({**parts, "rollout": {**parts["rollout"]}}).encode()])
+
+
+async def test_another_rollouts_attempt_is_not_taken_over(filled: SqliteLightningStore) -> None:
+    text = (await anext(aiter(filled.export_lines()))).decode().replace('"r0"', '"another"')
+    before = await filled.statistics()
+    with pytest.raises(ConflictError, match="in another rollout"):
+        await filled.import_lines([text.encode()])
+    after = await filled.statistics()
+    assert (after["rollouts"], after["attempts"]) == (before["rollouts"], before["attempts"])
+
+
+async def test_damaged_parquet_is_refused_by_name(filled: SqliteLightningStore, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    from agentlightning.store.parquet import read_folder, write_folder
+
+    await write_folder(filled.export_records(), tmp_path / "whole")
+    random, refused = Random(0), 0
+    for number in range(40):
+        folder = tmp_path / f"damaged-{number}"
+        shutil.copytree(tmp_path / "whole", folder)
+        file = random.choice(sorted(folder.iterdir()))
+        data = bytearray(file.read_bytes())
+        data[random.randrange(len(data))] ^= 255
+        file.write_bytes(data if number % 3 else data[: random.randrange(len(data))])
+        other = SqliteLightningStore(tmp_path / f"{number}.db")
+        try:
+            count = await other.import_records(read_folder(folder))
+        except StoreError:
+            refused += 1
+        else:  # the damage was in something that nobody reads
+            assert count == 5
+            assert [r async for r in other.export_records()] == [r async for r in filled.export_records()]
+        await other.close()
+    assert refused > 30
 
 
 async def test_retention(filled: SqliteLightningStore) -> None:

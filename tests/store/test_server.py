@@ -22,7 +22,14 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.keys import REWARDS, SPANS, TASK
-from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore, otlp
+from agentlightning.store import (
+    LightningStoreClient,
+    LightningStoreServer,
+    SqliteLightningStore,
+    access,
+    otlp,
+    prometheus,
+)
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 from tests.store.builders import make_span
 
@@ -82,9 +89,18 @@ async def test_lists_by_get_and_by_search(http: aiohttp.ClientSession, embedded:
 
 
 async def test_metrics_for_prometheus(http: aiohttp.ClientSession, embedded: SqliteLightningStore) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
     await embedded.enqueue_rollout(1)
     async with http.get("/metrics") as response:
-        assert 'agl_rollouts{status="queuing"} 1' in await response.text()
+        assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+        text = await response.text()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    assert families["agl_rollouts"].documentation == "Rollouts by status."
+    by_status = {sample.labels["status"]: sample.value for sample in families["agl_rollouts"].samples}
+    assert (by_status.keys(), by_status["queuing"]) == ({status.value for status in RolloutStatus}, 1)
+    statistics = {**await embedded.statistics(), "total_spans": 123_456_789}
+    assert "\nagl_spans 123456789\n" in prometheus.render(statistics)  # pyright: ignore[reportArgumentType]
 
 
 def test_other_addresses_need_a_key(embedded: SqliteLightningStore) -> None:
@@ -127,6 +143,9 @@ async def test_an_attempts_key_opens_its_attempt_only(
         (key, "POST", "/v1/agl/spans", spans(other)),
         (key, "POST", "/v1/agl/spans", spans(mine, **reward)),
         (key, "POST", "/v1/agl/spans", {"no": "list"}),
+        (grader, "POST", "/v1/agl/spans", spans(mine, **{"agentlightning.triplet.json": "{}"})),
+        (grader, "POST", "/v1/agl/spans", spans(mine, **{"agentlightning.call_id": "c"})),
+        (grader, "POST", "/v1/agl/spans", [make_span(mine, "agentlightning.triplet").model_dump(mode="json")]),
         (key, "GET", "/v1/agl/rollouts", None),
         (key, "POST", f"/v1/agl/rollouts/{mine.rollout_id}/attempts/latest", {"status": "succeeded"}),
         (key, "GET", "/v1/agl/statistics", None),
@@ -137,6 +156,17 @@ async def test_an_attempts_key_opens_its_attempt_only(
     assert await _status(server, "é", "GET", "/v1/agl/statistics") == 401
     assert await _status(server, key + "x", "POST", "/v1/agl/spans", spans(mine)) == 401
     assert await _status(server, "", "GET", "/v1/agl/health") == 200
+
+
+async def test_an_agent_cannot_fill_the_servers_memory(
+    server: LightningStoreServer, embedded: SqliteLightningStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "MAX_BODY_BYTES", 100_000)
+    mine = await embedded.start_rollout("mine")
+    key = server.key_for(mine.rollout_id, mine.attempt.attempt_id, (SPANS,))
+    large = [make_span(mine, "step", text="x" * 100_000).model_dump(mode="json")]
+    assert await _status(server, key, "POST", "/v1/agl/spans", large) == 413
+    assert await _status(server, "admin", "POST", "/v1/agl/spans", large) == 200
 
 
 async def test_a_client_without_the_key(server: LightningStoreServer) -> None:
@@ -271,6 +301,34 @@ async def test_otlp_spans_of_nobody_are_rejected_with_the_reason(http: aiohttp.C
         answer = ExportTraceServiceResponse.FromString(await response.read())
     assert answer.partial_success.rejected_spans == 1
     assert otlp.ROLLOUT_KEY in answer.partial_success.error_message
+
+
+async def test_otlp_spans_without_ids_are_rejected_and_the_others_kept(
+    http: aiohttp.ClientSession, embedded: SqliteLightningStore
+) -> None:
+    claim = await embedded.start_rollout(1)
+    request = _export(claim)
+    spans = request.resource_spans[0].scope_spans[0].spans
+    for trace_id, span_id in ((b"", b"s" * 8), (b"t" * 16, b""), (b"t" * 16, bytes(8))):
+        spans.add(name="odd", trace_id=trace_id, span_id=span_id)
+    headers = {"Content-Type": "application/x-protobuf"}
+    async with http.post("/v1/traces", data=request.SerializeToString(), headers=headers) as response:
+        answer = ExportTraceServiceResponse.FromString(await response.read())
+    assert answer.partial_success.rejected_spans == 3
+    assert "no span id" in answer.partial_success.error_message
+    assert [span.name for span in await embedded.query_spans(claim.rollout_id)] == ["chat"]
+
+
+async def test_otlp_that_breaks_off_is_refused(http: aiohttp.ClientSession, embedded: SqliteLightningStore) -> None:
+    """Half a gzip of many spans may well be a valid message of fewer."""
+    claim = await embedded.start_rollout(1)
+    one = _export(claim).SerializeToString()
+    body = gzip.compress(one)
+    headers = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+    async with http.post("/v1/traces", data=body[:-6], headers=headers) as response:
+        assert response.status == 422
+        assert "breaks off" in (await response.json())["detail"]
+    assert (await embedded.query_spans(claim.rollout_id)).total == 0
 
 
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
