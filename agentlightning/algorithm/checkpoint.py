@@ -37,6 +37,13 @@ class CheckpointInfo:
     frozen: str | None = None
     """The alias of the base beside them."""
     carried: Sequence[int] = ()
+    lora_rank: int | None = None
+    tasks: int | None = None
+    """How many there are in the data set."""
+
+
+_OF_THE_RUN = ("base_model", "seed", "lora_rank", "policies", "tasks")
+"""What cannot change within a run: the weights, the optimiser's state and the order of the tasks follow from them."""
 
 
 def model_path(checkpoint: Path) -> Path:
@@ -60,6 +67,20 @@ def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
         raise ConfigError(
             f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"
         ) from error
+
+
+def refuse_other_run(checkpoint: Path, saved: CheckpointInfo, now: CheckpointInfo) -> None:
+    """Raises ConfigError if a checkpoint is of a run with other settings than the one that would go on from it."""
+    for name in _OF_THE_RUN:
+        before, after = getattr(saved, name), getattr(now, name)
+        same = list(before) == list(after) if name == "policies" else before == after
+        if not same and not (name == "base_model" and Path(before).resolve() == Path(after).resolve()):
+            setting = name.removeprefix("base_")
+            raise ConfigError(
+                f"The checkpoint {checkpoint} is of a run with {setting}={before!r}, and this one has {after!r}. "
+                "Resume with what the run began with, or start a new one from its weights: "
+                f"model='{model_path(checkpoint)}'."
+            )
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -10,7 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from agentlightning.algorithm.checkpoint import (
     CheckpointInfo,
     prune_checkpoints,
     read_checkpoint,
+    refuse_other_run,
     save_checkpoint,
 )
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
@@ -210,29 +211,29 @@ class GRPO(TrainingSettings):
         if self.context.resume_from is None:
             return 0, 0
         info = read_checkpoint(self.context.resume_from)
-        if list(info.policies) != list(self.policies):
-            raise ConfigError(
-                f"The checkpoint {self.context.resume_from} is one of the policies {list(info.policies)}; this run has "
-                f"{list(self.policies)}. Give the same policies to resume."
-            )
+        refuse_other_run(self.context.resume_from, info, self._info())
         await self._learner().load_state(str(self.context.resume_from / "optimizer"))
         self._again = list(info.carried)
         return info.step, info.position
 
     async def _save(self, done: int, sampled: Sampled, val_reward: float | None) -> None:
-        run_dir = self.context.run_dir
-        info = CheckpointInfo(
-            step=done,
+        info = replace(
+            self._info(), step=done, position=sampled.position, carried=sampled.carried, val_reward=val_reward
+        )
+        await save_checkpoint(self.context.run_dir, self._learner(), info)
+        prune_checkpoints(self.context.run_dir, self.keep_checkpoints)
+
+    def _info(self) -> CheckpointInfo:
+        """What a checkpoint says of the run, whatever its step."""
+        return CheckpointInfo(
+            step=0,
             base_model=self.model,
             seed=self.seed,
-            position=sampled.position,
-            val_reward=val_reward,
-            carried=sampled.carried,
+            lora_rank=self.lora_rank,
             policies=list(self.policies),
             frozen=self.frozen,
+            tasks=self._schedule.size,
         )
-        await save_checkpoint(run_dir, self._learner(), info)
-        prune_checkpoints(run_dir, self.keep_checkpoints)
 
     async def _time_split(self) -> dict[str, float]:
         """Seconds since the start that the model process sampled, learned, and had nothing to do."""

@@ -39,7 +39,7 @@ def run_demo(
     agent = load_example(name, f"{name}_agent").__dict__[f"{name}_agent"]
     if resume is not None:
         info = read_checkpoint(latest_checkpoint(resume))
-        model, seed = info.base_model, info.seed
+        model, seed, lora_rank = info.base_model, info.seed, info.lora_rank
     given = {"steps": steps, "learning_rate": learning_rate, "lora_rank": lora_rank}
     settings = {**recipe.SETTINGS, **{k: v for k, v in given.items() if v is not None}}
     algorithm = GRPO(model=model, seed=seed, **settings)

@@ -194,7 +194,6 @@ class Trainer:
             check_tasks("validation", val_dataset)
         self._refuse_to_overwrite()
         self._make_run_dir()
-        self._write_run_file(agent)
         processes = self._fork_runners(agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, asyncio.Event())
         try:
@@ -226,15 +225,16 @@ class Trainer:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         async with AsyncExitStack() as stack:
+            store = self.store
+            if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
+                store = SqliteLightningStore(self.run_dir / STORE_FILE)
+                stack.push_async_callback(store.close)
+                await _cancel_leftovers(store)  # only where the store is this run's own
+            self._write_run_file(job.agent)
             metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
             reporter = Reporter(metrics, self.console or RichConsole())
             stack.callback(reporter.close)
             stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
-            store = self.store
-            if store is None:
-                store = SqliteLightningStore(self.run_dir / STORE_FILE)
-                stack.push_async_callback(store.close)
-                await _cancel_leftovers(store)  # only where the store is this run's own
             address = await self.strategy.serve(stack, store)
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)

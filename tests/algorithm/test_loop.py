@@ -14,6 +14,7 @@ import agentlightning as agl
 from agentlightning.algorithm.ahead import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
+from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.store import InMemoryLightningStore
 
@@ -35,7 +36,7 @@ class Counting:
     async def export(self, path: str) -> None:
         os.makedirs(path, exist_ok=True)
 
-    save_state = export
+    save_state = load_state = export
 
 
 @dataclass(kw_only=True)
@@ -58,10 +59,23 @@ class Recorded(agl.GRPO):
         return self.val_rewards.pop(0)
 
 
-async def run(tmp_path: Path, algorithm: agl.GRPO, tasks: Any, val: Any = None, *, stopped: bool = False) -> Counting:
+async def run(
+    tmp_path: Path,
+    algorithm: agl.GRPO,
+    tasks: Any,
+    val: Any = None,
+    *,
+    stopped: bool = False,
+    resume: Path | None = None,
+) -> Counting:
     learner: Any = Counting()
-    store, reporter = InMemoryLightningStore(), Reporter(JsonlSink(tmp_path / "m.jsonl"), SilentConsole())
-    algorithm.attach(TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, learner=learner))
+    store, reporter = (
+        InMemoryLightningStore(),
+        Reporter(JsonlSink(tmp_path / "m.jsonl", 3 if resume else 0), SilentConsole()),
+    )
+    algorithm.attach(
+        TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, learner=learner, resume_from=resume)
+    )
     if stopped:
         algorithm.context.stop.set()
     try:
@@ -102,3 +116,26 @@ async def test_training_on_chats_can_be_stopped(tmp_path: Path) -> None:
 async def test_nothing_to_validate_on_is_no_validation(tmp_path: Path, val: Any) -> None:
     await run(tmp_path, Recorded(epochs=1), range(3), val)
     assert all("val_reward" not in m for m in read_metrics(tmp_path / "m.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("more", "tasks", "cause"),
+    [
+        ({"seed": 1}, 9, "seed=0, and this one has 1"),
+        ({"model": "other"}, 9, "model='calc', and this one has 'other'"),
+        ({"lora_rank": 4}, 9, "lora_rank=None, and this one has 4"),
+        ({"policies": ["a"]}, 9, "policies"),
+        ({}, 8, "tasks=9, and this one has 8"),
+    ],
+)
+async def test_a_run_with_other_settings_cannot_be_resumed(
+    tmp_path: Path, more: dict[str, Any], tasks: int, cause: str
+) -> None:
+    """Its weights, its optimiser or the order of its tasks would be others."""
+    await run(tmp_path, Recorded(steps=2, save_every=1), range(9))
+    (_, last) = list_checkpoints(tmp_path)
+    with pytest.raises(ConfigError, match=cause) as caught:
+        await run(tmp_path, Recorded(**{"steps": 4, **more}), range(tasks), resume=last)
+    assert f"model='{last / 'model'}'" in str(caught.value)
+    await run(tmp_path, Recorded(steps=4, learning_rate=0.1, group_size=4), range(9), resume=last)
+    assert [m["step"] for m in read_metrics(tmp_path / "m.jsonl")] == [1, 2, 3, 4]

@@ -1,0 +1,34 @@
+"""One run at a time in a folder: a second one is refused before it touches anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.baseline import Baseline
+from agentlightning.errors import StoreError
+from agentlightning.metrics import SilentConsole
+from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.trainer import METRICS_FILE, RUN_FILE, STORE_FILE
+
+
+async def test_a_second_run_in_a_folder_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "checkpoint.json").write_text(json.dumps({"step": 1, "base_model": "m", "seed": 0}))
+    metrics, settings = tmp_path / METRICS_FILE, tmp_path / RUN_FILE
+    metrics.write_text("".join(json.dumps({"step": n}) + "\n" for n in range(5)))
+    settings.write_text("{}")
+    before = metrics.stat().st_ino, metrics.read_text()
+    first = SqliteLightningStore(tmp_path / STORE_FILE)  # as the run that goes on holds it
+    try:
+        second = agl.Trainer(algorithm=Baseline(), resume=tmp_path, console=SilentConsole())
+        with pytest.raises(StoreError, match="already open"):
+            await second.fit_async(agl.rollout(lambda task: 1.0), [1])
+    finally:
+        await first.close()
+    assert (metrics.stat().st_ino, metrics.read_text()) == before
+    assert settings.read_text() == "{}"
