@@ -3,9 +3,9 @@
     python benchmarks/algorithms.py [--steps 16] [--seeds 1] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
 
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
-validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers four
-questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call the
-rewards of earlier questions is nothing but noise. Last, `examples/two_policies`: two adapters with opposite rewards.
+validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers
+eight questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call
+the rewards of other questions is nothing but noise. Last, `examples/two_policies`: two adapters with opposite rewards.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ FAMILY = {
     "GRPO one step ahead": "GRPO(max_staleness=1)",
     "GRPO two steps ahead": "GRPO(max_staleness=2)",
 }
+COMPARED = ("GRPO", "REINFORCE", "RLOO", "ReinforcePP", "ReinforcePPBaseline", "DrGRPO")
 AHEAD = "GRPO one step ahead"
-FOUR_QUESTIONS = {
+QUESTIONS = {
     "broadcast of the sum": "GRPO(rollout_return='sum')",
     "return_to_go": "GRPO(credit='return_to_go')",
+    "return_to_go gamma 0": "GRPO(credit='return_to_go', gamma=0.0)",
 }
 
 TEAM = "two policies"
@@ -63,8 +65,8 @@ given = json.loads(sys.argv[1])
 
 
 @agl.rollout
-async def four_questions(task, llm, rollout):
-    '''Four questions of one operation, each rewarded when the tool was called; the mean is validated.'''
+async def questions(task, llm, rollout):
+    '''Eight questions of one operation, each rewarded when the tool was called; the mean is validated.'''
     chat = calc.client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
     rewards = []
     for one in task:
@@ -81,8 +83,8 @@ async def four_questions(task, llm, rollout):
 
 
 settings = {**recipe.SETTINGS, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
-if given["task"] == "four questions":
-    settings |= {"tasks_per_step": 6, "group_size": 4, "minibatches": 1}
+if given["task"] == "eight questions":
+    settings |= {"tasks_per_step": 4, "group_size": 6, "minibatches": 1, "val_every": 4}
 elif given["task"] == "two policies":
     team = load_example("two_policies", "team")
     settings = {**team.SETTINGS, "steps": given["steps"], "seed": given["seed"]}
@@ -92,10 +94,10 @@ algorithm = getattr(agl, name)(**{"model": "calc", **settings, **own})
 agent, train, val = calc.calc_agent, recipe.train_tasks(), recipe.val_tasks()
 if given["task"] == "two policies":
     agent, val = team.team, None
-elif given["task"] == "four questions":
+elif given["task"] == "eight questions":
     tasks = [t for t in train + val if len(re.findall(r"[0-9]+", t["question"])) == 2]
-    quads = [tasks[i : i + 4] for i in range(0, len(tasks) - 3, 4)]
-    agent, train, val = four_questions, quads[:-50], quads[-50:]
+    sets = [tasks[i : i + 8] for i in range(0, len(tasks) - 7, 8)]
+    agent, train, val = questions, sets[:-25], sets[-25:]
 agl.Trainer(algorithm=algorithm, run_dir="run", concurrency=96, console=SilentConsole()).fit(agent, train, val)
 """
 
@@ -128,6 +130,7 @@ def summary(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
         "after": mean_of([rows[-1]["val_reward"] for rows in runs]),
         "last_steps": mean_of([mean_of([m["reward"] for m in rows[-4:]]) for rows in trained]),
         "area": mean_of([mean_of([m["reward"] for m in rows]) for rows in trained]),
+        "val_mean": mean_of([mean_of([m["val_reward"] for m in rows[1:] if "val_reward" in m]) for rows in runs]),
         "rollouts": mean_of([sum(m["rollouts"] for m in rows) for rows in trained]),
     }
 
@@ -156,7 +159,7 @@ def main() -> None:
     console = Console()
     figures: dict[str, Any] = {}
     curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for table, task in ((FAMILY, "calculator"), (FOUR_QUESTIONS, "four questions")):
+    for table, task in ((FAMILY, "calculator"), (QUESTIONS, "eight questions")):
         for name, algorithm in table.items():
             if wanted and name not in wanted:
                 continue
@@ -178,10 +181,18 @@ def main() -> None:
 
 def _table(figures: dict[str, Any], steps: int) -> Table:
     shown = Table(title=f"{steps} steps")
-    for title in ("algorithm", "val before", "val after", "mean of last 4 steps", "mean of all steps", "rollouts"):
+    for title in (
+        "algorithm",
+        "val before",
+        "val after",
+        "mean of last 4 steps",
+        "mean of all steps",
+        "mean of val",
+        "rollouts",
+    ):
         shown.add_column(title, justify="left" if title == "algorithm" else "right")
     for name, f in figures.items():
-        values = (f["before"], f["after"], f["last_steps"], f["area"])
+        values = (f["before"], f["after"], f["val_mean"], f["last_steps"], f["area"])
         shown.add_row(name, *(f"{v:.3f}" for v in values), f"{f['rollouts']:.0f}")
     return shown
 
@@ -196,24 +207,36 @@ def _team_table(figures: dict[str, dict[str, float]]) -> Table:
 
 
 def plot(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
-    """Mean training reward over steps, one line per algorithm."""
+    """Mean training reward over steps (of three steps each), a line per algorithm, GRPO in every panel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5), layout="constrained")
+    shown = {name: runs for name, runs in curves.items() if name not in QUESTIONS}
+    panels = {
+        "compared with siblings": [n for n in shown if n in COMPARED],
+        "other losses": [n for n in shown if n not in COMPARED and " " not in n],
+        "credit, KL, sampling ahead": [n for n in shown if " " in n],
+    }
+    figure = Figure(figsize=(13, 4.2), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    shown = {name: runs for name, runs in curves.items() if name not in FOUR_QUESTIONS}
-    for number, (name, runs) in enumerate(shown.items()):
-        rewards = [
-            statistics.mean(values) for values in zip(*[[m["reward"] for m in r[1:]] for r in runs], strict=False)
-        ]
-        axes.plot(range(1, len(rewards) + 1), rewards, label=name, linestyle=("-", "--", ":")[number % 3])
-    axes.set(xlabel="step", ylabel="mean reward of the step's rollouts")
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small", ncols=2, loc="lower right")
-    figure.savefig(picture, dpi=120)
+    rows = figure.subplots(1, len(panels), sharey=True)
+    for axes, (title, names) in zip(rows, panels.items(), strict=True):
+        for name in dict.fromkeys(["GRPO", *names]):
+            if name in shown:
+                rewards = _smooth([[m["reward"] for m in run if "reward" in m] for run in shown[name]])
+                style = {"color": "0.2", "linewidth": 2.5} if name == "GRPO" else {"linewidth": 1.5}
+                axes.plot(range(2, len(rewards) + 2), rewards, label=name.removeprefix("GRPO ") or name, **style)
+        axes.set(title=title, xlabel="step")
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize="small", loc="lower right")
+    rows[0].set(ylabel="mean reward, three steps together")
+    figure.savefig(picture, dpi=110)
+
+
+def _smooth(runs: list[list[float]]) -> list[float]:
+    means = [statistics.mean(values) for values in zip(*runs, strict=False)]
+    return [statistics.mean(means[i - 1 : i + 2]) for i in range(1, len(means) - 1)]
 
 
 def timeline(rows: list[dict[str, Any]], picture: Path) -> None:
