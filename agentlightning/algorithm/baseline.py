@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +70,13 @@ class Baseline(Algorithm):
         """Say what came of it, and why the first failures failed."""
         reporter = self.context.reporter
         reporter.note(summary(self.episodes))
-        for episode in [e for e in self.episodes if not e.good][:SHOWN_FAILURES]:
-            error = (episode.attempt and episode.attempt.error) or "It was never run."
-            reporter.warn(f"{episode.outcome.value} on {episode.rollout.input!r:.200}\n{error}")
+        failed: dict[tuple[str, str], list[Episode]] = {}
+        for e in self.episodes:
+            if not e.good:
+                error = (e.attempt and e.attempt.error) or "It was never run."
+                failed.setdefault((e.outcome.value, error), []).append(e)
+        for (outcome, error), episodes in itertools.islice(failed.items(), SHOWN_FAILURES):
+            reporter.warn(f"{len(episodes)} × {outcome}, first on {episodes[0].rollout.input!r:.200}\n{error}")
         if self.policy is not None and not any(e.calls for e in self.episodes):
             reporter.warn(NEVER_CALLED)
 

@@ -68,7 +68,7 @@ class Preflight:
         if not usable and (not self._learned or self._failed >= FLAT_STEPS):
             raise AgentError(
                 f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
-                f"{_most_common(failed)}\nTry the agent alone first:  trainer.dev(agent, tasks)"
+                f"{_most_common(failed)}\nTry the agent alone first:  trainer.dev(agent, tasks)  or  agl run"
             )
         if failed:
             self._tell(
@@ -140,7 +140,7 @@ def _likely_cause(metrics: Mapping[str, Any]) -> str:
         return "Many tokens are clipped, so steps are too large: try a lower learning_rate."
     if metrics.get("entropy", 1.0) < 0.02:
         return "The model says the same every time (entropy near 0): try a higher temperature or an entropy_coef."
-    return "Look at a few rollouts: is the reward for what you mean, and does it differ between good and bad answers?"
+    return "Look at a few rollouts (agl show): is the reward for what you mean, does it tell good from bad answers?"
 
 
 def _most_common(failed: Sequence[Episode]) -> str:

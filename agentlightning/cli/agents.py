@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -28,14 +31,32 @@ class ProgramOptions:
 
 
 def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
-    """`path/to/file.py:name` is a function or a LitAgent in that file; anything else is a command."""
+    """`path/to/file.py:name` is a function or a LitAgent in that file; anything else is a command.
+
+    Raises ConfigError for what is neither.
+    """
     given = options.given() if options else {}
     file, _, name = reference.rpartition(":")
-    if not (file.endswith(".py") and name.isidentifier() and Path(file).expanduser().is_file()):
+    if not (file.endswith(".py") and name.isidentifier()):
+        _check_command(reference)
         return Program(reference, **given)
+    if not Path(file).expanduser().is_file():
+        raise ConfigError(f"There is no file '{file}' with an agent. Give file.py:name, or a command.")
     if given:
         raise ConfigError(f"--{next(iter(given)).replace('_', '-')} is for programs, and {reference} is a function.")
     return load_agent(reference)
+
+
+def _check_command(command: str) -> None:
+    """Raises ConfigError for one whose program is not there, before a model is loaded for it."""
+    try:
+        program = shlex.split(command)[0]
+    except (ValueError, IndexError):
+        raise ConfigError(f"--agent {command!r} is no command: look at its quotes.") from None
+    if program.endswith(".py") and not os.access(program, os.X_OK):
+        raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
+    if shutil.which(program) is None:
+        raise ConfigError(f"There is no program '{program}'. Give a command that runs in a shell, or file.py:name.")
 
 
 def read_tasks(path: Path) -> list[Any]:

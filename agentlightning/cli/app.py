@@ -18,10 +18,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-app.add_typer(store_app)
-app.command()(agent_commands.run)
-app.command()(agent_commands.train)
-app.command()(agent_commands.runner)
 
 
 def _version(show: bool) -> None:
@@ -75,6 +71,10 @@ def demo(
     )
 
 
+app.command()(agent_commands.train)
+app.command()(agent_commands.run)
+
+
 @app.command("eval")
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, or a model.")],
@@ -92,6 +92,37 @@ def evaluate(
     from agentlightning.cli.evaluate import run_evaluation
 
     run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, repeats=repeats)
+
+
+@app.command()
+def show(
+    run: Annotated[Path, typer.Argument(help="A run's folder, or the file of a store.")],
+    rollout: Annotated[str | None, typer.Argument(help="The rollout to show; the last ones if not given.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only rollouts that failed.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
+) -> None:
+    """Show what was said in the rollouts of a run: task, messages, tool calls, reward, error."""
+    from agentlightning.cli.show import show_rollouts
+
+    show_rollouts(run, rollout, failed=failed, limit=limit)
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
+    ],
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+) -> None:
+    """Serve a model over the OpenAI API."""
+    from agentlightning.cli.serve import run_server
+
+    run_server(model, host=host, port=port, api_key=api_key)
+
+
+app.command()(agent_commands.runner)
 
 
 @app.command()
@@ -133,16 +164,4 @@ def gateway(
     )
 
 
-@app.command()
-def serve(
-    model: Annotated[
-        str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
-    ],
-    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
-) -> None:
-    """Serve a model over the OpenAI API."""
-    from agentlightning.cli.serve import run_server
-
-    run_server(model, host=host, port=port, api_key=api_key)
+app.add_typer(store_app)

@@ -11,6 +11,7 @@ from rich.console import Console
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
 from agentlightning.cli.example import load_example
+from agentlightning.cli.name import own_name
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.errors import AgentLightningError
 from agentlightning.metrics import read_metrics
@@ -82,8 +83,9 @@ def _conclude(name: str, result: RunResult) -> None:
         f"[bold green]{rows[-1]['val_reward']:.3f}[/bold green] after {rows[-1]['step']} steps.\n"
         f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
         f"\n  checkpoint   {result.checkpoint}\n"
-        f"\nNext:\n  agl eval {result.checkpoint}     compare it with the base model on held-out tasks"
-        f"\n  agl serve {result.checkpoint}    serve it over the OpenAI API"
+        f"\nNext:\n  {own_name()} eval {result.checkpoint}     compare it with the base model on held-out tasks"
+        f"\n  {own_name()} serve {result.checkpoint}    serve it over the OpenAI API"
+        f"\n  {own_name()} show {result.run_dir}     read what was said in its rollouts"
     )
 
 
@@ -93,4 +95,4 @@ def _tell_how_to_resume(name: str, run_dir: Path) -> None:
     except AgentLightningError:
         console.print("There is no checkpoint yet; start again from the beginning.")
         return
-    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  agl demo {name} --resume {run_dir}")
+    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {own_name()} demo {name} --resume {run_dir}")

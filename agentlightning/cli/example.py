@@ -22,10 +22,10 @@ _PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
 def example_dir(name: str) -> Path:
     """The folder of an example. Raises ConfigError with the names there are."""
     for place in _PLACES:
-        if (place / name / "__init__.py").is_file():
+        if (place / name / "recipe.py").is_file():
             return place / name
-    known = sorted({f.parent.name for place in _PLACES for f in place.glob("*/__init__.py")})
-    raise ConfigError(f"There is no example '{name}'. There is: {', '.join(known)}.")
+    known = sorted({f.parent.name for place in _PLACES for f in place.glob("*/recipe.py")})
+    raise ConfigError(f"There is no example '{name}' that runs by itself. There is: {', '.join(known)}.")
 
 
 def load_example(name: str, module: str) -> ModuleType:

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from agentlightning.algorithm import Baseline
+from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
@@ -45,6 +46,6 @@ def run_agent(
     )
     trainer = Trainer(algorithm=algorithm, initial_resources=resources, concurrency=concurrency, run_dir=run_dir)
     result = trainer.fit(agent, tasks)
-    console.print(f"Everything is recorded in [bold]{result.run_dir}[/bold].")
+    console.print(f"Read what was said:  {own_name()} show {result.run_dir}")
     if not any(e.good for e in algorithm.episodes):
         raise typer.Exit(1)

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from agentlightning.algorithm import GRPO
+from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import read_metrics
@@ -48,10 +49,18 @@ def train_agent(
     )
     console.print(f"Training [bold]{model}[/bold] by GRPO in [bold]{trainer.run_dir}[/bold]. Ctrl-C stops cleanly.\n")
     result = trainer.fit(agent, tasks, val_tasks)
+    if result.stopped:
+        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
     rewards = [m["reward"] for m in read_metrics(result.run_dir / METRICS_FILE) if m.get("reward") is not None]
     if rewards:
         console.print(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
-    console.print(f"  curve        {result.run_dir / CURVE_FILE}\n  checkpoint   {result.checkpoint}")
+    console.print(
+        f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
+        f"\n  checkpoint   {result.checkpoint or 'none: no step was finished'}"
+        f"\n\nNext:\n  {own_name()} show {result.run_dir}     read what was said in its rollouts"
+    )
+    if result.checkpoint is not None:
+        console.print(f"  {own_name()} eval {result.checkpoint} --tasks …    compare it with the base model")
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

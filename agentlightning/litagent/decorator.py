@@ -59,6 +59,12 @@ class FunctionAgent(LitAgent[Any]):
         for resource in resources.values():
             if wanted is not None and isinstance(resource, wanted):
                 return resource
+        if wanted is LLM:
+            raise ConfigError(
+                f"The agent {_name(self.function)} asks for an LLM and there is none. Let the algorithm serve a model: "
+                "Baseline(model=…), agl run --model; or give one: "
+                "Trainer(initial_resources={'llm': LLM(…)}), agl run --endpoint."
+            )
         raise ConfigError(
             f"The agent {_name(self.function)} has a parameter '{name}', but the resources hold only: "
             f"{', '.join(resources) or 'nothing'}. Rename the parameter, give it a default value, or give the resource "

@@ -379,8 +379,8 @@ class Trainer:
         metrics = self.run_dir / METRICS_FILE
         if self.resume_from is None and metrics.is_file() and metrics.stat().st_size > 0:
             raise ConfigError(
-                f"{self.run_dir} holds a run already, which would be overwritten. Go on with it by "
-                f"resume='{self.run_dir}', or give another run_dir."
+                f"{self.run_dir} holds a run already, which would be overwritten. Go on with it "
+                f"(resume='{self.run_dir}', --resume {self.run_dir}), or give another run_dir."
             )
 
     def _write_run_file(self, agent: LitAgent[Any]) -> None:

@@ -56,7 +56,7 @@ def test_the_run_leaves_what_it_promises(trained: tuple[Path, str]) -> None:
     assert (run / "store.db").is_file()
     checkpoint = run / "checkpoints" / "step-000014"
     assert json.loads((checkpoint / "checkpoint.json").read_text())["step"] == 14
-    assert "agl eval" in printed
+    assert "agentlightning eval" in printed, "as this command was called"
     assert "before training" in printed
     assert "calc(" in printed, "the transcript shows the tool calls"
 

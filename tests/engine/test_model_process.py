@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
@@ -218,8 +219,15 @@ async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     await process.close()
 
 
-async def test_a_crash_while_loading_is_quoted(tiny_model_dir: Path) -> None:
-    with pytest.raises(EngineError, match=r"(?s)exit code 1.*abacus"):
+async def test_a_crash_while_loading_is_quoted(tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (model / "agentlightning.json").write_text("abacus")
+    with pytest.raises(EngineError, match=r"(?s)exit code 1.*JSONDecodeError"):
+        await ModelProcess(Settings(model=str(model))).start()
+
+
+async def test_a_device_that_is_not_there_is_named(tiny_model_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="The device 'abacus' cannot be used"):
         await ModelProcess(Settings(model=str(tiny_model_dir), device="abacus")).start()
 
 

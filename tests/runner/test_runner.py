@@ -274,7 +274,7 @@ async def test_a_missing_resource_is_named(store: InMemoryLightningStore) -> Non
         return 1.0
 
     rollout = await outcome_of(store, agent)
-    assert "has a parameter 'llm'" in (rollout.attempt.error or "")
+    assert "asks for an LLM" in (rollout.attempt.error or "")
     assert "initial_resources" in (rollout.attempt.error or "")
 
 

@@ -1,0 +1,63 @@
+"""What `--agent` may be is settled before a model is loaded, and `agl show` prints what was said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli.agents import find_agent
+from agentlightning.cli.example import example_dir
+from agentlightning.cli.show import show_rollouts
+from agentlightning.metrics import SilentConsole
+
+
+@pytest.mark.parametrize(
+    ("reference", "hint"),
+    [
+        ("missing.py:agent", "no file 'missing.py'"),
+        ("here.py", "here.py:name"),
+        ("here.py:other", "no 'other'"),
+        ("broken.py:agent", "No module named 'not_there'"),
+        ("pyton here.py", "no program 'pyton'"),
+        ("python 'here.py", "quotes"),
+    ],
+)
+def test_what_is_no_agent(reference: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here.py").write_text("def agent(task): return 1.0\n")
+    Path("broken.py").write_text("import not_there\n")
+    with pytest.raises(agl.ConfigError) as error:
+        find_agent(reference)
+    assert hint in str(error.value)
+
+
+def test_a_class_in_a_file_is_made(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import agentlightning as agl\nclass Mine(agl.LitAgent): ...\n")
+    assert type(find_agent(f"{tmp_path}/mine.py:Mine")).__name__ == "Mine"
+
+
+def test_an_example_without_a_recipe_is_none() -> None:
+    with pytest.raises(agl.ConfigError, match="There is: calc"):
+        example_dir("programs")
+
+
+def echo(task: str) -> float:
+    agl.emit_message("thinking")
+    if task == "bad":
+        raise ValueError("my bug")
+    return 0.5
+
+
+def test_show_prints_rollouts_with_their_rewards_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    agl.Trainer(run_dir=tmp_path, console=SilentConsole()).fit(echo, ["good", "bad"])
+    show_rollouts(tmp_path, None, failed=False, limit=5)
+    shown = capsys.readouterr().out
+    assert "reward 0.5, ok" in shown
+    assert "no reward, agent_error" in shown
+    assert "ValueError: my bug" in shown
+    show_rollouts(tmp_path / "store.db", None, failed=True, limit=5)
+    assert '"good"' not in capsys.readouterr().out
+    with pytest.raises(agl.ConfigError, match="no rollout 'ro-nothing'"):
+        show_rollouts(tmp_path, "ro-nothing", failed=False, limit=1)
