@@ -55,16 +55,28 @@ def conversations(
     by_id = {s.span_id: s for s in spans}
     known: dict[str, Conversation] = {}
     found: dict[str, Conversation] = {}
-    for span in sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id)):
-        if not _is_call(span, llm_call_match):
+    ordered = sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
+    gateways = {s.attributes.get("gen_ai.response.id") for s in ordered if CALL_ID in s.attributes and not _failed(s)}
+    told: dict[str, Conversation] = {}
+    """What frameworks say of calls that the gateway recorded, by response id; a response may have several choices."""
+    for span in ordered:
+        if _failed(span) or not _is_call(span, llm_call_match):
             continue
         call = _read(span, by_id, known)
-        key = call.response_id or span.span_id
-        found[key] = _merged(found[key], call) if key in found else call
         if call.call_id:
-            known[call.call_id] = call
-    taken = [c for c in found.values() if agent_match is None or (c.agent and re.search(agent_match, c.agent))]
+            known[call.call_id] = found[call.call_id] = call
+        elif call.response_id in gateways:
+            told[call.response_id or ""] = call
+        else:
+            found[call.response_id or span.span_id] = call
+    whole = [_merged(c, told[c.response_id]) if c.response_id in told else c for c in found.values()]
+    taken = [c for c in whole if agent_match is None or (c.agent and re.search(agent_match, c.agent))]
     return _rewarded(taken, spans)
+
+
+def _failed(span: Span) -> bool:
+    """A call of the gateway's that was refused or broke off: the agent was given nothing by it."""
+    return CALL_ID in span.attributes and span.status.status_code == "ERROR"
 
 
 def _is_call(span: Span, pattern: str | None) -> bool:
@@ -118,9 +130,8 @@ def _named(span: Span) -> str | None:
     return span.name if any(span.attributes.get(key) == kind for key, kind in _AGENT_KINDS) else None
 
 
-def _merged(one: Conversation, other: Conversation) -> Conversation:
-    """The gateway's record of a call, with the agent that either knows."""
-    best, rest = (one, other) if one.call_id else (other, one)
+def _merged(best: Conversation, rest: Conversation) -> Conversation:
+    """The gateway's record of a call, with what a framework knows besides."""
     return replace(
         best,
         agent=best.agent or rest.agent,
@@ -136,7 +147,8 @@ def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span]) -> list[Conv
             own[named] = own.get(named, 0.0) + (get_reward_value(span) or 0.0)
     whole = [s for s in spans if REWARD_RESPONSE not in s.attributes]
     final = find_final_reward(whole)
-    rewards = [own.get(c.response_id or "") for c in calls]
+    last = {c.response_id or "": i for i, c in enumerate(calls)}
+    rewards = [own.get(c.response_id or "") if last[c.response_id or ""] == i else None for i, c in enumerate(calls)]
     if calls and final is not None:
         rewards[-1] = final + (rewards[-1] or 0.0)
     return [replace(c, reward=r) for c, r in zip(calls, rewards, strict=True)]

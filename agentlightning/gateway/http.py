@@ -25,7 +25,7 @@ class DisconnectedError(Exception):
 def decode(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise Refusal(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(found, dict):
         raise Refusal("The request body must be a JSON object.", code="invalid_json")

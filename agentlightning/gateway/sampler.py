@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
-from agentlightning.errors import EngineError, ModelError
+from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.gateway.exchange import (
     Begin,
     CallRequest,
@@ -121,7 +121,7 @@ class Sampler:
         except asyncio.CancelledError:
             self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client went away")
             raise
-        except (EngineError, ModelError) as error:
+        except (EngineError, ModelError, ConfigError) as error:
             self._record_failure(asked, index, chunks, str(error))
             if isinstance(error, EngineError):
                 asked.arrival.live.mark_infra_error(str(error))
@@ -345,6 +345,6 @@ def _cut(text: str, stop: str | None) -> str:
 
 
 def _engine_refusal(error: Exception) -> Refusal:
-    if isinstance(error, ModelError):
+    if isinstance(error, ModelError | ConfigError):
         return Refusal(str(error), code="invalid_request")
     return Refusal(f"Sampling failed: {error}", status=503, kind="server_error", code="engine_error")

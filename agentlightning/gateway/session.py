@@ -66,6 +66,8 @@ class Entry:
     """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
     similar: dict[bytes, list[Entry]] = field(default_factory=dict)
     """By message without ids, for clients that make up ids of their own."""
+    systems: list[Entry] = field(default_factory=list)
+    """The children that are system prompts."""
     turns: list[Turn] = field(default_factory=list)
     prompt: Prompt | None = None
     """The prompt that ends with this message, if it was asked."""
@@ -198,7 +200,8 @@ class Session:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
-        prompt = Prompt(piece, self._insert(self._root(tools), messages), parent, 0, None)
+        known = _walk(self._root(tools), messages).entry  # as it was then, though the client left reasoning out
+        prompt = Prompt(piece, self._insert(known, messages), parent, 0, None)
         turn = self.commit(
             prompt,
             piece,
@@ -272,6 +275,8 @@ class Session:
             if child is None:
                 child = Entry(parent=entry, depth=entry.depth + 1, reasoning=reasoning)
                 same.append(child)
+                if message["role"] == "system":
+                    entry.systems.append(child)
                 entry.similar.setdefault(loose, []).append(child)
             entry = child
         return entry
@@ -288,6 +293,8 @@ class Session:
         answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
         if messages[0]["role"] == "system" and not known[0] and any(known[1:]):
             return "system_prompt_changed"
+        if messages[0]["role"] != "system" and any(_walk(e, messages).turn for e in root.systems):
+            return "system_prompt_changed"  # there was one
         if any(answers):
             return "history_edited" if _edited(known) else "compaction"
         if answers and walk.entry.depth and messages[walk.entry.depth - 1]["role"] != "system":

@@ -34,7 +34,10 @@ NO_MARKERS = Markers(None, None, None, None)
 
 def check_schema(schema: Mapping[str, Any], where: str) -> None:
     """Refuse a schema that cannot be enforced, naming what in it."""
-    problem = _problem(json.dumps(schema))
+    try:
+        problem = _problem(json.dumps(schema))
+    except RecursionError:
+        problem = "it is nested too deep."
     if problem:
         raise Refusal(f"'{where}' cannot be enforced: {problem}", code="unsupported_value", param=where)
 

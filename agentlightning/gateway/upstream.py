@@ -28,6 +28,8 @@ from agentlightning.types import Span
 logger = logging.getLogger(__name__)
 
 _CONNECT_TRIES = 3
+_BUSY = (408, 429)
+"""Statuses by which a provider says that it is its fault, like all from 500 on."""
 _KEPT_BYTES = 2**20
 """How much of a response's body its span keeps."""
 
@@ -85,13 +87,17 @@ class Upstream:
             async with self._places, await self._post(url + path, dialect, call.request) as response:
                 yield response.status, response.content_type, _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
+                if response.status in _BUSY or response.status >= 500:
+                    live.mark_infra_error(f"The provider of '{self._alias}' answered {response.status}.")
         except asyncio.CancelledError:
             error = live.ended or "the client went away"
             raise
         except (aiohttp.ClientError, TimeoutError) as failure:
             error = f"{type(failure).__name__}: {failure}"
+            why = f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}."
+            live.mark_infra_error(why)
             raise Refusal(
-                f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}.",
+                why,
                 status=502,
                 kind="server_error",
                 code="upstream_error",

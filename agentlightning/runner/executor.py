@@ -104,6 +104,12 @@ class AgentLoop:
         """Wait for the agent's cleanup, for at most CLEANUP_SECONDS; if it holds the loop, make it let go."""
         if await self._answers(STUCK_SECONDS):
             await asyncio.wait({waiting}, timeout=CLEANUP_SECONDS)
+            if not waiting.done():
+                logger.warning(
+                    "An async agent that was stopped did not end within %g s: it caught its CancelledError, or cleans "
+                    "up for ever. It is left behind.",
+                    CLEANUP_SECONDS,
+                )
         elif await self._free(owner):
             await asyncio.wait({waiting}, timeout=FORCE_SECONDS)
         else:

@@ -22,6 +22,7 @@ from agentlightning.runner.endings import AttemptSummary, Ending, describe, stor
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.runner.presence import Presence, Watched
 from agentlightning.store.base import LightningStore
+from agentlightning.store.codec import encode_seen
 from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -335,6 +336,13 @@ class LitAgentRunner:
         return self._agent
 
 
+def _check_attributes(span: Span) -> None:
+    try:
+        encode_seen(span.attributes)
+    except StoreError as error:
+        raise AgentError(f"The span '{span.name}' that the agent returned cannot be stored: {error}") from error
+
+
 def _add_all(result: Sequence[Any], trace: Trace) -> bool:
     """Record the spans or the triplets that an agent returned; returns whether there is a reward.
 
@@ -344,6 +352,7 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
         raise AgentError("The agent returned a list that holds something else than spans or triplets.")
     for item in result:
         if isinstance(item, Span):
+            _check_attributes(item)
             trace.add(item.model_copy(update={"rollout_id": trace.rollout_id, "attempt_id": trace.attempt_id}))
             continue
         attributes: dict[str, Any] = {TRIPLET_JSON: item.model_dump_json()}

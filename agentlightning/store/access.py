@@ -110,7 +110,7 @@ def refuse(key: AttemptKey, request: Request, body: bytes) -> str | None:
 def _json_spans(body: bytes) -> list[dict[str, Any]]:
     try:
         return msgspec.json.decode(body, type=list[dict[str, Any]])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise StoreError(f"The body is not a list of spans: {error}.") from error
 
 

@@ -19,6 +19,8 @@ from agentlightning.types.ids import random_hex
 from agentlightning.types.rollout import Record
 
 DEFAULT_CONFIG = RolloutConfig()
+MAX_DEPTH = 128
+"""How deep a task may be nested."""
 
 
 def new_id(prefix: str) -> str:
@@ -32,12 +34,26 @@ def encode_task(value: Any, what: str) -> str:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         if not text.isascii():
             text.encode()  # refuses half a surrogate pair, which no database can store
+        _check_depth(value, text)
         return text
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
             f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. "
             "Convert it first, for example with .model_dump(), dataclasses.asdict() or .tolist()."
         ) from error
+
+
+def _check_depth(value: Any, text: str) -> None:
+    """Raise ValueError for a value that can be written but not be sent: JSON readers stop at some depth."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return
+    level = [value] if isinstance(value, dict | list | tuple) else []
+    for _ in range(MAX_DEPTH):
+        level = [item for outer in level for item in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [item for item in level if isinstance(item, dict | list | tuple)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
 def _plain(value: Any) -> Any:

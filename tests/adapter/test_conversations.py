@@ -6,9 +6,11 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+import openai
 import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from agentlightning.errors import EngineError
 from agentlightning.gateway import Gateway
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Span
@@ -109,3 +111,30 @@ async def test_messages_for_fine_tuning(site: Site) -> None:
     assert example["messages"][2]["tool_call_id"] == call["id"]
     assert example["tools"][0]["function"]["name"] == "calc"
     assert example["messages"][3]["content"] == "The answer is 5."
+
+
+async def test_calls_that_gave_the_agent_nothing_are_left_out(site: Site) -> None:
+    """A final reward belongs to the last answer, not to the refusal after it."""
+    _, second = await converse(site, "solver")
+    async with site.client() as client:
+        with pytest.raises(openai.BadRequestError):
+            await client.chat.completions.create(model="policy", messages=[], extra_body={"n": 0})
+        site.engine.fail = EngineError("gone")
+        with pytest.raises(openai.InternalServerError):
+            await client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "More?"}])
+    calls = await site.close()
+    assert len(await site.spans()) == 4
+    triplets = LlmProxyTraceToTriplet().adapt([*await site.spans(), reward(site, 1.0)], calls)
+    assert [t.reward for t in triplets] == [None, 1.0]
+    assert triplets[-1].metadata["response_id"] == second
+
+
+async def test_every_choice_of_a_response_is_a_triplet(site: Site) -> None:
+    async with site.client() as client:
+        answer = await client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "What is 2 + 3?"}], n=3
+        )
+    calls = await site.close()
+    triplets = TracerTraceToTriplet().adapt([*await site.spans(), reward(site, 0.5, answer.id)], calls)
+    assert [t.metadata["call_id"] for t in triplets] == [f"{answer.id}:{i}" for i in range(3)]
+    assert [t.reward for t in triplets] == [None, None, 0.5]

@@ -92,3 +92,28 @@ async def test_calls_that_were_lost_mark_the_attempt(
             await create(model="policy", messages=[*ASK, lost, {"role": "user", "content": "on"}], tools=[CALC])
         summary = await gateway.close_attempt(site.rollout_id, site.attempt_id)
     assert summary.infra_error == "model calls of this attempt were lost with an earlier gateway"
+
+
+async def test_a_history_that_was_rendered_anew_is_known_again(rendering: RenderersRendering) -> None:
+    """The client leaves the reasoning out, the template drops it: after a restart the cause is still the same."""
+    store = InMemoryLightningStore()
+    engine = ScriptedEngine(rendering, lambda *_: "<think>\nhm\n</think>\n\nIt is 5.")
+    claimed = await store.start_rollout(input={}, mode=RolloutMode.VAL)
+    messages: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+    for _ in range(3):
+        async with Gateway(store, engine, rendering, secret=b"s" * 32) as gateway:
+            site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+            async with site.client() as client:
+                await client.chat.completions.create(model="policy", messages=messages)
+                reply = await client.chat.completions.create(model="policy", messages=messages)
+            messages += [
+                {"role": "assistant", "content": reply.choices[0].message.content},
+                {"role": "user", "content": "Sure?"},
+            ]
+    calls = (await store.query_calls([claimed.rollout_id]))[claimed.rollout_id]
+    assert [c.info.divergence.cause if c.info.divergence else None for c in calls] == [
+        None,
+        None,
+        *["reasoning_stripped"] * 4,
+    ]
+    await store.close()

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, EngineError
 from agentlightning.gateway import Frozen, Gateway, Provider
 from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.gateway.routing import Trained
@@ -159,3 +159,26 @@ async def test_names_that_mean_nothing_are_errors(site: Site) -> None:
     async with site.client() as client:
         with pytest.raises(openai.NotFoundError, match="Use one of: policy, scripted"):
             await client.chat.completions.create(model="gpt-far", messages=ASK)
+
+
+async def test_a_provider_that_is_away_is_not_the_agents_fault(site: Site, provider: Site) -> None:
+    provider.engine.fail = EngineError("out of memory")
+    nowhere = Provider(base_url="http://127.0.0.1:9/v1")
+    far = Provider(base_url=provider.gateway.endpoint, api_key=provider.key, model="far-model")
+    await site.gateway.update_model_list({"nowhere": nowhere, "far": far})
+    for model, words in (("nowhere", "did not answer"), ("far", "answered 503")):
+        place = await site.another()
+        async with place.client() as client:
+            with pytest.raises(openai.InternalServerError):
+                await client.chat.completions.create(model=model, messages=ASK)
+        summary = await place.gateway.close_attempt(place.rollout_id, place.attempt_id)
+        assert words in (summary.infra_error or "")
+
+
+async def test_what_the_engine_refuses_is_told_and_recorded(site: Site) -> None:
+    site.engine.fail = ConfigError("The grammar of a request cannot be used.")
+    async with site.client() as client:
+        with pytest.raises(openai.BadRequestError, match="grammar"):
+            await client.chat.completions.create(model="policy", messages=ASK)
+    (call,) = await site.close()
+    assert call.info.error == "The grammar of a request cannot be used."

@@ -272,3 +272,12 @@ def test_the_same_answer_after_different_thoughts_continues_the_thought_that_is_
     assert prompt.parent is turns[-1][1], "a client that leaves it out continues the last one"
     edited = {**without, "reasoning_content": "other"}
     assert talk.session.plan([SYSTEM, USER, edited, result("7")], [CALC], "edited/p").parent is None
+
+
+def test_a_system_prompt_that_is_left_out_is_a_changed_one() -> None:
+    """As with the Responses API, where instructions hold for one request only."""
+    talk = Talk(Session(RENDERING))
+    _, _, message = talk.ask([SYSTEM, USER], "It is 5.")
+    prompt = talk.session.plan([USER, message, {"role": "user", "content": "Sure?"}], None, "next/p")
+    assert prompt.divergence is not None
+    assert prompt.divergence.cause == "system_prompt_changed"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.runner import LitAgentRunner, presence
+from agentlightning.runner import LitAgentRunner, executor, presence
 from agentlightning.runner import runner as runner_module
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -230,3 +230,32 @@ async def test_a_very_long_list_of_triplets(store: InMemoryLightningStore) -> No
     rollout = await outcome_of(store, many)
     assert rollout.attempt.outcome is Outcome.OK
     assert (await store.query_spans(rollout.rollout_id, limit=1)).total == 5000
+
+
+async def test_returned_spans_that_cannot_be_stored_are_the_agents_error(store: InMemoryLightningStore) -> None:
+    @agl.rollout
+    async def brings_anything(task: str) -> list[Span]:
+        return [Span.from_attributes(name="note", attributes={"a": object()}, rollout_id="r", attempt_id="a")]
+
+    attempt = (await outcome_of(store, brings_anything)).attempt
+    assert (attempt.outcome, attempt.sequence_id) == (Outcome.AGENT_ERROR, 1)
+    assert "The span 'note'" in (attempt.error or "")
+
+
+async def test_an_agent_that_catches_its_cancellation_is_left_behind_with_a_word(
+    store: InMemoryLightningStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(executor, "CLEANUP_SECONDS", 0.3)
+
+    @agl.rollout
+    async def stubborn(task: str) -> float:
+        for _ in range(40):
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+        return 1.0
+
+    attempt = (await outcome_of(store, stubborn, timeout_seconds=0.3)).attempt
+    assert attempt.outcome is Outcome.TIMEOUT
+    assert "left behind" in caplog.text
