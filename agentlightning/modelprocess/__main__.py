@@ -16,8 +16,8 @@ from agentlightning.models import resolve_model
 
 def main(descriptor: int) -> int:
     """Serve the parent at the other end of this socket until it says stop or is gone."""
-    # Ctrl-C goes to the whole foreground group, a service's end to all its processes; what it means for this one is the
-    # parent's decision. Where the parent ends without a word, the socket does.
+    # The end of a service is told to all its processes; what it means for this one is the parent's decision. Where the
+    # parent ends without a word, the socket does.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")

@@ -79,6 +79,7 @@ class Child(asyncio.Protocol):
                 stderr=asyncio.subprocess.STDOUT,
                 pass_fds=[theirs.fileno()],
                 env=environment,
+                start_new_session=True,  # a Ctrl-C is for the parent alone, also while this one still starts
             )
         child = cls(process)
         ours.setblocking(False)

@@ -231,6 +231,13 @@ async def test_a_device_that_is_not_there_is_named(tiny_model_dir: Path) -> None
         await ModelProcess(Settings(model=str(tiny_model_dir), device="abacus")).start()
 
 
+async def test_signals_are_the_parents_business(process: ModelProcess) -> None:
+    assert process.pid is not None
+    assert os.getpgid(process.pid) != os.getpgid(0), "a Ctrl-C goes to the terminal's group"
+    os.kill(process.pid, signal.SIGTERM)
+    assert (await process.info()).max_context > 0
+
+
 async def test_not_ready_in_time(tiny_model_dir: Path) -> None:
     process = ModelProcess(Settings(model=str(tiny_model_dir)), start_timeout=0.05)
     with pytest.raises(EngineError, match="not ready within"):
