@@ -132,6 +132,11 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         raise ConfigError(
             f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
         )
+    if (s.kl_coef or s.loss == "dpo") and any(dict(s.policies).values()):
+        raise ConfigError(
+            "Policies that go on from adapters would be compared with the base model, not with what they began as. "
+            "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
+        )
     if s.deterministic and s.max_staleness:
         raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
     if s.quorum < 1 and (s.deterministic or s.dynamic_sampling):

@@ -110,7 +110,7 @@ class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Logits (tokens × vocabulary) that exist at the same time; more are computed piece by piece."""
     reference: str | None = None
     """The model that KL and DPO compare with, by name or path; None: none is needed. An adapter compares with its
-    base model and loads no other."""
+    base model and loads no other, or with the adapter in this directory."""
     critic: bool = False
     """Train a value head beside the policy."""
 

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 METADATA_FILE = "agentlightning.json"
 """Beside the weights: what this package needs to know of a model (which renderer, …)."""
 
+_ALONE, _REFERENCE = "default", "reference"
+"""peft's names for the adapter of a policy that is alone, and for the one it is compared with."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
@@ -69,13 +72,34 @@ class Policy:
         """The parameters that the learner updates, in a fixed order."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    def add_reference(self, directory: str | Path) -> None:
+        """Keep the adapter in a directory beside the one in training, for `reference`."""
+        with peft_calls_deprecated_names():
+            self.peft.load_adapter(str(directory), _REFERENCE)
+        self.peft.set_adapter(_ALONE)
+
+    @contextmanager
+    def reference(self) -> Iterator[None]:
+        """Within the block an adapter's model computes what it is compared with: the reference, or else the base."""
+        if _REFERENCE not in self.peft.peft_config:
+            with self.peft.disable_adapter():
+                yield
+            return
+        self.peft.set_adapter(_REFERENCE)
+        try:
+            yield
+        finally:
+            self.peft.set_adapter(_ALONE)
+
     def export(self, path: str | Path) -> None:
         """Write the model (or the adapter) with its tokenizer as a Hugging Face directory, all or nothing."""
         with atomic_directory(Path(path)) as directory:
             if self.adapters is not None:
                 self.adapters.save(self.adapter, directory)
+            elif self.peft is not None:
+                self.peft.save_pretrained(directory, selected_adapters=[_ALONE])
             else:
-                (self.peft or self.model).save_pretrained(directory)
+                self.model.save_pretrained(directory)
             self.tokenizer.save_pretrained(directory)
             (directory / METADATA_FILE).write_text(json.dumps({**self.metadata, "version": self.version}, indent=2))
             template = Path(self.path) / "chat_template.jinja"

@@ -47,7 +47,10 @@ class TorchLearner:
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
         self._reference: PreTrainedModel | None = None
-        if self.options.reference and policy.peft is None:
+        if self.options.reference and policy.peft is not None:
+            if (Path(self.options.reference) / "adapter_config.json").is_file():
+                policy.add_reference(self.options.reference)
+        elif self.options.reference:
             self._reference = load_base(self.options.reference, policy.model.dtype).to(policy.device)  # pyright: ignore
             self._reference.eval().requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
 
@@ -141,12 +144,12 @@ class TorchLearner:
         return score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
 
     def _reference_logprobs(self, batch: PackedBatch) -> Tensor:
-        """Without gradient. An adapter's reference is the model beneath it."""
+        """Without gradient. An adapter's reference is the adapter that it began as, or else the model beneath it."""
         with torch.no_grad():
             if self._reference is not None:
                 return score(self._reference, batch, self.options, rows=self.rows).logprobs_E
             if self.policy.peft is not None:
-                with self.policy.peft.disable_adapter():
+                with self.policy.reference():
                     return self._score(batch).logprobs_E
         raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
 

@@ -63,6 +63,7 @@ def test_the_tables_name_settings_that_exist() -> None:
         (agl.GRPO, {"overlong_margin": 5}, "overlong_margin=5 has no effect.*overlong_tokens"),
         (agl.GRPO, {"correction_cap": 3.0}, "correction_cap=3.0 has no effect.*max_staleness"),
         (agl.GRPO, {"overlong_tokens": 90, "overlong_margin": 9, "max_tokens": 80}, "No rollout can be overlong"),
+        (agl.GRPO, {"policies": {"a": "runs/x", "b": None}, "kl_coef": 0.1}, "one by one"),
         (agl.GRPO, {"deterministic": True, "max_staleness": 1}, "max_staleness must be 0"),
         (agl.GRPO, {"dynamic_sampling": 1, "quorum": 0.5}, "quorum must be 1"),
         (agl.PPO, {"dynamic_sampling": 1}, "compares no siblings"),
