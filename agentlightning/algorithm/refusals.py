@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -132,7 +132,7 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         raise ConfigError(
             f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
         )
-    if (s.kl_coef or s.loss == "dpo") and any(dict(s.policies).values()):
+    if (s.kl_coef or s.loss == "dpo") and isinstance(s.policies, Mapping) and any(s.policies.values()):
         raise ConfigError(
             "Policies that go on from adapters would be compared with the base model, not with what they began as. "
             "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."

@@ -50,6 +50,8 @@ def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
         return f"its layers of type {', '.join(sorted(other))} read tokens one after the other"
     if not model._supports_attention_backend:
         return f"{type(model).__name__} does not take attention functions from outside"
+    if config.to_dict().get("attn_logit_softcapping") or any(hasattr(m, "sinks") for m in model.modules()):
+        return "its attention does more to scores than a softmax"
     if "chunked_attention" in kinds:
         return "its attention is cut into chunks"
     windowed = "sliding_attention" in kinds or ("layer_types" not in config.to_dict() and window is not None)
@@ -112,12 +114,19 @@ def _tree(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarra
 def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
     """Hidden states of every leaf's row, and where in them each entry's source is.
 
-    Rows of similar length are padded at the end and computed together; causality keeps the padding out of sight.
+    Rows of similar length are padded at the end and computed together; causality keeps the padding out of sight. Where
+    that takes several passes, each keeps its result only and is computed again for its gradient: rows can be many times
+    the tokens of their tree, and memory stays that of one pass.
     """
+
+    def passed(ids_BL: Tensor) -> Tensor:
+        return model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
+
     rows = sorted(leaf_rows(batch), key=lambda row: len(row[0]))
     hidden: list[Tensor] = []
     source_E = np.zeros_like(batch.source_E)
     start = 0
+    again = torch.is_grad_enabled() and len(rows) > max(ROW_TOKENS // len(rows[-1][0]), 1)
     while rows:
         width = len(rows[-1][0])
         together = [rows.pop() for _ in range(min(len(rows), max(ROW_TOKENS // width, 1)))]
@@ -125,8 +134,9 @@ def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarra
         for b, (nodes_L, entries) in enumerate(together):
             ids_BL[b, : len(nodes_L)] = batch.ids_N[nodes_L]
             source_E[entries] = start + b * width + batch.positions_N[batch.source_E[entries]]
-        found = model.get_decoder()(input_ids=as_long(ids_BL, model.device), use_cache=False).last_hidden_state
-        hidden.append(found.flatten(0, 1))
+        ids = as_long(ids_BL, model.device)
+        found = checkpoint(passed, ids, use_reentrant=False) if again else passed(ids)
+        hidden.append(found.flatten(0, 1))  # pyright: ignore[reportOptionalMemberAccess]
         start += ids_BL.size
     return torch.cat(hidden), source_E
 

@@ -160,7 +160,7 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """The causal LM in a directory, on the CPU; `dtype` is a torch dtype or its name."""
     config = AutoConfig.from_pretrained(path)
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind, attn_implementation="sdpa")
+    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind)
 
 
 def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:

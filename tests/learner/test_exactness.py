@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import OPTConfig, OPTForCausalLM
 from transformers.models.qwen3 import modeling_qwen3
 
 from agentlightning.learner.base import LearnerOptions, LossConfig
@@ -207,6 +209,33 @@ def test_saving_memory_changes_no_gradient(tiny_model_dir: Path, make_call: Make
     assert worst_error(found[2], found[0]) < 1e-5
 
 
+def test_many_rows_keep_the_activations_of_one_pass_at_most(
+    policy: Policy, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where rows are more tokens than one pass takes, each pass is computed again when its gradient is due."""
+    from agentlightning.learner import forward
+
+    batch = pack(random_tree(np.random.default_rng(4), make_call))
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept[-1] += tensor.untyped_storage().nbytes()
+        return tensor
+
+    found = []
+    for tokens in (forward.ROW_TOKENS, 16):
+        monkeypatch.setattr(forward, "ROW_TOKENS", tokens)
+        learner = TorchLearner(policy)
+        learner.rows = True
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            _, value, _ = learner._loss(batch, LOSSES["gspo"])
+        value.backward()
+        found.append(gradients(policy))
+    assert kept[1] < kept[0] / 4
+    assert worst_error(found[1], found[0]) < 1e-5
+
+
 def test_a_certificate_holds_and_leaves_gradients_alone(policy: Policy, make_call: MakeCall) -> None:
     learner = TorchLearner(policy)
     batch = pack(random_tree(np.random.default_rng(5), make_call))
@@ -243,6 +272,18 @@ def test_a_certificate_that_does_not_hold_turns_to_rows(
     assert worst_error(gradients(policy), reference_gradients(policy, calls, LOSSES["reinforce"], None)) < 1e-5
 
 
+def test_gradients_that_are_only_rounding_break_no_certificate(make_call: MakeCall) -> None:
+    """Without rotary positions softmax cancels the bias of the keys out: its gradient is noise, in trees as in rows."""
+    shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
+    torch.manual_seed(0)
+    config = OPTConfig(vocab_size=300, max_position_embeddings=64, word_embed_proj_dim=32, **shape)
+    model: Any = OPTForCausalLM(config).eval()
+    calls = random_tree(np.random.default_rng(5), make_call)
+    certificate = TorchLearner(Policy("", model, None, (0,))).certify(pack(calls), LOSSES["reinforce"])  # pyright: ignore[reportArgumentType]
+    assert certificate.holds
+    assert certificate.gradients < 1e-4
+
+
 def test_models_that_cannot_do_trees_are_told_apart(policy: Policy) -> None:
     from agentlightning.learner.forward import why_no_tree
 
@@ -252,5 +293,8 @@ def test_models_that_cannot_do_trees_are_told_apart(policy: Policy) -> None:
     config.sliding_window = 64
     assert why_no_tree(policy.model, 64) is None
     assert "reaches back 64" in (why_no_tree(policy.model, 65) or "")
+    config.attn_logit_softcapping = 50.0
+    assert "more to scores than a softmax" in (why_no_tree(policy.model, 10) or "")
+    config.attn_logit_softcapping = None
     config.layer_types = ["full_attention", "linear_attention"]
     assert "linear_attention" in (why_no_tree(policy.model, 10) or "")
