@@ -34,10 +34,10 @@ class TraceToMessages:
 
 
 def _continues(later: Conversation, earlier: Conversation) -> bool:
-    """Whether `later` goes on from `earlier`; calls that only a framework recorded are compared by their messages."""
+    """Whether `later` goes on from `earlier`; calls that are not known to continue one are compared by messages."""
     if later is earlier:
         return False
-    if later.call_id and earlier.call_id:
+    if later.parent_call_id:
         return later.parent_call_id == earlier.call_id
     whole = [*earlier.messages, earlier.answer]
     return len(later.messages) >= len(whole) and list(later.messages[: len(whole)]) == whole

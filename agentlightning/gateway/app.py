@@ -152,7 +152,7 @@ class GatewayApp:
                 model = self._router.names()[0]  # a client that was given nothing but a URL
             target = self._router.target(model)
             if isinstance(target, Upstream):
-                forwarding = target.forward(path, dialect.name, given, live, place)
+                forwarding = target.forward(path, dialect, given, live, place)
                 return Forward(dialect, forwarding, live.running, self._recorder.admit)
             request = dialect.parse(given, live.answered)
         except Refusal as refusal:

@@ -7,12 +7,13 @@ messages are only those since the call that is continued; the tool definitions a
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.gateway.overheard import Overheard
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID
 
@@ -116,9 +117,16 @@ def refusal_span(
 
 
 def forwarded_span(
-    rollout_id: str, attempt_id: str, place: Place, call: Forwarded, response: bytes, end: float, error: str | None
+    rollout_id: str,
+    attempt_id: str,
+    place: Place,
+    call: Forwarded,
+    response: bytes,
+    heard: Overheard,
+    end: float,
+    error: str | None,
 ) -> Span:
-    """The span of a call that another provider answered, with both bodies as they were."""
+    """The span of a call that another provider answered: both bodies as they were, and what could be read in them."""
     attributes: Attributes = {
         "gen_ai.operation.name": "chat",
         "gen_ai.provider.name": call.alias,
@@ -128,8 +136,14 @@ def forwarded_span(
         "agentlightning.dialect": call.dialect,
         "agentlightning.request": call.request,
         "agentlightning.response": response.decode("utf-8", "replace"),
-        **_answer_attributes(response),
+        **_answer_attributes(heard.answer),
     }
+    if heard.asked:
+        attributes["gen_ai.input.messages"] = _json([_parts(m) for m in heard.asked])
+    if heard.said is not None:
+        attributes["gen_ai.output.messages"] = _json([_parts(heard.said)])
+    if heard.tools:
+        attributes["gen_ai.tool.definitions"] = _json(heard.tools)
     if place.agent is not None:
         attributes["gen_ai.agent.name"] = place.agent
     return Span(
@@ -147,14 +161,8 @@ def forwarded_span(
     )
 
 
-def _answer_attributes(response: bytes) -> Attributes:
-    """What a provider's answer says about itself, if it is plain JSON."""
-    try:
-        answer = msgspec.json.decode(response)
-    except msgspec.DecodeError:
-        return {}
-    if not isinstance(answer, dict):
-        return {}
+def _answer_attributes(answer: Mapping[str, Any]) -> Attributes:
+    """What a provider's answer says about itself."""
     usage: Any = answer.get("usage")
     if not isinstance(usage, dict):
         usage = {}

@@ -20,7 +20,9 @@ import aiohttp
 import msgspec
 
 from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.overheard import overhear
 from agentlightning.gateway.recorder import Recorder
 from agentlightning.gateway.records import Forwarded, Place, forwarded_span
 from agentlightning.types import Span
@@ -69,14 +71,14 @@ class Upstream:
 
     @asynccontextmanager
     async def forward(
-        self, path: str, dialect: str, body: Mapping[str, Any], live: LiveAttempt, place: Place
+        self, path: str, dialect: Dialect, body: Mapping[str, Any], live: LiveAttempt, place: Place
     ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
         """The provider's answer to a request: status, content type, and the body in pieces. Raises `Refusal`."""
         sent = {**body, "model": self._provider.model or self._alias}
         call = Forwarded(
             call_id=f"fwd-{uuid.uuid4().hex}:0",
             alias=self._alias,
-            dialect=dialect,
+            dialect=dialect.name,
             request=msgspec.json.encode(sent).decode(),
             start=time.time(),
         )
@@ -84,7 +86,7 @@ class Upstream:
         error: str | None = "cut off"
         try:
             url = self._replica(live.rollout_id)
-            async with self._places, await self._post(url + path, dialect, call.request) as response:
+            async with self._places, await self._post(url + path, dialect.name, call.request) as response:
                 yield response.status, response.content_type, _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 if response.status in _BUSY or response.status >= 500:
@@ -103,7 +105,7 @@ class Upstream:
                 code="upstream_error",
             ) from failure
         finally:
-            self._record(live, place, call, bytes(kept), error)
+            self._record(live, place, call, dialect, sent, bytes(kept), error)
 
     def _replica(self, rollout_id: str) -> str:
         """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""
@@ -136,11 +138,21 @@ class Upstream:
             )
         return self._session
 
-    def _record(self, live: LiveAttempt, place: Place, call: Forwarded, kept: bytes, error: str | None) -> None:
+    def _record(
+        self,
+        live: LiveAttempt,
+        place: Place,
+        call: Forwarded,
+        dialect: Dialect,
+        sent: Mapping[str, Any],
+        kept: bytes,
+        error: str | None,
+    ) -> None:
         end = time.time()
 
         def draft() -> Span:
-            return forwarded_span(live.rollout_id, live.attempt_id, place, call, kept, end, error)
+            heard = overhear(dialect, sent, kept)
+            return forwarded_span(live.rollout_id, live.attempt_id, place, call, kept, heard, end, error)
 
         self._recorder.put(draft)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
+from agentlightning.adapter.tools import tool_outcomes
 from agentlightning.errors import EngineError
-from agentlightning.gateway import Gateway
+from agentlightning.gateway import Gateway, Provider
+from agentlightning.gateway.dialects import DIALECTS
+from agentlightning.gateway.overheard import overhear
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Span
 from agentlightning.types.names import REWARD_RESPONSE
@@ -138,3 +143,91 @@ async def test_every_choice_of_a_response_is_a_triplet(site: Site) -> None:
     triplets = TracerTraceToTriplet().adapt([*await site.spans(), reward(site, 0.5, answer.id)], calls)
     assert [t.metadata["call_id"] for t in triplets] == [f"{answer.id}:{i}" for i in range(3)]
     assert [t.reward for t in triplets] == [None, None, 0.5]
+
+
+async def ask_twice(site: Site, model: str, dialect: str, stream: bool) -> None:
+    """Two turns with a tool between them, as the raw requests of three wire formats."""
+    function = CALC["function"]
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {site.key}"}) as http:
+
+        async def post(path: str, body: dict[str, Any]) -> str:
+            async with http.post(site.base_url + path, json={"model": model, "stream": stream, **body}) as answer:
+                assert answer.status == 200, await answer.text()
+                return await answer.text()
+
+        def first_id(text: str, prefix: str) -> str:
+            found = re.search(rf'"({prefix}[0-9a-f]+)"', text)
+            assert found is not None, text
+            return found[1]
+
+        user = {"role": "user", "content": "What is 2 + 3?"}
+        if dialect == "chat":
+            text = await post("/chat/completions", {"messages": [user], "tools": [CALC], "user": "u"})
+            calls = [
+                {"id": first_id(text, "call_"), "type": "function", "function": {"name": "calc", "arguments": ARGS}}
+            ]
+            turn = [{"role": "assistant", "content": None, "tool_calls": calls}]
+            turn += [{"role": "tool", "tool_call_id": calls[0]["id"], "content": "5"}]
+            await post("/chat/completions", {"messages": [user, *turn], "tools": [CALC], "logit_bias": {}})
+        elif dialect == "responses":
+            tools = [{"type": "function", **function}]
+            call_id = first_id(await post("/responses", {"input": [user], "tools": tools}), "call_")
+            turn = [{"type": "function_call", "call_id": call_id, "name": "calc", "arguments": ARGS}]
+            turn += [{"type": "function_call_output", "call_id": call_id, "output": "5"}]
+            await post("/responses", {"input": [user, *turn], "tools": tools, "store": False})
+        else:
+            body = {"tools": [{"name": "calc", "input_schema": function["parameters"]}], "max_tokens": 200}
+            call_id = first_id(await post("/messages", {"messages": [user], **body}), "call_")
+            used = {"type": "tool_use", "id": call_id, "name": "calc", "input": json.loads(ARGS)}
+            turn = [{"role": "assistant", "content": [used]}]
+            turn += [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id, "content": "5"}]}]
+            await post("/messages", {"messages": [user, *turn], **body})
+
+
+ARGS = '{"a": 2, "b": 3}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+async def test_what_another_provider_said_reads_as_what_the_policy_says(site: Site, dialect: str, stream: bool) -> None:
+    """For fine-tuning on a stronger model's runs: it was asked through the gateway, in any format, streamed or not."""
+    store, engine = site.store, site.engine
+    async with Gateway(store, engine, engine.rendering, policy="far") as far:
+        claimed = await store.start_rollout(input={})
+        afar = Site(store, engine, far, claimed.rollout_id, claimed.attempt.attempt_id)
+        provider = Provider(base_url=far.endpoint, api_key=afar.key)
+        await site.gateway.update_model_list({"far": provider})
+        near = await site.another()
+        await ask_twice(near, "policy", dialect, stream)
+        await ask_twice(site, "far", dialect, stream)
+        await near.close()
+        await site.close()
+    (expected,) = TraceToMessages().adapt(await near.spans())
+    (found,) = TraceToMessages().adapt(await site.spans())
+    assert _without_ids(found) == _without_ids(expected)
+    assert [m["role"] for m in found["messages"]] == ["user", "assistant", "tool", "assistant"]
+    for span in await site.spans():
+        assert span.attributes["gen_ai.response.id"], "joins it with a framework's own span"
+        assert span.attributes["gen_ai.response.model"] == "far"
+    (outcome,) = tool_outcomes(await site.spans())
+    assert (outcome.name, outcome.output, outcome.error) == ("calc", "5", None)
+
+
+def _without_ids(example: dict[str, Any]) -> str:
+    """Nor the white space of arguments, which Anthropic's format does not keep."""
+    return re.sub(r"call_[0-9a-f]+", "call", json.dumps(example)).replace(" ", "")
+
+
+@pytest.mark.parametrize("name", ["chat", "responses", "messages", "completions"])
+def test_bodies_that_make_no_sense_are_not_read(name: str) -> None:
+    (dialect,) = [d for d in DIALECTS if d.name == name]
+    events = [b'data: {"type": "message_start"}', b'data: {"choices": [{"delta": {"tool_calls": [5]}}]}', b"data: [1]"]
+    bodies = [b"", b"<html>", b"[]", b'{"choices": []}', b'{"output": [5], "content": 5}', b"\n".join(events), b"\xff"]
+    requests: list[Any] = [
+        {},
+        {"messages": 5, "input": 5},
+        {"messages": [{"role": "user", "content": "x"}], "input": "x"},
+    ]
+    for request in requests:
+        for body in bodies:
+            assert overhear(dialect, request, body).said is None

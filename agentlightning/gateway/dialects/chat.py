@@ -108,7 +108,7 @@ class ChatDialect:
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
-            messages=[_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
+            messages=[neutral_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
             tools=tools,
             tool_choice=tool_choice_of(body.get("tool_choice"), tools),
             parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
@@ -199,7 +199,7 @@ class _Writer:
         return sse({**self._head, "choices": [choice]})
 
 
-def _message(message: Any, where: str) -> Message:
+def neutral_message(message: Any, where: str) -> Message:
     """A chat message in neutral form."""
     if not isinstance(message, dict):
         raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)

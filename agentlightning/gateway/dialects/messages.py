@@ -264,7 +264,7 @@ def _messages(message: Any, where: str) -> list[Message]:
     if role not in ("user", "assistant", "system"):
         raise Refusal(f"'{where}.role' must be user or assistant, not {role!r}.", code="invalid_value", param=where)
     if role == "assistant":
-        return [_assistant(content, f"{where}.content")]
+        return [neutral_answer(content, f"{where}.content")]
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results, texts = [], []
@@ -278,7 +278,8 @@ def _messages(message: Any, where: str) -> list[Message]:
     return [*results, *([{"role": role, "content": "".join(texts)}] if texts or not results else [])]
 
 
-def _assistant(content: Any, where: str) -> Message:
+def neutral_answer(content: Any, where: str) -> Message:
+    """What an assistant said, as a neutral message."""
     if not isinstance(content, list):
         return assistant_message(text_of(content, where), [], None)
     texts, thoughts, calls = [], [], []

@@ -75,7 +75,7 @@ class ResponsesDialect:
 
     def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
         check_fields(body, READ, HARMLESS, NEUTRAL)
-        messages = [*_earlier(body, answered), *_messages(body.get("input"))]
+        messages = [*_earlier(body, answered), *neutral_messages(body.get("input"))]
         if not messages:
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
         instructions = typed(body, "instructions", str, "")
@@ -223,7 +223,7 @@ def _earlier(body: Mapping[str, Any], answered: Answered) -> Sequence[Message]:
     return answered[previous]
 
 
-def _messages(given: Any) -> list[Message]:
+def neutral_messages(given: Any) -> list[Message]:
     """Input items as neutral messages. Items that one response gave are one assistant message again."""
     if given is None:
         return []
