@@ -22,6 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel
+
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.checkpoint import (
@@ -387,16 +389,21 @@ class Trainer:
         """What the run was: its algorithm with all settings, and where its agent is."""
         algorithm = self.algorithm
         names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
-        settings = {name: repr(getattr(algorithm, name)) for name in names}
+        settings = {name: getattr(algorithm, name) for name in names}
         name, source = agent.origin
         run = {"algorithm": type(algorithm).__name__, "settings": settings, "agent": name, "source": source}
-        atomic_write(self.run_dir / RUN_FILE, json.dumps(run, indent=2))
+        atomic_write(self.run_dir / RUN_FILE, json.dumps(run, indent=2, default=_plain))
 
     def _draw_curve(self) -> None:
         try:
             plot_curve(self.run_dir / METRICS_FILE, self.run_dir / CURVE_FILE, self.run_dir.name)
         except ConfigError as error:
             logger.info("No curve was drawn: %s", error)
+
+
+def _plain(value: Any) -> Any:
+    """A setting that is no JSON value, for people."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
 
 
 def _new_folder(path: Path) -> Path:

@@ -39,6 +39,7 @@ def test_the_dry_run_says_what_came_of_it_and_the_training_follows(ran: tuple[Pa
     assert printed.rstrip().endswith("checkpoints/step-000002")
     metrics = next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()
     assert [json.loads(line)["step"] for line in metrics] == [0, 1, 2]
+    assert json.loads(next(folder.glob("runs/*/run.json")).read_text())["settings"]["steps"] == 2
 
 
 def test_eval_finds_the_agent_of_the_run_and_asks_for_tasks(ran: tuple[Path, str]) -> None:
