@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -53,6 +54,7 @@ def model_path(checkpoint: Path) -> Path:
 async def save_checkpoint(run_dir: Path, learner: Learner, info: CheckpointInfo) -> Path:
     """Write a checkpoint; it counts from the moment its json is there."""
     checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
+    (checkpoint / _FILE).unlink(missing_ok=True)  # of a step that is done again, half of each would be there meanwhile
     await learner.export(str(model_path(checkpoint)))
     await learner.save_state(str(checkpoint / "optimizer"))
     atomic_write(checkpoint / _FILE, json.dumps(asdict(info), indent=2))
@@ -96,6 +98,19 @@ def latest_checkpoint(run_dir: Path) -> Path:
     if not found:
         raise ConfigError(f"There is no checkpoint to resume from in {run_dir}.")
     return found[-1]
+
+
+def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:
+    """Rename the whole checkpoints of a run that come after the one it goes on from: they are of another course of it.
+
+    Otherwise the next resume would take them for the newest. Returns where they are now.
+    """
+    moved: list[Path] = []
+    for later in list_checkpoints(run_dir):
+        if later.parent.resolve() == checkpoint.resolve().parent and later.name > checkpoint.name:
+            aside = later.with_name(f"before-{time.strftime('%Y%m%d-%H%M%S')}-{later.name}")
+            moved.append(later.rename(aside))
+    return moved
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:

@@ -116,6 +116,8 @@ class GRPO(TrainingSettings):
 
         With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups that teach nothing make room for fresh tasks.
         """
+        if self.steps is not None and step > self.steps:
+            return None  # sampling ahead of the last step would be for nothing
         if self._is_over(position) and not self._carried and not self._again:
             return None
         if self.deterministic:

@@ -31,6 +31,7 @@ from agentlightning.algorithm.checkpoint import (
     list_checkpoints,
     model_path,
     read_checkpoint,
+    set_aside_later,
 )
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError
@@ -233,6 +234,9 @@ class Trainer:
                 stack.push_async_callback(store.close)
                 await _cancel_leftovers(store)  # only where the store is this run's own
             self._write_run_file(job.agent)
+            if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
+                names = ", ".join(path.name for path in moved)
+                logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
             metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
             reporter = Reporter(metrics, self.console or RichConsole())
             stack.callback(reporter.close)

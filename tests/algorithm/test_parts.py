@@ -22,6 +22,7 @@ from agentlightning.algorithm.checkpoint import (
     prune_checkpoints,
     read_checkpoint,
     save_checkpoint,
+    set_aside_later,
 )
 from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, credit, groups_that_differ
 from agentlightning.algorithm.episode import Earned, Episode
@@ -89,6 +90,34 @@ async def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> Non
         read_checkpoint(tmp_path / "checkpoints" / "step-000002")
     with pytest.raises(ConfigError, match="no checkpoint to resume"):
         latest_checkpoint(tmp_path / "elsewhere")
+
+
+async def test_a_step_that_is_saved_again_counts_only_when_it_is_whole(tmp_path: Path) -> None:
+    """The disk is full, or the process dies, between its weights and its optimiser's state."""
+
+    class FullDisk(FolderLearner):
+        async def save_state(self, path: str) -> None:
+            raise OSError("No space left on device")
+
+    learner: Any = FolderLearner()
+    for step in (1, 2):
+        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
+    full: Any = FullDisk()
+    with pytest.raises(OSError, match="No space"):
+        await save_checkpoint(tmp_path, full, CheckpointInfo(step=2, base_model="m", seed=0))
+    assert latest_checkpoint(tmp_path).name == "step-000001"
+
+
+async def test_what_came_after_the_checkpoint_to_resume_is_set_aside(tmp_path: Path) -> None:
+    learner: Any = FolderLearner()
+    for step in (1, 2, 3):
+        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
+    first = list_checkpoints(tmp_path)[0]
+    assert set_aside_later(tmp_path / "elsewhere", first) == []
+    assert len(set_aside_later(tmp_path, first)) == 2
+    assert latest_checkpoint(tmp_path) == first
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 3, "nothing is lost"
+    assert set_aside_later(tmp_path, first) == []
 
 
 def test_a_resumed_run_goes_on_in_the_same_metrics_file(tmp_path: Path) -> None:

@@ -136,6 +136,13 @@ async def test_dynamic_sampling_ends_with_the_epoch_though_its_last_groups_are_f
     assert summary["reward"] == pytest.approx(sum(steps[0].tasks) / 10), "of all that was sampled"
 
 
+async def test_nothing_is_sampled_ahead_of_the_last_step(tmp_path: Path) -> None:
+    algorithm = agl.GRPO(model="calc", group_size=SIBLINGS, tasks_per_step=4, steps=1, max_staleness=1)
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm):
+        assert await algorithm._sample(1, 0) is not None
+        assert await algorithm._sample(2, 4) is None
+
+
 async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
     async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as algorithm:
         validating = asyncio.create_task(algorithm._validate([0, 1], step=0))
