@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentlightning.errors import ConfigError, EngineError
+from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.critic import Critic
@@ -138,6 +139,13 @@ class TorchLearner:
         self.policy.export(path)
 
     def _score(self, batch: PackedBatch, *, entropy_grad: bool = False) -> Scores:
+        embedding: Any = self.policy.model.get_input_embeddings()
+        vocabulary = len(embedding.weight)
+        if (largest := int(batch.ids_N.max())) >= vocabulary:
+            raise ModelError(
+                f"There is no token {largest} in this model's vocabulary of {vocabulary}. Triplets with token ids of "
+                "their own must hold those of the policy in training."
+            )
         if not self.rows:
             reason = why_no_tree(self.policy.model, int(batch.positions_N.max()) + 1)
             if reason is not None:

@@ -13,9 +13,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import socket
 import time
 from collections import deque
+from pathlib import Path
 
 import torch
 import transformers
@@ -210,7 +212,9 @@ class Server:
         except Exception as error:  # disk full, out of memory, …: the caller decides what a failed call means
             verb = type(call.verb).__name__
             logger.exception("%s failed", verb)
-            message = f"{verb} failed in the model process: {type(error).__name__}: {error}"
+            message = (
+                f"{verb} failed in the model process: {type(error).__name__}: {error}{_what_to_do(call.verb, error)}"
+            )
             return Refused(call.call_id, "EngineError", message)
 
     def _do(self, call_id: int, verb: Verb, hosted: Hosted) -> Reply:
@@ -267,6 +271,19 @@ class Server:
         except OSError:
             logger.info("The main process is gone; the model process ends")
             self._stopped = True
+
+
+def _what_to_do(verb: Verb, error: Exception) -> str:
+    """The next step after an error that is nobody's bug."""
+    if isinstance(verb, SaveState | Export):
+        there = next(p for p in Path(verb.path).absolute().parents if p.exists())
+        free = shutil.disk_usage(there).free >> 20
+        return (
+            f"\n{free} MiB are free in {there}. Make room if need be, and resume from the last checkpoint: it is whole."
+        )
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return "\nMemory is short: lower tokens_per_batch, or set gradient_checkpointing=True or a lora_rank."
+    return ""
 
 
 def _failed(request_id: int, error: AgentLightningError) -> Failed:

@@ -279,3 +279,31 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+async def test_a_failed_save_says_where_and_how_much_room_there_is(process: ModelProcess, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for saved in (process.save_state, process.export):
+        with pytest.raises(EngineError, match=rf"MiB are free in {tmp_path}.*resume from the last checkpoint"):
+            await saved(str(tmp_path / "file" / "state"))
+
+
+async def test_short_memory_names_the_settings_that_need_less() -> None:
+    import torch
+
+    from agentlightning.modelprocess.protocol import Forward
+    from agentlightning.modelprocess.server import _what_to_do
+
+    with pytest.raises(RuntimeError) as short:
+        torch.empty(1 << 50)
+    forward: Any = Forward(None)  # pyright: ignore[reportArgumentType]
+    for error in (short.value, torch.OutOfMemoryError("CUDA out of memory"), MemoryError()):
+        assert "lower tokens_per_batch" in _what_to_do(forward, error)
+    assert _what_to_do(forward, ValueError("another")) == ""
+
+
+async def test_a_token_that_does_not_exist_is_named(process: ModelProcess) -> None:
+    prompt = random_ids(5, 0)
+    batch = row(np.append(prompt, 99_999).astype(np.int32), await sample(process, prompt))
+    with pytest.raises(ModelError, match="no token 99999 in this model's vocabulary"):
+        await process.forward(batch)
