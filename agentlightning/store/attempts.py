@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, select, update
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store import lifecycle, workers
 from agentlightning.store.base import UNSET, Unset
-from agentlightning.store.codec import ATTEMPT_FIELDS, decode_config, encode_metadata, new_id, to_attempt
+from agentlightning.store.codec import ATTEMPT_FIELDS, checked_id, decode_config, encode_metadata, new_id, to_attempt
 from agentlightning.store.schema import attempts, rollouts
 from agentlightning.store.transaction import Statement, Transaction
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
@@ -143,7 +143,7 @@ def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt
     now = tx.now
     lease, timeout = lifecycle.limits(decode_config(rollout.config))
     values: dict[str, Any] = {
-        "attempt_id": attempt_id or new_id("at"),
+        "attempt_id": checked_id(attempt_id, "An attempt_id") if attempt_id else new_id("at"),
         "rollout_id": rollout.rollout_id,
         "sequence_id": rollout.attempts + 1,
         "start_time": now,

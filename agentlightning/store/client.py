@@ -20,7 +20,7 @@ from agentlightning.store import wire
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
 from agentlightning.store.batching import Batcher
 from agentlightning.store.calls import assemble
-from agentlightning.store.codec import encode, encode_seen, encode_task, new_id
+from agentlightning.store.codec import checked_id, encode, encode_seen, encode_task, new_id
 from agentlightning.store.http import Http, error_of, long_poll
 from agentlightning.store.resources import decode_resources, encode_resources
 from agentlightning.types import (
@@ -371,7 +371,8 @@ class LightningStoreClient:
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
         body = encode({"resources": _named(resources)}).encode()
-        return _to_update(await self._http.json("PUT", f"/resources/{_path(resources_id)}", body))
+        path = _path(checked_id(resources_id, "A resources_id"))
+        return _to_update(await self._http.json("PUT", f"/resources/{path}", body))
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         return await self._find(f"/resources/{_path(resources_id)}", _to_update)
@@ -424,7 +425,8 @@ class LightningStoreClient:
 
     async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
         body = _given(heartbeat_stats=heartbeat_stats)
-        return Worker.model_validate_json(await self._post(f"/workers/{_path(worker_id)}", body))
+        path = _path(checked_id(worker_id, "A worker_id"))
+        return Worker.model_validate_json(await self._post(f"/workers/{path}", body))
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

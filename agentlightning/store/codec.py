@@ -6,6 +6,7 @@ No SQL here. Values that are not JSON are refused with an error that names their
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,6 +27,20 @@ MAX_DEPTH = 128
 def new_id(prefix: str) -> str:
     """A unique id that grows with time, so that the indexes over ids grow at their end."""
     return f"{prefix}-{time.time_ns() // 1_000_000:011x}{random_hex(5)}"
+
+
+_ID = re.compile(r"[^/?#%\x00-\x1f\x7f\ud800-\udfff]{1,500}")
+_RESERVED = (".", "..", "latest", "search")
+
+
+def checked_id(value: str, what: str) -> str:
+    """An id given by the caller. Ids stand in URLs, the agents' too, where some characters mean something else."""
+    if value in _RESERVED or not _ID.fullmatch(value):
+        raise StoreError(
+            f"{what} cannot be {value[:80]!r}: ids stand in URLs. Use 1 to 500 characters, none of them / ? # % or a "
+            f"control character, and none of {', '.join(_RESERVED)}."
+        )
+    return value
 
 
 def encode_task(value: Any, what: str) -> str:

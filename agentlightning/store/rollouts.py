@@ -16,6 +16,7 @@ from agentlightning.store.attempts import STATE_COLUMNS, RolloutState
 from agentlightning.store.base import Unset
 from agentlightning.store.codec import (
     ROLLOUT_FIELDS,
+    checked_id,
     encode_config,
     encode_metadata,
     encode_task,
@@ -90,7 +91,7 @@ NewRollout = dict[str, Any]
 def prepare(request: EnqueueRolloutRequest) -> NewRollout:
     """Encode a request before the transaction, so that the writer only writes."""
     return {
-        "rollout_id": request.rollout_id or new_id("ro"),
+        "rollout_id": checked_id(request.rollout_id, "A rollout_id") if request.rollout_id else new_id("ro"),
         "input": encode_task(request.input, "A task"),
         "mode": None if request.mode is None else request.mode.value,
         "resources_id": request.resources_id,

@@ -18,7 +18,7 @@ from agentlightning.store import attempts, calls, counters, query, retention, ro
 from agentlightning.store import resources as named_resources
 from agentlightning.store import spans as span_rows
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
-from agentlightning.store.codec import new_id
+from agentlightning.store.codec import checked_id, new_id
 from agentlightning.store.notify import Notifier
 from agentlightning.store.query import Page
 from agentlightning.store.transaction import Operation, Transaction
@@ -333,11 +333,13 @@ class SqlLightningStore:
 
     async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
         text = named_resources.encode_resources(resources)
-        return await self._db.write(lambda tx: named_resources.add(tx, resources_id or new_id("rs"), text))
+        named = checked_id(resources_id, "A resources_id") if resources_id else new_id("rs")
+        return await self._db.write(lambda tx: named_resources.add(tx, named, text))
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
         text = named_resources.encode_resources(resources)
-        return await self._db.write(lambda tx: named_resources.replace(tx, resources_id, text))
+        named = checked_id(resources_id, "A resources_id")
+        return await self._db.write(lambda tx: named_resources.replace(tx, named, text))
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
         return await self._db.read(lambda tx: named_resources.read(tx, resources_id))

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import bindparam, case, select, update
 
 from agentlightning.store.base import Unset
-from agentlightning.store.codec import decode, encode_task
+from agentlightning.store.codec import checked_id, decode, encode_task
 from agentlightning.store.schema import attempts, workers
 from agentlightning.store.transaction import Statement, Transaction
 from agentlightning.types import Worker, WorkerStatus
@@ -64,6 +64,7 @@ def read(tx: Transaction, worker_id: str) -> Worker | None:
 
 
 def _ensure(tx: Transaction, worker_id: str) -> None:
+    checked_id(worker_id, "A worker_id")
     if tx.run(_insert, {"worker_id": worker_id, "status": WorkerStatus.UNKNOWN.value}):
         tx.changes.counts["workers"] += 1
 

@@ -97,6 +97,33 @@ async def test_other_tasks_are_refused_by_name(store: LightningStore, task: obje
         await store.enqueue_rollout(task)
 
 
+async def test_ids_that_mean_something_in_a_url_are_refused(store: LightningStore) -> None:
+    """They would be stored, and then not be found over HTTP, nor could their agents reach the gateway."""
+    for name in ("gsm8k/12", "50%", "a?b", "a#b", "..", "latest", "search", "a\nb", "x" * 501, "\ud800"):
+        writes = [
+            store.enqueue_rollout(1, rollout_id=name),
+            store.start_rollout(1, attempt_id=name),
+            store.add_resources({}, name),
+            store.update_resources(name, {}),
+            store.update_worker(name),
+        ]
+        for write in writes:
+            with pytest.raises(StoreError, match=r"cannot be|Unicode|surrogate"):
+                await write
+    assert (await store.statistics())["total_rollouts"] == 0
+
+
+async def test_other_ids_are_found_again(store: LightningStore) -> None:
+    for name in ("a b", "ü", "50_000", 'q"uote', "a\\b", "x" * 500, "host:1@2"):
+        await store.start_rollout(1, rollout_id=name, attempt_id=name, worker_id=name)
+        await store.update_resources(name, {})
+        assert await store.get_rollout_by_id(name) is not None
+        assert await store.get_resources_by_id(name) is not None
+        assert (await store.update_worker(name)).current_attempt_id == name
+        finished = await store.update_attempt(name, name, status=AttemptStatus.SUCCEEDED)
+        assert finished.status is AttemptStatus.SUCCEEDED
+
+
 async def test_enqueue_is_idempotent_by_id(store: LightningStore) -> None:
     first = await store.enqueue_rollout([1], rollout_id="r1")
     assert await store.enqueue_rollout([1], rollout_id="r1") == first
