@@ -19,12 +19,12 @@ _PACKAGE = Path(__file__).parent.parent
 _PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
 
 
-def example_dir(name: str) -> Path:
-    """The folder of an example. Raises ConfigError with the names there are."""
+def example_dir(name: str, module: str = "recipe") -> Path:
+    """The folder of an example that has this module. Raises ConfigError with the names there are."""
     for place in _PLACES:
-        if (place / name / "recipe.py").is_file():
+        if (place / name / f"{module}.py").is_file():
             return place / name
-    known = sorted({f.parent.name for place in _PLACES for f in place.glob("*/recipe.py")})
+    known = sorted({f.parent.name for place in _PLACES for f in place.glob(f"*/{module}.py")})
     raise ConfigError(f"There is no example '{name}' that runs by itself. There is: {', '.join(known)}.")
 
 
@@ -32,7 +32,7 @@ def load_example(name: str, module: str) -> ModuleType:
     """A module of an example, as part of the package `agl_example_{name}`."""
     package = f"agl_example_{name}"
     if package not in sys.modules:
-        _load_package(package, example_dir(name))
+        _load_package(package, example_dir(name, module))
     try:
         return import_module(f"{package}.{module}")
     except ModuleNotFoundError as error:
