@@ -151,6 +151,18 @@ async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> Non
         assert await validating is None
 
 
+async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tmp_path: Path) -> None:
+    class Fails(Slow):
+        async def __call__(self, task: int) -> float:
+            agl.emit_reward(1.0)
+            if task == 1:
+                raise ValueError("after its reward")
+            return 1.0
+
+    async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as algorithm:
+        assert await algorithm._validate([0, 1, 2, 3], step=0) == 0.75
+
+
 async def test_the_linear_rate_falls_with_the_tasks_learned(tmp_path: Path) -> None:
     """With a quorum a run has more steps than its epochs would need, and the last ones learn too."""
     algorithm = agl.GRPO(model="calc", learning_rate=1.0, schedule="linear", epochs=2, tasks_per_step=4, quorum=0.5)

@@ -15,10 +15,15 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer.trainer import METRICS_FILE, RUN_FILE, STORE_FILE
 
 
-async def test_a_second_run_in_a_folder_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoints" / "step-000001"
+def write_checkpoint(run_dir: Path, step: int) -> Path:
+    checkpoint = run_dir / "checkpoints" / f"step-{step:06d}"
     checkpoint.mkdir(parents=True)
-    (checkpoint / "checkpoint.json").write_text(json.dumps({"step": 1, "base_model": "m", "seed": 0}))
+    (checkpoint / "checkpoint.json").write_text(json.dumps({"step": step, "base_model": "m", "seed": 0}))
+    return checkpoint
+
+
+async def test_a_second_run_in_a_folder_leaves_the_first_ones_files_alone(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, 1)
     metrics, settings = tmp_path / METRICS_FILE, tmp_path / RUN_FILE
     metrics.write_text("".join(json.dumps({"step": n}) + "\n" for n in range(5)))
     settings.write_text("{}")
@@ -32,3 +37,12 @@ async def test_a_second_run_in_a_folder_leaves_the_first_ones_files_alone(tmp_pa
         await first.close()
     assert (metrics.stat().st_ino, metrics.read_text()) == before
     assert settings.read_text() == "{}"
+
+
+async def test_a_run_that_goes_on_from_an_earlier_checkpoint_leaves_the_later_ones_aside(tmp_path: Path) -> None:
+    first, second = write_checkpoint(tmp_path, 1), write_checkpoint(tmp_path, 2)
+    trainer = agl.Trainer(algorithm=Baseline(), resume=first, console=SilentConsole())
+    assert trainer.run_dir == tmp_path
+    assert (await trainer.fit_async(agl.rollout(lambda task: 1.0), [1])).checkpoint == first
+    (aside,) = (tmp_path / "checkpoints").glob(f"before-*-{second.name}")
+    assert (aside / "checkpoint.json").is_file()
