@@ -152,7 +152,7 @@ def _written(writer: StreamWriter, event: Delta | Choice) -> bytes:
     return writer.delta(event) if isinstance(event, Delta) else writer.choice(event)
 
 
-Forwarding = AbstractAsyncContextManager[tuple[int, str, AsyncIterator[bytes]]]
+Forwarding = AbstractAsyncContextManager[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]
 
 
 class Forward:
@@ -188,8 +188,7 @@ class Forward:
 
     async def _work(self, send: Send) -> None:
         await self._admit()
-        async with self._forwarding as (status, content_type, pieces):
-            headers = [(b"content-type", content_type.encode())]
+        async with self._forwarding as (status, headers, pieces):
             await send({"type": "http.response.start", "status": status, "headers": headers})
             self._started = True
             async for piece in pieces:

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import io
 import logging
+import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -72,8 +73,8 @@ class Upstream:
     @asynccontextmanager
     async def forward(
         self, path: str, dialect: Dialect, body: Mapping[str, Any], live: LiveAttempt, place: Place
-    ) -> AsyncIterator[tuple[int, str, AsyncIterator[bytes]]]:
-        """The provider's answer to a request: status, content type, and the body in pieces. Raises `Refusal`."""
+    ) -> AsyncIterator[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]:
+        """The provider's answer to a request: status, headers, and the body in pieces. Raises `Refusal`."""
         sent = {**body, "model": self._provider.model or self._alias}
         call = Forwarded(
             call_id=f"fwd-{uuid.uuid4().hex}:0",
@@ -87,7 +88,7 @@ class Upstream:
         try:
             url = self._replica(live.rollout_id)
             async with self._places, await self._post(url + path, dialect.name, call.request) as response:
-                yield response.status, response.content_type, _pieces(response, kept)
+                yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 if response.status in _BUSY or response.status >= 500:
                     live.mark_infra_error(f"The provider of '{self._alias}' answered {response.status}.")
@@ -155,6 +156,16 @@ class Upstream:
             return forwarded_span(live.rollout_id, live.attempt_id, place, call, kept, heard, end, error)
 
         self._recorder.put(draft)
+
+
+_PASSED = re.compile(r"retry-after(-ms)?|(x-)?request-id|(x|anthropic)-ratelimit-.*")
+"""Headers that tell a client when to come back, and a provider which call it was."""
+
+
+def _headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+    passed = [(name.lower(), value) for name, value in response.headers.items() if _PASSED.fullmatch(name.lower())]
+    found = [("content-type", response.headers.get("content-type", response.content_type)), *passed]
+    return [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in found]
 
 
 async def _pieces(response: aiohttp.ClientResponse, kept: bytearray) -> AsyncIterator[bytes]:

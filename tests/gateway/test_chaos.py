@@ -66,12 +66,21 @@ async def no_json(writer: asyncio.StreamWriter) -> None:
     await writer.drain()
 
 
+async def too_busy(writer: asyncio.StreamWriter) -> None:
+    said = b'{"error": {"message": "slow down"}}'
+    head = b"HTTP/1.1 429 Too Many Requests\r\nContent-Type: application/json\r\nRetry-After: 7\r\nSet-Cookie: a=b\r\n"
+    more = b"X-RateLimit-Remaining-Requests: 0\r\nx-request-id: req_1\r\nContent-Length: %d\r\n\r\n" % len(said)
+    writer.write(head + more + said)
+    await writer.drain()
+
+
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 WAYS: dict[str, Answer] = {
-    f.__name__: f for f in (stalls, hangs_up, half_a_stream, half_an_event, a_stream_that_stalls, half_a_body, no_json)
+    f.__name__: f
+    for f in (stalls, hangs_up, half_a_stream, half_an_event, a_stream_that_stalls, half_a_body, no_json, too_busy)
 }
 
 
@@ -142,6 +151,17 @@ async def test_a_stream_that_breaks_off_breaks_off_for_the_client_too(site: Site
     (span,) = await site.spans()
     assert span.status.status_code == "ERROR"
     assert '"content": "Fro"' in str(span.attributes["agentlightning.response"]), "what had come is kept"
+
+
+async def test_a_client_is_told_when_to_come_back(site: Site, rogue: Rogue) -> None:
+    with pytest.raises(openai.RateLimitError, match="slow down") as refused:
+        await _read(site, "too_busy", stream=False)
+    headers = refused.value.response.headers
+    assert (headers["retry-after"], headers["x-ratelimit-remaining-requests"]) == ("7", "0")
+    assert refused.value.request_id == "req_1"
+    assert "set-cookie" not in headers
+    summary = await site.gateway.close_attempt(site.rollout_id, site.attempt_id)
+    assert "answered 429" in (summary.infra_error or "")
 
 
 async def test_half_an_answer_is_no_answer(site: Site, rogue: Rogue) -> None:
