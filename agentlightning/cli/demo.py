@@ -10,7 +10,7 @@ from rich.console import Console
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
-from agentlightning.cli.example import load_example, require_recipe
+from agentlightning.cli.example import load_example
 from agentlightning.cli.name import own_name
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.errors import AgentLightningError
@@ -36,7 +36,6 @@ def run_demo(
     port: int | None,
 ) -> None:
     """Train, then print the before and after, the curve, and what to do next."""
-    require_recipe(name)
     recipe = load_example(name, "recipe")
     agent = load_example(name, f"{name}_agent").__dict__[f"{name}_agent"]
     if resume is not None:

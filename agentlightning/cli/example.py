@@ -19,24 +19,13 @@ _PACKAGE = Path(__file__).parent.parent
 _PLACES = (_PACKAGE / "examples", _PACKAGE.parent / "examples")
 
 
-def example_dir(name: str) -> Path:
-    """The folder of an example. Raises ConfigError with the names there are."""
-    found = _examples("__init__.py")
-    if name not in found:
-        raise ConfigError(f"There is no example '{name}'. There is: {', '.join(sorted(found))}.")
-    return found[name]
-
-
-def require_recipe(name: str) -> None:
-    """Raises ConfigError for an example that does not say how it is trained."""
-    found = _examples("recipe.py")
-    if name not in found:
-        raise ConfigError(f"There is no example '{name}' for this command. There is: {', '.join(sorted(found))}.")
-
-
-def _examples(file: str) -> dict[str, Path]:
-    """The folders of the examples that have this file, by name."""
-    return {f.parent.name: f.parent for place in reversed(_PLACES) for f in place.glob(f"*/{file}")}
+def example_dir(name: str, module: str = "recipe") -> Path:
+    """The folder of an example that has this module. Raises ConfigError with the names there are."""
+    for place in _PLACES:
+        if (place / name / f"{module}.py").is_file():
+            return place / name
+    known = sorted({f.parent.name for place in _PLACES for f in place.glob(f"*/{module}.py")})
+    raise ConfigError(f"There is no example '{name}' that runs by itself. There is: {', '.join(known)}.")
 
 
 def load_example(name: str, module: str) -> ModuleType:

@@ -8,7 +8,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.agents import find_agent
-from agentlightning.cli.example import example_dir, require_recipe
+from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import show_rollouts
 from agentlightning.metrics import SilentConsole
 
@@ -40,8 +40,8 @@ def test_a_class_in_a_file_is_made(tmp_path: Path) -> None:
 
 def test_an_example_without_a_recipe_is_none() -> None:
     with pytest.raises(agl.ConfigError, match="There is: calc"):
-        require_recipe("programs")
-    assert example_dir("programs").is_dir()
+        example_dir("programs")
+    assert example_dir("two_policies", "team").is_dir()
 
 
 def echo(task: str) -> float:
