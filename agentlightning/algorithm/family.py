@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from agentlightning.algorithm.credit import Mode, Normalization
 from agentlightning.algorithm.grpo import GRPO
@@ -45,6 +46,7 @@ class ReinforcePP(GRPO):
     """REINFORCE++: returns whitened over the step, KL in the reward (Hu et al., arXiv 2501.03262)."""
 
     advantage: str = "reinforce++"
+    kl_in: Literal["loss", "reward"] = "reward"
     clip_high: float = 0.2
 
 

@@ -81,6 +81,7 @@ class Preflight:
             raise AgentError(NEVER_CALLED)
         if not any(e.sampled_tokens for e in usable):
             raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
+        self._check_names(usable)
         if self._compares:
             self._check_variance(usable)
 
@@ -98,6 +99,17 @@ class Preflight:
             self._tell(
                 f"The reward has hardly moved in {WATCHED_STEPS} steps ({statistics.mean(early):.3g} → "
                 f"{statistics.mean(late):.3g}). {_likely_cause(metrics)}"
+            )
+
+    def _check_names(self, usable: Sequence[Episode]) -> None:
+        """Rewards that name agents who made no call would reach nobody."""
+        rewarded = {r.agent for e in usable for r in e.rewards} - {None}
+        calling = {c.info.agent for e in usable for c in e.calls} - {None}
+        if rewarded and not rewarded & {*calling, *self._policies}:
+            raise AgentError(
+                f"Rewards are for the agents {sorted(rewarded, key=str)}, and the calls were made by "
+                f"{sorted(calling, key=str) or 'agents without a name'}, so no call earns anything. Give agents their "
+                "names, as llm.for_agent('writer') does, or leave agent= out of emit_reward."
             )
 
     def _check_variance(self, usable: Sequence[Episode]) -> None:

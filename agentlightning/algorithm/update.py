@@ -154,7 +154,7 @@ class Updater:
 
     def _check_gap(self, gap: float) -> None:
         """The canary: of what these very weights sampled, the learner must see the log-probs that the engine saw."""
-        limit = self._settings.max_logprob_gap or (1e-3 if self._settings.dtype == "float32" else 0.5)
+        limit = self._settings.max_logprob_gap or (1e-3 if self._settings.dtype in ("float32", "float64") else 0.5)
         if gap > limit:
             raise EngineError(
                 f"Engine and learner disagree about the same weights: log-probs of sampled tokens differ by {gap:.2e} "

@@ -248,6 +248,13 @@ def test_preflight_stops_when_siblings_never_differ(reporter: Reporter) -> None:
         preflight.check(same)
 
 
+def test_preflight_tells_when_rewards_name_agents_who_made_no_call(reporter: Reporter) -> None:
+    episodes = [replace(episode("g", r), rewards=[Earned(r, 1, "black")]) for r in (0.0, 1.0)]
+    with pytest.raises(AgentError, match=r"agents \['black'\].*without a name.*for_agent"):
+        Preflight(reporter, CreditRule()).check(episodes)
+    Preflight(reporter, CreditRule(), policies=["black", "white"]).check(episodes)
+
+
 def test_preflight_bears_an_outage_in_a_run_that_has_learned(reporter: Reporter) -> None:
     preflight = Preflight(reporter, CreditRule(), learned=True)
     failed = [episode("g", None, Outcome.JUDGE_ERROR) for _ in range(4)]

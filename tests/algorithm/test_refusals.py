@@ -100,3 +100,9 @@ def test_an_outcome_may_be_given_by_its_name() -> None:
 def test_what_is_learned_as_it_is_gets_no_importance_weights(algorithm: Any) -> None:
     assert algorithm(model="calc", max_staleness=2).correction_kind is None
     assert agl.GRPO(model="calc", max_staleness=2).correction_kind == "token"
+
+
+def test_reinforce_pp_has_its_kl_in_the_reward() -> None:
+    """As its paper and its docstring say; the policy's loss is then free of it."""
+    assert agl.GRPO(model="calc", kl_coef=0.1).loss_config().kl_coef == 0.1
+    assert agl.ReinforcePP(model="calc", kl_coef=0.1).loss_config().kl_coef == 0.0
