@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.structured import Markers
+from agentlightning.gateway.structured import NO_MARKERS
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
 
-_NO_MARKERS = Markers(None, None, None, None)
 _BROKEN = "�"
 
 
@@ -41,7 +40,7 @@ class StreamReader:
     ) -> None:
         """`holding`: everything comes at the end (the response begins inside a tool call, say). `raw`: all is text."""
         self._rendering = rendering
-        self._markers = _NO_MARKERS if raw or rendering.bare else rendering.markers
+        self._markers = NO_MARKERS if raw or rendering.bare else rendering.markers
         self._may_be_call = rendering.bare and tools and not raw
         """Until the first text says whether a bare response is a call."""
         self._stops = frozenset(rendering.stop_token_ids)

@@ -53,7 +53,6 @@ _select_both = Statement(
     .join_from(rollouts, attempts_table, rollouts.c.latest_attempt_id == attempts_table.c.attempt_id, isouter=True)
     .where(_by_id)
 )
-_select_input = Statement(select(rollouts.c.input).where(_by_id))
 _queue = Statement(
     select(*ROLLOUT_COLUMNS, *STATE_COLUMNS)
     .where(rollouts.c.available_at <= bindparam("now"))

@@ -27,7 +27,6 @@ SPAN_FIELDS = (
     "rest",
 )
 SPAN_COLUMNS = [spans.c[name] for name in SPAN_FIELDS]
-_REST = ("status", "events", "links", "context", "parent", "resource")
 _EMPTY_RESOURCE = OtelResource()
 
 _insert = Statement(
