@@ -22,7 +22,7 @@ LAYERS: list[set[str]] = [
     {"runner"},
     {"algorithm"},
     {"trainer"},
-    {"cli", "doctor"},
+    {"cli"},
     # The package's own front door (lazy exports) and the examples it ships: above everything, imported by nothing.
     {"__init__", "__main__", "examples"},
 ]
