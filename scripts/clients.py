@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-TESTS = ["pytest", "pytest-asyncio", "pytest-timeout"]
+TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 ENVIRONMENTS: dict[str, list[str]] = {
     "openai3": [
