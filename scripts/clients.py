@@ -58,7 +58,7 @@ def build(name: str, folder: Path) -> Path:
     """The python of the environment, which is made if its list of packages has changed."""
     home = folder / name
     stamp = home / "packages.txt"
-    wanted = "\n".join(ENVIRONMENTS[name])
+    wanted = "\n".join([*ENVIRONMENTS[name], *TESTS])
     python = home / "bin" / "python"
     if stamp.is_file() and stamp.read_text() == wanted:
         return python
