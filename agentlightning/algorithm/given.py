@@ -82,21 +82,49 @@ def _own_call(span: Span, triplet: Triplet) -> Call | None:
         return None
     if not np.isfinite(own).all() or min(prompt.min(), response.min(initial=0)) < 0:
         return None
-    info = CallInfo(
-        call_id=span.span_id,
-        response_id=span.span_id,
-        rollout_id=span.rollout_id,
-        attempt_id=span.attempt_id,
-        choice=0,
+    return made_call(
+        span.span_id,
+        span.rollout_id,
+        span.attempt_id,
+        prompt,
+        response,
+        own,
         policy=triplet.metadata.get("policy", "given"),
-        trained=True,
         agent=triplet.metadata.get("agent"),
+        ended=span.end_time or 0.0,
+        started=span.start_time or 0.0,
+    )
+
+
+def made_call(
+    call_id: str,
+    rollout_id: str,
+    attempt_id: str,
+    prompt: Int32Array,
+    response: Int32Array,
+    logprobs: Float32Array,
+    *,
+    policy: str = "policy",
+    agent: str | None = None,
+    started: float = 0.0,
+    ended: float = 0.0,
+) -> Call:
+    """A trained call that no engine of ours sampled; `logprobs` has one value per response token, at temperature 1."""
+    info = CallInfo(
+        call_id=call_id,
+        response_id=call_id,
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        choice=0,
+        policy=policy,
+        trained=True,
+        agent=agent,
         parent_call_id=None,
         model="given",
-        dialect="triplet",
+        dialect="given",
         finish_reason="stop",
-        start_time=span.start_time or 0.0,
-        end_time=span.end_time or 0.0,
+        start_time=started,
+        end_time=ended,
         temperature=1.0,
     )
-    return Call(info, prompt, response, own, own, ())
+    return Call(info, prompt, response, logprobs, logprobs, ())

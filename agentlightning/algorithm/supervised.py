@@ -13,12 +13,13 @@ import numpy as np
 from agentlightning.algorithm.ahead import Sampled
 from agentlightning.algorithm.credit import Normalization
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.settings import Loss
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
-from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
+from agentlightning.types import Attempt, Outcome, Rollout
 from agentlightning.types.call import Int32Array
 
 
@@ -97,7 +98,8 @@ def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
     for i, message in enumerate(messages):
         if message["role"] == "assistant":
             prompt, response = render_answer(rendering, messages[: i + 1], tools)
-            calls.append(_call(f"{name}-{i}", name, prompt, response))
+            nothing = np.zeros(len(response), dtype=np.float32)
+            calls.append(made_call(f"{name}-{i}", name, "chat", prompt, response, nothing))
     attempt = Attempt(rollout_id=name, attempt_id="chat", sequence_id=1, start_time=0.0, outcome=Outcome.OK)
     return Episode(Rollout(rollout_id=name, input=None, start_time=0.0, metadata={"group": name}), attempt, 1.0, calls)
 
@@ -133,25 +135,3 @@ def _answer(rendering: Any, prompt: Int32Array, whole: Int32Array) -> Int32Array
     if not np.array_equal(whole[: len(prompt)], prompt) or not len(ends):
         return None
     return answer[: ends[0] + 1].astype(np.int32)
-
-
-def _call(call_id: str, rollout_id: str, prompt: Int32Array, response: Int32Array) -> Call:
-    info = CallInfo(
-        call_id=call_id,
-        response_id=call_id,
-        rollout_id=rollout_id,
-        attempt_id="chat",
-        choice=0,
-        policy="policy",
-        trained=True,
-        agent=None,
-        parent_call_id=None,
-        model="policy",
-        dialect="chat",
-        finish_reason="stop",
-        start_time=0.0,
-        end_time=0.0,
-        temperature=1.0,
-    )
-    nothing = np.zeros(len(response), dtype=np.float32)
-    return Call(info, prompt, response, nothing, nothing, ())

@@ -312,7 +312,7 @@ async def on_error(request: Request, error: Exception) -> Response:
 
 async def on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError | ValidationError)
-    parts = [f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
+    parts = [": ".join(filter(None, (".".join(map(str, i["loc"])), i["msg"]))) for i in error.errors()]
     return problem(422, "The request is not valid: " + "; ".join(parts))
 
 
