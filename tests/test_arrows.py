@@ -17,7 +17,7 @@ ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
     {"types", "errors", "keys", "files", "serving"},
-    {"store", "adapter", "learner", "metrics", "models"},
+    {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
     {"algorithm"},
@@ -49,7 +49,7 @@ HEAVY_HOMES = {
     "transformers": {"engine", "learner", "modelprocess"},
     "peft": {"learner", "modelprocess"},
     "safetensors": {"engine", "learner", "modelprocess"},
-    "renderers": {"gateway"},
+    "renderers": {"rendering"},
     "openai": set(),
     "matplotlib": set(),
     "vllm": set(),

@@ -78,7 +78,7 @@ class SFT(GRPO):
         """How this model writes chats; loaded once."""
         if self._rendering is None:
             try:
-                from agentlightning.gateway.rendering import load_rendering
+                from agentlightning.rendering import load_rendering
             except ModuleNotFoundError as error:
                 raise missing_extra("torch", error.name or "renderers") from error
             self._rendering = load_rendering(resolve_model(self.model), self.renderer)

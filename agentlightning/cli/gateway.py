@@ -12,7 +12,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import read_secret
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Gateway, Provider
-from agentlightning.gateway.guests import GuestFront
+from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
@@ -72,7 +72,7 @@ async def _serve(
         engine = rendering = None
         if model is not None:
             require_training_extra()
-            from agentlightning.gateway.rendering import load_rendering
+            from agentlightning.rendering import load_rendering
 
             found = _resolve(model)
             rendering, engine = load_rendering(found), ModelProcess(Settings(model=found))
@@ -82,7 +82,7 @@ async def _serve(
         gateway = Gateway(store, engine, rendering, secret=secret, models=models)
         await gateway.start()
         stack.push_async_callback(gateway.stop)
-        front = LoopServer(GuestFront(gateway, store, api_key), host, port, what="gateway", error=GatewayError)
+        front = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="gateway", error=GatewayError)
         await front.start()
         stack.push_async_callback(front.stop)
         console.print(

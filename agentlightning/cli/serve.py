@@ -12,7 +12,7 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.errors import ConfigError, GatewayError
-from agentlightning.gateway.guests import GuestFront
+from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.policy_host import start_policy
@@ -37,7 +37,7 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
             _, gateway = await start_policy(stack, store, PolicySpec(model=model), None)
-        server = LoopServer(GuestFront(gateway, store, api_key), host, port, what="model", error=GatewayError)
+        server = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="model", error=GatewayError)
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"

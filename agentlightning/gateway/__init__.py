@@ -1,19 +1,19 @@
 """The gateway: the only thing an agent talks to.
 
-app        whose request it is, what will answer it      answer     the answer over HTTP: streams, disconnects
-sampler    prompt → engine → message → record            session    token history of one attempt, branching
-dialects/  the wire formats                              rendering  messages ↔ tokens
-recorder   records → store, in batches                   restore    sessions from the store after a restart
-routing    what names of models mean                     upstream   other providers
+gateway     the object that owns the parts, and its life      attempts    whose calls these are
+exchange    one request and its answer, in neutral form
+serving/    over HTTP: paths, keys, streams, disconnects      dialects/   the wire formats
+sampling/   prompt → engine → message → record                history/    exact tokens of an attempt, branching
+recording/  calls as spans, written to the store in batches   routing/    what names of models mean; other providers
 """
 
 from __future__ import annotations
 
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.gateway.gateway import Gateway
-from agentlightning.gateway.rendering import Rendering, load_rendering
-from agentlightning.gateway.routing import Frozen, Trained
-from agentlightning.gateway.upstream import Provider
+from agentlightning.gateway.routing.models import Frozen, Trained
+from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.rendering import Rendering, load_rendering
 
 LLMProxy = Gateway
 """The same object under the name that other systems of this kind use."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.exchange import Message, Refusal
-from agentlightning.gateway.session import Session
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.history.session import Session
+from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, AttemptedRollout, AttemptStatus, RolloutMode
 

@@ -1,21 +1,15 @@
-"""What a dialect hands to the gateway and gets back: one request, its choices, and the pieces of a stream.
-
-The neutral form of messages and tools is that of OpenAI's chat completions, reduced to what a chat template can say:
-`role`, `content` (always a string), `tool_calls`, `tool_call_id`, `name`, `reasoning_content`.
-"""
+"""What a dialect hands to the gateway and gets back: one request, its choices, and the pieces of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from agentlightning.errors import GatewayError
+from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Float32Array, Int32Array
-
-Message = dict[str, Any]
-Tool = dict[str, Any]
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -91,7 +85,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return message
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a request."""
 
     response_id: str
@@ -142,18 +136,6 @@ class Refusal(GatewayError):
         self.kind = kind
         self.code = code
         self.param = param
-
-
-def with_tool_names(messages: Sequence[Message]) -> list[Message]:
-    """Messages whose tool results say which tool they are of, as some chat formats write; most clients leave it out."""
-    names: dict[str, str] = {}
-    found: list[Message] = []
-    for message in messages:
-        names.update((call["id"], call["function"]["name"]) for call in message.get("tool_calls", ()))
-        if message["role"] == "tool" and "name" not in message and message.get("tool_call_id") in names:
-            message = {**message, "name": names[message["tool_call_id"]]}
-        found.append(message)
-    return found
 
 
 def unsupported(param: str, why: str) -> Refusal:

@@ -12,21 +12,21 @@ from typing import Any
 
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, GatewayError
-from agentlightning.gateway.answer import Target
-from agentlightning.gateway.app import GatewayApp
-from agentlightning.gateway.attempt_api import AttemptApi
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.http import Receive, Scope, Send
-from agentlightning.gateway.recorder import Recorder
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.restore import restore
-from agentlightning.gateway.routing import Frozen, Limits, Model, Selection, Trained, check_models
-from agentlightning.gateway.sampler import Sampler
-from agentlightning.gateway.sampling import Overrides, check_overrides
-from agentlightning.gateway.session import Session
-from agentlightning.gateway.upstream import Provider, Upstream
+from agentlightning.gateway.history.restore import restore
+from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.recording.recorder import Recorder
+from agentlightning.gateway.routing.models import AttemptLimits, Frozen, Model, Selection, Trained, check_models
+from agentlightning.gateway.routing.upstream import Provider, Upstream
+from agentlightning.gateway.sampling.sampler import Sampler
+from agentlightning.gateway.sampling.settings import Overrides, check_overrides
+from agentlightning.gateway.serving.answering import Target
+from agentlightning.gateway.serving.app import GatewayApp
+from agentlightning.gateway.serving.attempt_api import AttemptApi
+from agentlightning.gateway.serving.http import Receive, Scope, Send
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
+from agentlightning.rendering import Rendering
 from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
@@ -95,7 +95,7 @@ class Gateway:
             train=check_overrides("train_sampling", train_sampling), other=check_overrides("val_sampling", val_sampling)
         )
         self._selection = Selection.of(train_agents, train_prompts)
-        self._limits = Limits(max_calls, max_tokens)
+        self._limits = AttemptLimits(max_calls, max_tokens)
         self._models = self._check(models or {})
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
@@ -244,7 +244,7 @@ class Gateway:
             policy=name,
             trained=trained,
             selection=self._selection,
-            limits=self._limits if trained else Limits(),
+            limits=self._limits if trained else AttemptLimits(),
             overrides=self._overrides if trained else Overrides(),
             cut_long_prompts=trained and self._cut_long_prompts,
         )

@@ -8,7 +8,7 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.engine.events import POLICY
 from agentlightning.errors import missing_extra
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.routing import Frozen, Model, Trained
+from agentlightning.gateway.routing.models import Frozen, Model, Trained
 from agentlightning.learner.base import LearnerOptions
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Lora, Settings
@@ -36,7 +36,7 @@ async def start_policy(
 ) -> tuple[ModelProcess, Gateway]:
     """Start both; `stack` stops them in reverse order. Raises ModelError, ConfigError or GatewayError."""
     require_training_extra()
-    from agentlightning.gateway.rendering import load_rendering
+    from agentlightning.rendering import load_rendering
 
     path = resolve_model(spec.model)
     process = ModelProcess(

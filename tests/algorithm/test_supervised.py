@@ -12,8 +12,8 @@ from agentlightning.algorithm.credit import CreditRule, credit
 from agentlightning.algorithm.episode import Earned
 from agentlightning.algorithm.supervised import chat_episode
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.rendering import load_rendering
 from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
 
 from .test_credit import episode
 

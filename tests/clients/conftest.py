@@ -14,10 +14,10 @@ from transformers import AutoTokenizer
 import agentlightning as agl
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import load_rendering
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer, Tracer

@@ -10,7 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.gateway.records import CALL_ID
+from agentlightning.gateway.recording.records import CALL_ID
 from agentlightning.tracer import AgentOpsTracer, Tracer, WeaveTracer
 from agentlightning.types import Outcome
 from tests.clients.conftest import World

@@ -14,12 +14,12 @@ from agentlightning.algorithm import GRPO, TrainingContext
 from agentlightning.cli.example import load_example
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import load_rendering
 from agentlightning.learner.base import Certificate, LossConfig, OptimParams, PackedBatch
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import SqliteLightningStore
 from agentlightning.tracer import OtelTracer

@@ -10,8 +10,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from agentlightning.gateway import Gateway, load_rendering
-from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.models import resolve_model
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RolloutMode, Span
 from tests.gateway.scripted import Script, ScriptedEngine

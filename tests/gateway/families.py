@@ -16,7 +16,7 @@ from tempfile import mkdtemp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentlightning.gateway import load_rendering
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.rendering import RenderersRendering
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 import numpy as np
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.rendering import RenderersRendering
 from agentlightning.types.call import Float32Array, Int32Array
 
 Script = Callable[[str, SamplingParams], str]

@@ -19,7 +19,7 @@ from opentelemetry import trace as otel_trace
 import agentlightning as agl
 from agentlightning.errors import GatewayError
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.rendering import RenderersRendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.executor import agent_loop
 from agentlightning.store import InMemoryLightningStore

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from agentlightning.gateway import Gateway, Provider
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agentlightning.gateway.exchange import Message, with_tool_names
-from agentlightning.gateway.rendering import RenderersRendering
-from agentlightning.gateway.session import Prompt, Session, Turn, path_ids, unrecorded
+from agentlightning.gateway.history.session import Prompt, Session, Turn, path_ids, unrecorded
+from agentlightning.rendering import RenderersRendering
+from agentlightning.rendering.messages import Message, with_tool_names
 from tests.gateway.conftest import CALC
 from tests.gateway.families import FAMILIES, Family, rendering_of
 

@@ -14,8 +14,8 @@ from openai import AsyncOpenAI
 
 from agentlightning.errors import ConfigError, EngineError, GatewayError, StoreError
 from agentlightning.gateway import Gateway, LLMProxy
-from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.keys import CALLS, SPANS, sign_attempt_key, verify_attempt_key
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import LLM, AttemptStatus, CallRecord, RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator

@@ -16,8 +16,8 @@ import pytest
 from yarl import URL
 
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.keys import CALLS, CLOSE, PREFIX, SPANS, TASK, sign_attempt_key
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.store.server import LightningStoreServer
 from agentlightning.types import RolloutMode

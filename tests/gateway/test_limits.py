@@ -10,8 +10,8 @@ import pytest
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, Provider
-from agentlightning.gateway.rendering import RenderersRendering
-from agentlightning.gateway.upstream import Upstream
+from agentlightning.gateway.routing.upstream import Upstream
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import Site, calculator

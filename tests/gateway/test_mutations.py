@@ -10,7 +10,8 @@ import pytest
 
 from agentlightning.errors import ModelError
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.exchange import Refusal, with_tool_names
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.rendering.messages import with_tool_names
 from tests.gateway.conftest import CALC
 from tests.gateway.families import rendering_of
 

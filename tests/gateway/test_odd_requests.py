@@ -13,8 +13,8 @@ import pytest
 
 from agentlightning.errors import ConfigError, StoreUnavailableError
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import RenderersRendering
-from agentlightning.gateway.upstream import Provider
+from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptedRollout, CallRecord, Rollout, RolloutMode, Span
 from tests.gateway.conftest import CALC, Site, calculator, call_text

@@ -13,8 +13,8 @@ import pytest
 
 from agentlightning.errors import ModelError
 from agentlightning.gateway import load_rendering
-from agentlightning.gateway.reader import StreamReader
 from agentlightning.models import resolve_model
+from agentlightning.rendering.reader import StreamReader
 from tests.gateway.conftest import CALC, call_text
 from tests.gateway.families import FAMILIES, make_model, rendering_of
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator

@@ -12,8 +12,8 @@ import pytest
 
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.gateway import Frozen, Gateway, Provider
-from agentlightning.gateway.rendering import RenderersRendering
-from agentlightning.gateway.routing import Trained
+from agentlightning.gateway.routing.models import Trained
+from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.gateway import load_rendering
-from agentlightning.gateway.exchange import Message
-from agentlightning.gateway.rendering import RenderersRendering
-from agentlightning.gateway.session import Prompt, Session, Turn, path_ids, unrecorded
+from agentlightning.gateway.history.session import Prompt, Session, Turn, path_ids, unrecorded
 from agentlightning.models import resolve_model
+from agentlightning.rendering import RenderersRendering
+from agentlightning.rendering.messages import Message
 from tests.gateway.conftest import CALC, call_text
 
 SYSTEM: Message = {"role": "system", "content": "Be exact."}

@@ -11,8 +11,8 @@ from llguidance import LLMatcher, LLTokenizer
 from pydantic import BaseModel
 from transformers import AutoTokenizer
 
-from agentlightning.gateway.rendering import RenderersRendering
 from agentlightning.models import resolve_model
+from agentlightning.rendering import RenderersRendering
 from tests.gateway.conftest import CALC, Site, call_text
 
 
@@ -21,7 +21,7 @@ class Answer(BaseModel):
     points: int
 
 
-ASK: Any = [{"role": "user", "content": "Is 2 + 3 = 5? Reply in JSON."}]
+ASK: Any = [{"role": "user", "content": "Is 2 + 3 = 5? Answer in JSON."}]
 SCHEMA = {**Answer.model_json_schema(), "additionalProperties": False}
 GOOD = '{"verdict": "yes", "points": 3}'
 BAD = ('{"verdict": "maybe", "points": 3}', '{"verdict": "yes"}', "yes", '{"verdict": "yes", "points": 3}.')

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply
-from agentlightning.gateway.rendering import Rendering
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message
 
 Answered = Mapping[str, Sequence[Message]]
 """The histories that an attempt's earlier responses ended, by response id."""
@@ -30,7 +31,7 @@ class StreamWriter(Protocol):
         """A choice is whole; its text was sent, its tool calls and finish reason were not."""
         ...
 
-    def finish(self, reply: Reply) -> bytes: ...
+    def finish(self, reply: Answer) -> bytes: ...
 
     def fail(self, refusal: Refusal) -> bytes:
         """The stream breaks off."""
@@ -62,7 +63,7 @@ class Dialect(Protocol):
         """Raises `Refusal` for what cannot be honoured, naming the field."""
         ...
 
-    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes: ...
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes: ...
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter: ...
 

@@ -22,9 +22,10 @@ from agentlightning.gateway.dialects.fields import (
     tool_choice_of,
     typed,
 )
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, unsupported
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampling import check_asked
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, unsupported
+from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message
 
 READ = (
     "model",
@@ -122,7 +123,7 @@ class ChatDialect:
             asked=asked,
         )
 
-    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
         body: dict[str, Any] = {
             "id": reply.response_id,
             "object": "chat.completion",
@@ -182,7 +183,7 @@ class _Writer:
             calls = self._chunk(choice.index, {"tool_calls": listed})
         return calls + self._chunk(choice.index, {}, finish_reason=choice.finish_reason)
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, reply: Answer) -> bytes:
         extra: dict[str, Any] = {}
         if self._request.return_token_ids:
             extra["prompt_token_ids"] = reply.prompt_ids.tolist()
@@ -260,7 +261,7 @@ def _tool_calls(choice: Choice) -> list[dict[str, Any]]:
     return [neutral_call(c.id, c.name, c.arguments) for c in choice.tool_calls]
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: Answer) -> dict[str, Any]:
     prompt, completion = len(reply.prompt_ids), reply.response_tokens
     return {
         "prompt_tokens": prompt,

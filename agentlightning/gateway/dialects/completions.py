@@ -9,9 +9,9 @@ import msgspec
 
 from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
 from agentlightning.gateway.dialects.fields import asked_settings, between, check_fields, required, typed
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampling import check_asked
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.rendering import Rendering
 
 READ = (
     "model",
@@ -75,7 +75,7 @@ class CompletionsDialect:
             asked=asked,
         )
 
-    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
         body: dict[str, Any] = {
             **_head(reply.response_id, reply.created, reply.model),
             "choices": [_choice(request, choice, choice.content, rendering) for choice in reply.choices],
@@ -112,7 +112,7 @@ class _Writer:
     def choice(self, choice: Choice) -> bytes:
         return sse({**self._head, "choices": [_choice(self._request, choice, "", self._rendering)]})
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, reply: Answer) -> bytes:
         usage = sse({**self._head, "choices": [], "usage": _usage(reply)}) if self._request.include_usage else b""
         return usage + b"data: [DONE]\n\n"
 
@@ -169,6 +169,6 @@ def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dic
     }
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: Answer) -> dict[str, Any]:
     prompt, completion = len(reply.prompt_ids), reply.response_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

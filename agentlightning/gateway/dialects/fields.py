@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from agentlightning.gateway.exchange import Message, Refusal, Tool, ToolChoice, unsupported
-from agentlightning.gateway.structured import check_schema
+from agentlightning.gateway.exchange import Refusal, ToolChoice, unsupported
+from agentlightning.rendering.grammar import schema_problem
+from agentlightning.rendering.messages import Message, Tool
 
 T = TypeVar("T")
 
@@ -126,6 +127,13 @@ def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
             param="tool_choice",
         )
     return found
+
+
+def check_schema(schema: Mapping[str, Any], where: str) -> None:
+    """Refuse a schema that cannot be enforced, naming what in it."""
+    problem = schema_problem(schema)
+    if problem:
+        raise Refusal(f"'{where}' cannot be enforced: {problem}", code="unsupported_value", param=where)
 
 
 def json_schema_of(wanted: Any, where: str) -> dict[str, Any] | None:

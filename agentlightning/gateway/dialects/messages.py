@@ -19,19 +19,10 @@ from agentlightning.gateway.dialects.fields import (
     text_of,
     typed,
 )
-from agentlightning.gateway.exchange import (
-    CallRequest,
-    Choice,
-    Delta,
-    Message,
-    Refusal,
-    Reply,
-    Tool,
-    ToolChoice,
-    unsupported,
-)
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampling import check_asked
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolChoice, unsupported
+from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message, Tool
 
 READ = (
     "model",
@@ -120,7 +111,7 @@ class MessagesDialect:
             prefilled=messages[-1]["role"] == "assistant",
         )
 
-    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
         choice = reply.choices[0]
         return msgspec.json.encode(
             {
@@ -170,7 +161,7 @@ class _Writer:
         usage = {"output_tokens": len(choice.ids)}
         return out + _event("message_delta", delta=_stop(choice), usage=usage)
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, reply: Answer) -> bytes:
         return _event("message_stop")
 
     def fail(self, refusal: Refusal) -> bytes:

@@ -21,9 +21,10 @@ from agentlightning.gateway.dialects.fields import (
     tool_choice_of,
     typed,
 )
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Message, Refusal, Reply, Tool, unsupported
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampling import check_asked
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, unsupported
+from agentlightning.gateway.sampling.settings import check_asked
+from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message, Tool
 
 READ = (
     "model",
@@ -98,7 +99,7 @@ class ResponsesDialect:
             private=body,
         )
 
-    def respond(self, request: CallRequest, reply: Reply, rendering: Rendering) -> bytes:
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
         choice = reply.choices[0]
         items = _items(choice, reply.response_id, request, rendering)
         head = _head(request, reply.response_id, reply.created)
@@ -154,7 +155,7 @@ class _Writer:
             self._items.append(item)
         return out
 
-    def finish(self, reply: Reply) -> bytes:
+    def finish(self, reply: Answer) -> bytes:
         choice = reply.choices[0]
         end = _end(choice)
         response = {
@@ -363,7 +364,7 @@ def _part(kind: str, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
-def _usage(reply: Reply) -> dict[str, Any]:
+def _usage(reply: Answer) -> dict[str, Any]:
     prompt, response = len(reply.prompt_ids), reply.response_tokens
     return {
         "input_tokens": prompt,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.rendering.messages import Message, Tool
 
 _TOOL: Tool = {
     "type": "function",

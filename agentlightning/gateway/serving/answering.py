@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 from agentlightning.errors import StoreError
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
-from agentlightning.gateway.exchange import CallRequest, Choice, Delta, Refusal, Reply
-from agentlightning.gateway.http import Receive, Send, cancel_when_gone, send_body, send_part
-from agentlightning.gateway.planner import Arrival
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.sampler import Emit
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.sampling.planner import Arrival
+from agentlightning.gateway.sampling.sampler import Emit
+from agentlightning.gateway.serving.http import Receive, Send, cancel_when_gone, send_body, send_part
+from agentlightning.rendering import Rendering
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Target(Protocol):
     @property
     def rendering(self) -> Rendering: ...
 
-    async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply: ...
+    async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer: ...
 
     async def count(self, request: CallRequest) -> int:
         """How many tokens a request's prompt has."""
@@ -69,7 +69,7 @@ class Exchange:
             gone.cancel()
             work.cancel()
 
-    async def _work(self, emit: Emit | None) -> Reply:
+    async def _work(self, emit: Emit | None) -> Answer:
         await self._admit()
         reply = await self._target.answer(self._arrival, emit)
         remember = self._arrival.request.remember
@@ -77,7 +77,7 @@ class Exchange:
             self._arrival.live.answered[reply.response_id] = [*remember, reply.choices[0].message()]
         return reply
 
-    async def _answer(self, work: asyncio.Task[Reply], send: Send) -> None:
+    async def _answer(self, work: asyncio.Task[Answer], send: Send) -> None:
         await asyncio.wait([work])
         outcome = _outcome(work)
         if isinstance(outcome, Refusal):
@@ -85,7 +85,7 @@ class Exchange:
         else:
             await send_body(send, 200, self._dialect.respond(self._arrival.request, outcome, self._target.rendering))
 
-    async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Reply], send: Send) -> None:
+    async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Answer], send: Send) -> None:
         """Headers wait for the first token, so that a request that is refused gets its status code."""
         begin, first = await events.get(), None
         if begin is not _GONE:
@@ -120,7 +120,7 @@ async def _next(events: asyncio.Queue[Any], seconds: float) -> Any:
         return None
 
 
-async def _finished(work: asyncio.Task[Reply]) -> asyncio.Task[Reply]:
+async def _finished(work: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
     await asyncio.wait([work])
     return work
 
@@ -155,7 +155,7 @@ def _written(writer: StreamWriter, event: Delta | Choice) -> bytes:
 Forwarding = AbstractAsyncContextManager[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]
 
 
-class Forward:
+class Relay:
     """One request that another provider answers: its bytes go through."""
 
     def __init__(

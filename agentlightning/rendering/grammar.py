@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import missing_extra
-from agentlightning.gateway.exchange import Refusal, Tool
+from agentlightning.rendering.messages import Tool
 
 _COMPILE = {"coerce_one_of": True, "whitespace_pattern": "[ \\n]{0,40}"}
 """oneOf as anyOf, which is how typed unions come out of most libraries; and no endless white space between values."""
@@ -32,14 +32,12 @@ class Markers(msgspec.Struct, frozen=True):
 NO_MARKERS = Markers(None, None, None, None)
 
 
-def check_schema(schema: Mapping[str, Any], where: str) -> None:
-    """Refuse a schema that cannot be enforced, naming what in it."""
+def schema_problem(schema: Mapping[str, Any]) -> str | None:
+    """What in a schema cannot be enforced; None if all of it can."""
     try:
-        problem = _problem(json.dumps(schema))
+        return _problem(json.dumps(schema)) or None
     except RecursionError:
-        problem = "it is nested too deep."
-    if problem:
-        raise Refusal(f"'{where}' cannot be enforced: {problem}", code="unsupported_value", param=where)
+        return "it is nested too deep."
 
 
 def answer_grammar(

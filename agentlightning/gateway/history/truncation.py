@@ -1,22 +1,22 @@
-"""Cutting a talk that is too long for the model: the oldest tool results first, then the oldest messages. Pure.
+"""Truncating a conversation that is too long for the model: the oldest tool results first, then the oldest messages.
 
 For agents that cannot handle the provider's "context length exceeded". The system prompt, the first question (the task)
-and the last step always stay. Cuts come one after another in a fixed order, and a longer talk has the same first ones:
-so a talk that grows is cut in the same places for a while, and its tokens continue.
+and the last step always stay. Truncations come one after another in a fixed order, and a longer conversation has the
+same first ones: so one that grows is cut in the same places for a while, and its tokens continue. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentlightning.gateway.exchange import Message
+from agentlightning.rendering.messages import Message
 
 _KEPT = 200
 """How many characters of a tool result stay."""
 
 
-class Cuts:
-    """The ways to cut one talk, from the mildest on."""
+class Truncation:
+    """The ways to truncate one conversation, from the mildest on."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = list(messages)
@@ -24,20 +24,20 @@ class Cuts:
         self._head = next((i + 1 for i, m in enumerate(messages) if m["role"] == "user"), 0)
         answers = [i for i in range(self._head, len(messages)) if messages[i]["role"] == "assistant"]
         self._steps = answers[1:]
-        """Where the talk may go on after its head: at an answer, so that results of calls never come without them."""
+        """Where it may go on after its head: at an answer, so that results of calls never come without them."""
 
     def __iter__(self) -> Iterator[tuple[list[Message], dict[str, int]]]:
         """Each way, with how many results it shortens and how many messages it leaves out. Rounded up, so that the
-        talk's next requests are cut alike.
+        conversation's next requests are cut alike.
         """
         for shortened in _ladder(len(self._results)):
-            yield self._cut(shortened, None), {"results": shortened, "messages": 0}
+            yield self._truncated(shortened, None), {"results": shortened, "messages": 0}
         for dropped in _ladder(len(self._steps)):
             start = self._steps[dropped - 1]
             done = {"results": len(self._results), "messages": start - self._head}
-            yield self._cut(len(self._results), start), done
+            yield self._truncated(len(self._results), start), done
 
-    def _cut(self, shortened: int, start: int | None) -> list[Message]:
+    def _truncated(self, shortened: int, start: int | None) -> list[Message]:
         messages = list(self._messages)
         for i in self._results[:shortened]:
             text = messages[i]["content"]

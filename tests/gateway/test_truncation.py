@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
-from agentlightning.gateway.cutting import Cuts
-from agentlightning.gateway.exchange import Message
-from agentlightning.gateway.rendering import RenderersRendering
+from agentlightning.gateway.history.truncation import Truncation
+from agentlightning.rendering import RenderersRendering
+from agentlightning.rendering.messages import Message
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Call, RolloutMode
 from tests.gateway.conftest import CALC, Site, call_text
@@ -74,7 +74,7 @@ async def test_the_oldest_results_are_cut_and_the_call_says_so(
     assert all(len(call.prompt_ids) < CONTEXT for call in calls)
     branches = [call.info.divergence.cause for call in calls if call.info.divergence]
     assert set(branches) == {"cut_to_fit"}
-    assert len(branches) < len(done), "a talk that was cut goes on with its tokens for a while"
+    assert len(branches) < len(done), "a conversation that was cut goes on with its tokens for a while"
 
 
 async def test_a_single_result_that_is_too_long_is_cut_too(
@@ -115,7 +115,7 @@ def test_every_cut_is_a_talk_and_shorter_than_the_one_before(steps: list[tuple[i
         messages += [{"role": "tool", "content": "7" * size, "tool_call_id": call["id"]} for call in calls]
         messages += [{"role": "user", "content": "And?"}] if asks else []
     before = sum(len(m["content"]) for m in messages) + 1
-    for cut, done in Cuts(messages):
+    for cut, done in Truncation(messages):
         known = {call["id"] for m in cut for call in m.get("tool_calls", ())}
         assert all(m["tool_call_id"] in known for m in cut if m["role"] == "tool")
         assert cut[-1]["role"] == messages[-1]["role"]

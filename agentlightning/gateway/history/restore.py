@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import Message, Tool
-from agentlightning.gateway.records import CALL_ID, REMEMBERS_FROM, message_of
-from agentlightning.gateway.session import Turn
+from agentlightning.gateway.history.session import Turn
+from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, message_of
+from agentlightning.rendering.messages import Message, Tool
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes, Call
 

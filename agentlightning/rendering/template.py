@@ -1,7 +1,8 @@
 """Models that have a chat template and no renderer of their own: the template renders, and also says how turns go on.
 
-The bridge is what the template writes after an answer. A short talk with a placeholder for the answer is rendered
-together with the new messages; the text from the end of the placeholder's turn on is what follows the sampled tokens.
+The bridge is what the template writes after an answer. A short conversation with a placeholder for the answer is
+rendered together with the new messages; the text from the end of the placeholder's turn on is what follows the sampled
+tokens.
 So nothing sampled is ever rendered, whatever the template looks like. Not for models that the `renderers` library
 knows; its objects and this one have the same methods.
 """
@@ -15,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.exchange import Message, Tool
+from agentlightning.rendering.messages import Message, Tool
 
 _ANSWER = "Zq7answer"
 _THOUGHT = "Zq7thought"
@@ -115,10 +116,10 @@ class TemplateRenderer:
         """What ends an assistant's turn as history, and the text after that up to the next turn's beginning."""
         from jinja2 import TemplateError
 
-        talk = [{"role": "user", "content": "?"}, self._placeholder(new), *new]
+        conversation = [{"role": "user", "content": "?"}, self._placeholder(new), *new]
         try:
             text = self._tokenizer.apply_chat_template(
-                self._worded(talk), tools=tools, add_generation_prompt=True, tokenize=False, **self._extra
+                self._worded(conversation), tools=tools, add_generation_prompt=True, tokenize=False, **self._extra
             )
         except (TemplateError, TypeError, ValueError, KeyError):
             return None

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from agentlightning.gateway.dialects import Dialect, chat, messages, responses
-from agentlightning.gateway.exchange import Message, Refusal, Tool
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.rendering.messages import Message, Tool
 
 Body = dict[str, Any]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.upstream import Provider
+from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.rendering import Rendering
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def _pattern(name: str, text: str | None) -> re.Pattern[str] | None:
 
 
 @dataclass(frozen=True)
-class Limits:
+class AttemptLimits:
     """How much one attempt may ask of the policy; None is no limit. An attempt that runs into one is truncated."""
 
     calls: int | None = None

@@ -16,13 +16,13 @@ import numpy as np
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.cutting import Cuts
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.records import Place
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.routing import Limits
-from agentlightning.gateway.sampling import Overrides, settle
-from agentlightning.gateway.session import Piece, Prompt, Question, Session, path_ids
+from agentlightning.gateway.history.session import Piece, Prompt, Question, Session, path_ids
+from agentlightning.gateway.history.truncation import Truncation
+from agentlightning.gateway.recording.records import Place
+from agentlightning.gateway.routing.models import AttemptLimits
+from agentlightning.gateway.sampling.settings import Overrides, settle
+from agentlightning.rendering import Rendering
 from agentlightning.types.call import Int32Array
 
 _LONG = 50_000
@@ -55,7 +55,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Planner:
-    """Plans the requests to one engine. `cut_long_prompts`: see `cutting`."""
+    """Plans the requests to one engine. `cut_long_prompts`: see `history.truncation`."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Planner:
         rendering: Rendering,
         *,
         policy: str,
-        limits: Limits,
+        limits: AttemptLimits,
         overrides: Overrides,
         cut_long_prompts: bool,
     ) -> None:
@@ -126,10 +126,10 @@ class Planner:
         question = session.look_up(request.messages, request.tools)
         if await _length(session, question) < most:
             return request, None
-        # A talk that has just been cut has room to be answered, and to grow; one that goes on may use it.
+        # A conversation that has just been cut has room to be answered, and to grow; one that goes on may use it.
         room = min(request.asked.get("max_tokens", most // 8), most // 4)
         forgets = len(request.messages) - len(request.remember or request.messages)
-        for messages, cut in Cuts(request.messages):
+        for messages, cut in Truncation(request.messages):
             question = session.look_up(messages, request.tools)
             if await _length(session, question) <= (most - 1 if question.goes_on else most - room):
                 remember = None if request.remember is None else messages[forgets:]

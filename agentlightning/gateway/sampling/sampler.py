@@ -19,25 +19,16 @@ import numpy as np
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
-from agentlightning.gateway.exchange import (
-    Begin,
-    CallRequest,
-    Choice,
-    Delta,
-    Message,
-    Refusal,
-    Reply,
-    ToolCall,
-    with_tool_names,
-)
-from agentlightning.gateway.planner import Arrival, Asked, Planner, reads_tools
-from agentlightning.gateway.reader import StreamReader, Text
-from agentlightning.gateway.recorder import Recorder
-from agentlightning.gateway.records import call_span, refusal_span
-from agentlightning.gateway.rendering import Parsed, Rendering
-from agentlightning.gateway.routing import Limits, Selection
-from agentlightning.gateway.sampling import Overrides, params_for
-from agentlightning.gateway.session import Piece, Turn, unrecorded
+from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, Refusal, ToolCall
+from agentlightning.gateway.history.session import Piece, Turn, unrecorded
+from agentlightning.gateway.recording.recorder import Recorder
+from agentlightning.gateway.recording.records import call_span, refusal_span
+from agentlightning.gateway.routing.models import AttemptLimits, Selection
+from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner, reads_tools
+from agentlightning.gateway.sampling.settings import Overrides, params_for
+from agentlightning.rendering import Parsed, Rendering
+from agentlightning.rendering.messages import Message, with_tool_names
+from agentlightning.rendering.reader import StreamReader, Text
 from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
 from agentlightning.types.call import Int32Array
 
@@ -60,7 +51,7 @@ class Sampler:
         policy: str,
         trained: bool = True,
         selection: Selection,
-        limits: Limits,
+        limits: AttemptLimits,
         overrides: Overrides,
         cut_long_prompts: bool = False,
     ) -> None:
@@ -81,7 +72,7 @@ class Sampler:
         """The name of the model that the engine serves."""
         return self._info.model
 
-    async def answer(self, arrival: Arrival, emit: Emit | None) -> Reply:
+    async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
         request = arrival.request
         try:
@@ -92,7 +83,7 @@ class Sampler:
         if emit is not None:
             emit(Begin(len(asked.prompt_ids)))
         choices = await _all([self._choose(asked, index, emit) for index in range(request.n)])
-        return Reply(
+        return Answer(
             response_id=arrival.response_id,
             created=int(arrival.start),
             model=request.model,

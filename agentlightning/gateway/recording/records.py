@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.exchange import Message, Tool
-from agentlightning.gateway.overheard import Overheard
+from agentlightning.gateway.routing.overheard import Overheard
+from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID
 

@@ -11,8 +11,8 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentlightning.gateway.rendering import Rendering
-from agentlightning.gateway.structured import NO_MARKERS
+from agentlightning.rendering.base import Rendering
+from agentlightning.rendering.grammar import NO_MARKERS
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)

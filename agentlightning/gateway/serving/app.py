@@ -14,14 +14,18 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
 
-from agentlightning.gateway.answer import Exchange, Forward, Target, refusal_for
-from agentlightning.gateway.attempt_api import PATHS, AttemptApi
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.dialects.fields import required
 from agentlightning.gateway.exchange import CallRequest, Refusal
-from agentlightning.gateway.http import (
+from agentlightning.gateway.recording.recorder import Recorder
+from agentlightning.gateway.recording.records import Place, refusal_span, trace_id_of
+from agentlightning.gateway.routing.upstream import Upstream
+from agentlightning.gateway.sampling.planner import Arrival
+from agentlightning.gateway.serving.answering import Exchange, Relay, Target, refusal_for
+from agentlightning.gateway.serving.attempt_api import PATHS, AttemptApi
+from agentlightning.gateway.serving.http import (
     DisconnectedError,
     Receive,
     Scope,
@@ -31,10 +35,6 @@ from agentlightning.gateway.http import (
     send_body,
     send_json,
 )
-from agentlightning.gateway.planner import Arrival
-from agentlightning.gateway.recorder import Recorder
-from agentlightning.gateway.records import Place, refusal_span, trace_id_of
-from agentlightning.gateway.upstream import Upstream
 from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
@@ -153,7 +153,7 @@ class GatewayApp:
             target = self._router.target(model)
             if isinstance(target, Upstream):
                 forwarding = target.forward(path, dialect, given, live, place)
-                return Forward(dialect, forwarding, live.running, self._recorder.admit)
+                return Relay(dialect, forwarding, live.running, self._recorder.admit)
             request = dialect.parse(given, live.answered)
         except Refusal as refusal:
             self._record(live, place, model, refusal, start)

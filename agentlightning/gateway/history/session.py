@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.gateway.exchange import Message, Tool, with_tool_names
-from agentlightning.gateway.rendering import Rendering
+from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message, Tool, with_tool_names
 from agentlightning.types.call import Call, Divergence, Float32Array, Int32Array, Segment, VersionRun
 
 

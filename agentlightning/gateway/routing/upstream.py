@@ -23,9 +23,9 @@ import msgspec
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.overheard import overhear
-from agentlightning.gateway.recorder import Recorder
-from agentlightning.gateway.records import Forwarded, Place, forwarded_span
+from agentlightning.gateway.recording.recorder import Recorder
+from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
+from agentlightning.gateway.routing.overheard import overhear
 from agentlightning.types import Span
 
 logger = logging.getLogger(__name__)

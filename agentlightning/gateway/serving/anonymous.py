@@ -1,4 +1,4 @@
-"""A front for clients that belong to no rollout: each of their requests becomes an attempt of its own.
+"""Anonymous access, for clients that belong to no rollout: each of their requests becomes an attempt of its own.
 
 For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
 """
@@ -20,7 +20,7 @@ Send = Callable[[Any], Awaitable[None]]
 
 
 class AttemptGateway(Protocol):
-    """What the front needs of the gateway."""
+    """What anonymous access needs of the gateway."""
 
     async def app(self, scope: Any, receive: Receive, send: Send) -> None: ...
 
@@ -29,7 +29,7 @@ class AttemptGateway(Protocol):
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
 
 
-class GuestFront:
+class AnonymousAccess:
     """The ASGI application. With `api_key`, clients must send it as OpenAI's or Anthropic's clients do."""
 
     def __init__(self, gateway: AttemptGateway, store: LightningStore, api_key: str | None) -> None:

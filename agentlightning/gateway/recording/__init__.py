@@ -1,0 +1,1 @@
+"""Calls as spans, and the task that writes them to the store."""

@@ -1,0 +1,1 @@
+"""What models' names mean, and other providers behind the gateway."""

@@ -1,0 +1,1 @@
+"""The gateway over HTTP: attribution, streams, disconnects, anonymous access."""

@@ -1,0 +1,198 @@
+"""`Rendering` by the `renderers` library, whose objects are hidden here. No place for per-model code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from agentlightning.errors import ModelError
+from agentlightning.rendering.base import Parsed, ParsedCall
+from agentlightning.rendering.grammar import Markers, answer_grammar
+from agentlightning.rendering.messages import Message, Tool
+from agentlightning.types.call import Int32Array
+
+_TAIL = 512
+"""Renderers of the families in `_TAIL_ONLY` look at no more of an earlier prompt than its last assistant header."""
+_TAIL_ONLY = frozenset({"qwen3", "prime-qwen3"})
+
+
+class RenderersRendering:
+    """`Rendering` by the `renderers` library."""
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Any,
+        renderer: Any,
+        keeping: Any | None,
+        *,
+        parses_tools: bool,
+        marked: bool | None = None,
+        bare: bool | None = None,
+    ) -> None:
+        """
+        keeping: the same renderer told to keep all reasoning, if the format knows the difference.
+        marked: whether single tokens delimit reasoning and tool calls; None if the name says so. Likewise `bare`.
+        """
+        self.name = name
+        self.parses_tools = parses_tools
+        self._tokenizer = tokenizer
+        self._renderer = renderer
+        self._keeping = keeping or renderer
+        self._tail = _TAIL if name in _TAIL_ONLY else None
+        self.stop_token_ids = tuple(renderer.get_stop_token_ids())
+        self.markers = _markers(tokenizer) if (name in MARKED if marked is None else marked) else None
+        self.bare = name in BARE if bare is None else bare
+        special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
+        marked_ids = msgspec.structs.astuple(self.markers) if self.markers else ()
+        self.odd_ids = frozenset(special - {*self.stop_token_ids, *marked_ids})
+        self._texts: dict[int, str] = {}
+        self.longest_token = max(map(len, tokenizer.get_vocab()))
+
+    def encode(self, text: str) -> Int32Array:
+        return _array(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Int32Array | Sequence[int]) -> str:
+        return self._tokenizer.decode(_ints(ids), skip_special_tokens=False)
+
+    def token_text(self, token: int) -> str:
+        text = self._texts.get(token)
+        if text is None:
+            text = self._texts[token] = self.decode([token])
+        return text
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
+        from jinja2 import TemplateError
+
+        try:
+            return _array(self._renderer.render_ids(list(messages), tools=_tools(tools), add_generation_prompt=True))
+        except (TemplateError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ModelError(f"The chat format '{self.name}' cannot express these messages: {error}") from error
+
+    def bridge(
+        self,
+        prompt_ids: Int32Array,
+        response_ids: Int32Array,
+        new_messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        *,
+        keep_reasoning: bool,
+    ) -> Int32Array | None:
+        renderer = self._keeping if keep_reasoning else self._renderer
+        prompt, response = self._prompt_tail(prompt_ids), _ints(response_ids)
+        bridged = renderer.bridge_to_next_turn(prompt, response, list(new_messages), tools=_tools(tools))
+        if bridged is None:
+            return None
+        before = prompt + response
+        if bridged.token_ids[: len(before)] != before:  # it trimmed something that was sampled
+            return None
+        return _array(bridged.token_ids[len(before) :])
+
+    def parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
+        try:
+            return self._parse(response_ids, prompt_ids, tools)
+        except RecursionError:  # a model that has collapsed writes brackets without end
+            return self._unparsed(response_ids, None)
+
+    def _parse(self, response_ids: Int32Array, prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> Parsed:
+        parsed = self._renderer.parse_response(
+            _ints(response_ids), tools=_tools(tools), prompt_ids=self._prompt_tail(prompt_ids)
+        )
+        content = parsed.content.strip()
+        reasoning = (parsed.reasoning_content or "").strip() or None
+        if not parsed.tool_calls:
+            return Parsed(content, reasoning)
+        if not tools:
+            return self._unparsed(response_ids, reasoning)
+        calls = tuple(ParsedCall(c.name, _json_text(c.arguments)) for c in parsed.tool_calls if c.status == "ok")
+        # What the model got wrong stays visible to the agent (and to whoever reads the run).
+        broken = [self.decode(response_ids[slice(*c.token_span)]) for c in parsed.tool_calls if _shown(c)]
+        return Parsed("\n".join([content, *broken]).strip(), reasoning, calls)
+
+    def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool:
+        from renderers.reasoning import prompt_ends_in_reasoning
+
+        return prompt_ends_in_reasoning(
+            self._tokenizer, self._prompt_tail(prompt_ids), stop_ids=set(self.stop_token_ids)
+        )
+
+    def forced_call(self, name: str | None) -> Int32Array | None:
+        opening = _FORCED.get(self.name)
+        if opening is None:
+            return None
+        return self.encode(opening.any if name is None else opening.named.replace("NAME", json.dumps(name)[1:-1]))
+
+    def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
+        if self.markers is not None:
+            in_reasoning, in_json = self.starts_in_reasoning(prompt_ids), self.name in _FORCED
+            return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, calls_in_json=in_json)
+        if self.bare and not tools:
+            return answer_grammar(schema)
+        return None
+
+    def _prompt_tail(self, prompt_ids: Int32Array) -> list[int]:
+        return _ints(prompt_ids if self._tail is None else prompt_ids[-self._tail :])
+
+    def _unparsed(self, response_ids: Int32Array, reasoning: str | None) -> Parsed:
+        """A response whose tool-call syntax nobody asked to be parsed."""
+        stops = set(self.stop_token_ids)
+        ids = _ints(response_ids)
+        end = next((i for i, token in enumerate(ids) if token in stops), len(ids))
+        text = self.decode(ids[:end]).strip()
+        inside, closed, after = text.partition("</think>")
+        if reasoning is not None and closed:
+            return Parsed(after.strip(), reasoning)
+        if reasoning is not None or text.startswith("<think>"):
+            return Parsed("", inside.removeprefix("<think>").strip() or None)
+        return Parsed(text)
+
+
+class _Opening(msgspec.Struct, frozen=True):
+    any: str
+    named: str
+
+
+_HERMES = _Opening('<tool_call>\n{"name": "', '<tool_call>\n{"name": "NAME", "arguments":')
+_FORCED = {"qwen3": _HERMES}
+"""How a response that must be a tool call begins, by renderer."""
+
+BARE = frozenset({"llama-3"})
+"""Renderers without reasoning, whose answers begin where the prompt ends."""
+
+MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "glm-4.5", "glm-5", "glm-5.1"})
+"""Renderers whose reasoning and tool calls are delimited by the tokens below."""
+
+
+# ---- small conversions ---------------------------------------------------------------------------------------------
+
+
+def _markers(tokenizer: Any) -> Markers:
+    def single(token: str) -> int | None:
+        found = tokenizer.convert_tokens_to_ids(token)
+        return None if found == tokenizer.unk_token_id else found
+
+    return Markers(single("<think>"), single("</think>"), single("<tool_call>"), single("</tool_call>"))
+
+
+def _tools(tools: Sequence[Tool] | None) -> list[Tool] | None:
+    return list(tools) if tools else None
+
+
+def _ints(ids: Int32Array | Sequence[int]) -> list[int]:
+    return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+
+
+def _array(ids: Sequence[int]) -> Int32Array:
+    return np.array(ids, dtype=np.int32)
+
+
+def _json_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _shown(call: Any) -> bool:
+    return call.status != "ok" and call.token_span is not None

@@ -1,0 +1,160 @@
+"""Loading the rendering of a model: which renderer fits it, proved on probe conversations before it is trusted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from agentlightning.errors import ModelError
+from agentlightning.rendering.library import BARE, MARKED, RenderersRendering
+from agentlightning.rendering.probes import agrees, tools_survive
+from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer
+from agentlightning.rendering.tokenizer import load_tokenizer, model_directory, read_json, stop_tokens
+
+logger = logging.getLogger(__name__)
+
+SETTINGS_FILE = "agentlightning.json"
+"""In a model directory: {"renderer": name, "renderer_options": {…}}, written with every checkpoint."""
+
+_TOOL_PARSERS = ("qwen3", "qwen3.5", "glm", "deepseek-v3")
+"""The library's parsers of tool calls for templates, the common ones first."""
+_HARMONY_TOKENS = 200_000
+"""Fewer than this, and a vocabulary is not the one of GPT-OSS."""
+
+
+def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering:
+    """The rendering of a model directory or hub id.
+
+    Which renderer: the one named by `renderer`, else by the model's `agentlightning.json`, else by the library's list
+    of hub ids, else the one that agrees with the model's own chat template on probe conversations, else the template
+    itself. Raises `ModelError`, with the setting to give, when
+    tools would not be understood.
+    """
+    _require_renderers()
+    from renderers.base import MODEL_RENDERER_MAP
+
+    tokenizer = load_tokenizer(path)
+    settings = read_json(model_directory(path) / SETTINGS_FILE)
+    options = settings.get("renderer_options", {})
+    name = renderer or settings.get("renderer") or MODEL_RENDERER_MAP.get(path)
+    if name is not None:
+        return _named(name, options, tokenizer, path)
+    for candidate in _candidates() if tokenizer.chat_template is not None else ():
+        if candidate == "gpt-oss" and len(tokenizer.get_vocab()) < _HARMONY_TOKENS:
+            continue  # it would fetch its vocabulary from the network only to disagree
+        found = _try(candidate, options, tokenizer)
+        if found is not None and agrees(found, tokenizer):
+            logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
+            return _finished(candidate, options, tokenizer, found, path)
+    return _by_template(tokenizer, path, options)
+
+
+def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> RenderersRendering:
+    if name == "default":
+        return _by_template(tokenizer, path, options, tools_required=False)
+    try:
+        created = _create(name, options, tokenizer)
+    except (AssertionError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise ModelError(
+            f"The renderer '{name}' does not fit {path}: {error}. Give another one as `renderer`; known are "
+            f"{', '.join(_candidates())}, and 'default' for the model's own chat template."
+        ) from error
+    return _finished(name, options, tokenizer, created, path)
+
+
+def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: Any, path: str) -> RenderersRendering:
+    keeping = _try(name, {"thinking_retention": "all", **options}, tokenizer)
+    if not tools_survive(renderer):
+        raise ModelError(
+            f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the one that fits as "
+            "`renderer`, or 'default' if the agents use no tools."
+        )
+    return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True)
+
+
+def _by_template(
+    tokenizer: Any, path: str, options: Mapping[str, Any], *, tools_required: bool = True
+) -> RenderersRendering:
+    """The model's own chat template, with the parser that reads back the tool calls which the template writes."""
+    if tokenizer.chat_template is None:
+        raise ModelError(
+            f"{path} has no chat template. Add a chat_template.jinja to the model directory, or name the renderer that "
+            f"fits it as `renderer`: {', '.join(_candidates())}."
+        )
+    thinking = {"reasoning_parser": "think"} if "<think>" in tokenizer.chat_template else {}
+    vocabulary = tokenizer.get_vocab()
+    ways: list[tuple[str, Mapping[str, Any], Format | None]] = [
+        *((parser, {"tool_parser": parser, **thinking}, None) for parser in _TOOL_PARSERS),
+        *((f.name, {}, f) for f in FORMATS if all(token in vocabulary for token in f.needs)),
+    ]
+    for name, parsers, format in ways:
+        made = _template_renderers(tokenizer, path, {**parsers, **options}, format)
+        if tools_survive(made[0]):
+            logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
+            return RenderersRendering(
+                "default", tokenizer, *made, parses_tools=True, marked=name in MARKED, bare=name in BARE
+            )
+    if tools_required:
+        raise ModelError(
+            f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give as "
+            f"`renderer` the one that fits ({', '.join(_candidates())}), or 'default' if the agents use no tools."
+        )
+    made = _template_renderers(tokenizer, path, {**thinking, **options}, None)
+    return RenderersRendering("default", tokenizer, *made, parses_tools=False)
+
+
+def _template_renderers(
+    tokenizer: Any, path: str, options: Mapping[str, Any], format: Format | None
+) -> tuple[TemplateRenderer, TemplateRenderer]:
+    """One that obeys the template about reasoning, one that keeps it."""
+    named = [tokenizer.convert_tokens_to_ids(text) for text in (format.stops if format else ())]
+    stops = dict.fromkeys([tokenizer.eos_token_id, *stop_tokens(path), *named])
+    known = [token for token in stops if token is not None]
+    obeying, keeping = (
+        TemplateRenderer(tokenizer, options=options, format=format, stops=known, keeps_reasoning=keeps)
+        for keeps in (False, True)
+    )
+    return obeying, keeping
+
+
+def _require_renderers() -> None:
+    try:
+        import renderers  # noqa: F401
+    except ImportError as error:
+        from agentlightning.errors import missing_extra
+
+        raise missing_extra("torch", error.name or "renderers") from error
+
+
+def _candidates() -> list[str]:
+    """Renderers of text models, the common ones first."""
+    from renderers.base import RENDERER_REGISTRY, _populate_registry
+
+    _populate_registry()
+    first = ["qwen3", "llama-3", "qwen3.5", "gpt-oss"]
+    return first + sorted(set(RENDERER_REGISTRY) - {"default", *first})
+
+
+def _create(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any:
+    from openai_harmony import HarmonyError
+    from renderers import CustomRendererConfig, config_from_name, create_renderer
+
+    if ":" in name:
+        return create_renderer(tokenizer, CustomRendererConfig.model_validate({"import_path": name, **options}))
+    config = config_from_name(name)
+    if config is None:
+        raise ValueError("'auto' is what happens when no renderer is named")
+    try:
+        checked: Any = type(config).model_validate(dict(options))
+        return create_renderer(tokenizer, checked)
+    except HarmonyError as error:
+        raise ValueError(f"its vocabulary cannot be loaded: {error}") from error
+
+
+def _try(name: str, options: Mapping[str, Any], tokenizer: Any) -> Any | None:
+    """A renderer, or None where the vocabulary or the options do not fit it (constructors say so in many ways)."""
+    try:
+        return _create(name, options, tokenizer)
+    except (AssertionError, ValueError, KeyError, TypeError, AttributeError, ImportError, OSError, ModelError):
+        return None
