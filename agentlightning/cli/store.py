@@ -20,7 +20,7 @@ from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.store import LightningStoreServer, PostgresLightningStore, SqliteLightningStore
 from agentlightning.store.base import Statistics
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.store.transfer import Record, from_line, to_line
+from agentlightning.store.transfer.records import Record, from_line, to_line
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types.status import FINISHED_ROLLOUT
 
@@ -171,7 +171,7 @@ async def _export(location: Location, to: Path) -> None:
             if to.suffix == ".jsonl":
                 await _write_lines(records, to)
             else:
-                from agentlightning.store.parquet import write_folder
+                from agentlightning.store.transfer.parquet import write_folder
 
                 await write_folder(records, to)
     console.print(f"Exported {count.done:,} finished rollouts to {to}")
@@ -201,7 +201,7 @@ async def _import(location: Location, source: Path) -> None:
 
 def _read(source: Path) -> Iterator[Record]:
     if source.is_dir():
-        from agentlightning.store.parquet import read_folder
+        from agentlightning.store.transfer.parquet import read_folder
 
         yield from read_folder(source)
         return

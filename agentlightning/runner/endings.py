@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentlightning.errors import message_of
-from agentlightning.store.codec import readable
+from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
 MOST_CHARACTERS = 64_000

@@ -22,7 +22,7 @@ from agentlightning.runner.endings import AttemptSummary, Ending, describe, stor
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.runner.presence import Presence, Watched
 from agentlightning.store.base import LightningStore
-from agentlightning.store.codec import encode_seen
+from agentlightning.store.operations.codec import encode_seen
 from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,

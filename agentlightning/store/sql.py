@@ -14,14 +14,16 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store import attempts, calls, counters, query, retention, rollouts, transfer, workers
-from agentlightning.store import resources as named_resources
-from agentlightning.store import spans as span_rows
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
-from agentlightning.store.codec import checked_id, new_id
-from agentlightning.store.notify import Notifier
-from agentlightning.store.query import Page
-from agentlightning.store.transaction import Operation, Transaction
+from agentlightning.store.database import counters
+from agentlightning.store.database.notify import Notifier
+from agentlightning.store.database.transaction import Operation, Transaction
+from agentlightning.store.operations import attempts, calls, query, retention, rollouts, workers
+from agentlightning.store.operations import resources as named_resources
+from agentlightning.store.operations import spans as span_rows
+from agentlightning.store.operations.codec import checked_id, new_id
+from agentlightning.store.operations.query import Page
+from agentlightning.store.transfer import records as transfer
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,

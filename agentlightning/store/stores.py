@@ -10,11 +10,11 @@ from pathlib import Path
 
 from agentlightning.errors import missing_extra
 from agentlightning.store.base import Capabilities
-from agentlightning.store.notify import Notifier
+from agentlightning.store.database.notify import Notifier
+from agentlightning.store.database.sqlite import BUSY_SECONDS, SqliteDatabase
+from agentlightning.store.database.transaction import Changes
+from agentlightning.store.operations.watchdog import TICK_SECONDS, Watchdog
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.store.sqlite import BUSY_SECONDS, SqliteDatabase
-from agentlightning.store.transaction import Changes
-from agentlightning.store.watchdog import TICK_SECONDS, Watchdog
 
 _call = functools.partial
 
@@ -71,7 +71,7 @@ class PostgresLightningStore(SqlLightningStore):
 
     def __init__(self, dsn: str, *, watchdog_seconds: float = TICK_SECONDS):
         try:
-            from agentlightning.store.postgres import PostgresDatabase
+            from agentlightning.store.database.postgres import PostgresDatabase
         except ImportError:
             raise missing_extra("postgres", "psycopg") from None
         capabilities = Capabilities(

@@ -19,7 +19,7 @@ from agentlightning.gateway import Gateway
 from agentlightning.keys import CALLS, CLOSE, PREFIX, SPANS, TASK, sign_attempt_key
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.store.server import LightningStoreServer
+from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.types import RolloutMode
 from agentlightning.types.reward import find_final_reward
 from tests.gateway.conftest import Site, calculator

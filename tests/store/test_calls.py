@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store import LightningStore
-from agentlightning.store.segments import SegmentRow, SegmentTree
+from agentlightning.store.operations.segments import SegmentRow, SegmentTree
 from agentlightning.types import AttemptStatus, VersionRun
 from tests.store.builders import make_call, make_segment
 

@@ -119,7 +119,7 @@ async def test_another_rollouts_attempt_is_not_taken_over(filled: SqliteLightnin
 
 async def test_damaged_parquet_is_refused_by_name(filled: SqliteLightningStore, tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    from agentlightning.store.parquet import read_folder, write_folder
+    from agentlightning.store.transfer.parquet import read_folder, write_folder
 
     await write_folder(filled.export_records(), tmp_path / "whole")
     random, refused = Random(0), 0

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from agentlightning.store import SqliteLightningStore
-from agentlightning.store.api import create_app
-from agentlightning.store.hot import HotPaths
+from agentlightning.store.http.api import create_app
+from agentlightning.store.http.hot import HotPaths
 
 schemathesis = pytest.importorskip("schemathesis")
 

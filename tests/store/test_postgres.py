@@ -11,7 +11,7 @@ import pytest
 
 from agentlightning.errors import StoreUnavailableError
 from agentlightning.store import LightningStoreClient, LightningStoreServer, PostgresLightningStore
-from agentlightning.store.migrate import create_statements, upgrade
+from agentlightning.store.database.migrate import create_statements, upgrade
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, RolloutStatus
 from tests.store.builders import make_call, make_segment
 

@@ -22,14 +22,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.keys import REWARDS, SPANS, TASK
-from agentlightning.store import (
-    LightningStoreClient,
-    LightningStoreServer,
-    SqliteLightningStore,
-    access,
-    otlp,
-    prometheus,
-)
+from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
+from agentlightning.store.http import access, otlp, prometheus
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 from tests.store.builders import make_span
 

@@ -17,9 +17,10 @@ import pytest
 from alembic.script import ScriptDirectory
 
 from agentlightning.errors import StoreError
-from agentlightning.store import InMemoryLightningStore, SqliteLightningStore, migrate
-from agentlightning.store.migrate import alembic_config, create_statements, upgrade
-from agentlightning.store.schema import HEAD
+from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.store.database import migrate
+from agentlightning.store.database.migrate import alembic_config, create_statements, upgrade
+from agentlightning.store.database.schema import HEAD
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
 
 

@@ -16,9 +16,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store import otlp, prometheus, wire
 from agentlightning.store.base import UNSET, Statistics
-from agentlightning.store.resources import decode_resources
+from agentlightning.store.http import otlp, prometheus, wire
+from agentlightning.store.operations.resources import decode_resources
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import (
     Attempt,

@@ -15,9 +15,9 @@ import msgspec
 from sqlalchemy import LargeBinary, Table, select
 
 from agentlightning.errors import ConflictError, StoreError
-from agentlightning.store.intake import check_columns, check_record
-from agentlightning.store.schema import attempts, calls, rollouts, segments, spans
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import attempts, calls, rollouts, segments, spans
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.transfer.intake import check_columns, check_record
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 100

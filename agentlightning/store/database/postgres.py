@@ -23,11 +23,11 @@ from psycopg import errors, sql
 from sqlalchemy.sql import ClauseElement
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.store.counters import write_counters
-from agentlightning.store.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
-from agentlightning.store.migrate import prepare_postgres
-from agentlightning.store.notify import Notifier
-from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+from agentlightning.store.database.counters import write_counters
+from agentlightning.store.database.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
+from agentlightning.store.database.migrate import prepare_postgres
+from agentlightning.store.database.notify import Notifier
+from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
 from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
+from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,19 @@ import msgspec
 from sqlalchemy import Column, ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
 
 from agentlightning.errors import StoreError
-from agentlightning.store import resources, workers
-from agentlightning.store.attempts import ATTEMPT_COLUMNS
 from agentlightning.store.base import FilterLogic, SortOrder
-from agentlightning.store.codec import to_attempt, to_rollout
-from agentlightning.store.counters import read_counters
-from agentlightning.store.rollouts import ROLLOUT_COLUMNS
-from agentlightning.store.schema import attempts as attempts_table
-from agentlightning.store.schema import resources as resources_table
-from agentlightning.store.schema import rollouts as rollouts_table
-from agentlightning.store.schema import spans as spans_table
-from agentlightning.store.schema import workers as workers_table
-from agentlightning.store.spans import SPAN_COLUMNS, to_span
-from agentlightning.store.transaction import Row, Transaction
+from agentlightning.store.database.counters import read_counters
+from agentlightning.store.database.schema import attempts as attempts_table
+from agentlightning.store.database.schema import resources as resources_table
+from agentlightning.store.database.schema import rollouts as rollouts_table
+from agentlightning.store.database.schema import spans as spans_table
+from agentlightning.store.database.schema import workers as workers_table
+from agentlightning.store.database.transaction import Row, Transaction
+from agentlightning.store.operations import resources, workers
+from agentlightning.store.operations.attempts import ATTEMPT_COLUMNS
+from agentlightning.store.operations.codec import to_attempt, to_rollout
+from agentlightning.store.operations.rollouts import ROLLOUT_COLUMNS
+from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span
 from agentlightning.types import Attempt, PaginatedResult, ResourcesUpdate, Rollout, RolloutStatus, Span, Worker
 
 T = TypeVar("T")

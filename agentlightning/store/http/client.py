@@ -16,13 +16,13 @@ import msgspec
 from pydantic import TypeAdapter
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store import wire
 from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
-from agentlightning.store.batching import Batcher
-from agentlightning.store.calls import assemble
-from agentlightning.store.codec import checked_id, encode, encode_seen, encode_task, new_id
-from agentlightning.store.http import Http, error_of, long_poll
-from agentlightning.store.resources import decode_resources, encode_resources
+from agentlightning.store.http import wire
+from agentlightning.store.http.batching import Batcher
+from agentlightning.store.http.transport import Http, error_of, long_poll
+from agentlightning.store.operations.calls import assemble
+from agentlightning.store.operations.codec import checked_id, encode, encode_seen, encode_task, new_id
+from agentlightning.store.operations.resources import decode_resources, encode_resources
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,

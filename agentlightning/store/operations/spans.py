@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from agentlightning.store import attempts
-from agentlightning.store.codec import decode, encode_seen, readable
-from agentlightning.store.schema import spans
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import spans
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations import attempts
+from agentlightning.store.operations.codec import decode, encode_seen, readable
 from agentlightning.types import Span
 from agentlightning.types.span import OtelResource
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import delete, func, select
 
-from agentlightning.store.schema import attempts, calls, rollouts, segments, spans
-from agentlightning.store.transaction import Transaction
+from agentlightning.store.database.schema import attempts, calls, rollouts, segments, spans
+from agentlightning.store.database.transaction import Transaction
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 BATCH = 200

@@ -10,9 +10,9 @@ from typing import Any
 from sqlalchemy import bindparam, case, select, update
 
 from agentlightning.store.base import Unset
-from agentlightning.store.codec import checked_id, decode, encode_task
-from agentlightning.store.schema import attempts, workers
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import attempts, workers
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations.codec import checked_id, decode, encode_task
 from agentlightning.types import Worker, WorkerStatus
 
 WORKER_FIELDS = tuple(Worker.model_fields)

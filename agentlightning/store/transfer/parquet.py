@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, Double, Integer, LargeBinary
 
 from agentlightning.errors import StoreError, missing_extra
 from agentlightning.files import atomic_directory
-from agentlightning.store.transfer import BY_ATTEMPT, TABLES, Record, columns
+from agentlightning.store.transfer.records import BY_ATTEMPT, TABLES, Record, columns
 
 try:
     import pyarrow as pa

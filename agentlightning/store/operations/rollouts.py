@@ -11,10 +11,13 @@ from typing import Any
 from sqlalchemy import bindparam, delete, func, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
-from agentlightning.store import attempts, lifecycle, workers
-from agentlightning.store.attempts import STATE_COLUMNS, RolloutState
 from agentlightning.store.base import Unset
-from agentlightning.store.codec import (
+from agentlightning.store.database.schema import attempts as attempts_table
+from agentlightning.store.database.schema import resources, rollouts, spans
+from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.store.operations import attempts, lifecycle, workers
+from agentlightning.store.operations.attempts import STATE_COLUMNS, RolloutState
+from agentlightning.store.operations.codec import (
     ROLLOUT_FIELDS,
     checked_id,
     encode_config,
@@ -25,9 +28,6 @@ from agentlightning.store.codec import (
     to_attempt,
     to_rollout,
 )
-from agentlightning.store.schema import attempts as attempts_table
-from agentlightning.store.schema import resources, rollouts, spans
-from agentlightning.store.transaction import IDS_PER_QUERY, Statement, Transaction
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentlightning.errors import StoreError
 from agentlightning.store.base import DEFAULT_LIMIT, FilterLogic, SortOrder
-from agentlightning.store.calls import CallTable
+from agentlightning.store.operations.calls import CallTable
 from agentlightning.types import (
     AttemptStatus,
     CallRecord,

@@ -1,11 +1,11 @@
-"""Alembic's entry point; see `agentlightning.store.migrate`."""
+"""Alembic's entry point; see `agentlightning.store.database.migrate`."""
 
 from __future__ import annotations
 
 from alembic import context
 from sqlalchemy import create_engine, pool
 
-from agentlightning.store.schema import metadata
+from agentlightning.store.database.schema import metadata
 
 
 def run() -> None:

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.keys import sign_attempt_key
 from agentlightning.serving import LoopServer
-from agentlightning.store.access import AccessControl
-from agentlightning.store.api import create_app
-from agentlightning.store.hot import HotPaths
+from agentlightning.store.http.access import AccessControl
+from agentlightning.store.http.api import create_app
+from agentlightning.store.http.hot import HotPaths
+from agentlightning.store.http.wire import OTLP_PATH
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.store.wire import OTLP_PATH
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from sqlalchemy import func, select
 
 from agentlightning.store.base import Statistics
-from agentlightning.store.schema import counters
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import counters
+from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.types import AttemptStatus, RolloutStatus
 
 

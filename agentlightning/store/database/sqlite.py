@@ -21,10 +21,10 @@ from typing import IO, Any, TypeVar
 from sqlalchemy.sql import ClauseElement
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.store.counters import write_counters
-from agentlightning.store.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
-from agentlightning.store.migrate import prepare_sqlite
-from agentlightning.store.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+from agentlightning.store.database.counters import write_counters
+from agentlightning.store.database.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
+from agentlightning.store.database.migrate import prepare_sqlite
+from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
 
 try:
     import fcntl

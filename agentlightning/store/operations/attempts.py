@@ -11,11 +11,18 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import bindparam, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
-from agentlightning.store import lifecycle, workers
 from agentlightning.store.base import UNSET, Unset
-from agentlightning.store.codec import ATTEMPT_FIELDS, checked_id, decode_config, encode_metadata, new_id, to_attempt
-from agentlightning.store.schema import attempts, rollouts
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import attempts, rollouts
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations import lifecycle, workers
+from agentlightning.store.operations.codec import (
+    ATTEMPT_FIELDS,
+    checked_id,
+    decode_config,
+    encode_metadata,
+    new_id,
+    to_attempt,
+)
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, LiteralString, cast
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from agentlightning.errors import StoreError
-from agentlightning.store.schema import HEAD, metadata
-from agentlightning.store.transaction import DIALECTS
+from agentlightning.store.database.schema import HEAD, metadata
+from agentlightning.store.database.transaction import DIALECTS
 
 if TYPE_CHECKING:
     from alembic.config import Config

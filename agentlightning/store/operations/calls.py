@@ -11,11 +11,11 @@ import numpy as np
 from sqlalchemy import bindparam, func, select
 
 from agentlightning.errors import ConflictError, StoreError
-from agentlightning.store import spans
-from agentlightning.store.codec import encode
-from agentlightning.store.schema import calls, rollouts, segments
-from agentlightning.store.segments import TOKEN_BYTES, SegmentRow, SegmentTree
-from agentlightning.store.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.store.database.schema import calls, rollouts, segments
+from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.store.operations import spans
+from agentlightning.store.operations.codec import encode
+from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
 from agentlightning.types.call import Float32Array
 

@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.errors import StoreError
 from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
-from agentlightning.store import otlp, wire
-from agentlightning.store.api import problem
+from agentlightning.store.http import otlp, wire
+from agentlightning.store.http.api import problem
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
 
 OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")

@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from sqlalchemy import bindparam, func, select, update
 
 from agentlightning.errors import ConfigError, ConflictError, StoreError
-from agentlightning.store.codec import decode, encode
-from agentlightning.store.schema import resources
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import resources
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations.codec import decode, encode
 from agentlightning.types import NamedResources, Resource, ResourcesUpdate
 
 RESOURCES_FIELDS = tuple(ResourcesUpdate.model_fields)

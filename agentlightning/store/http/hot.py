@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.store import api, wire
+from agentlightning.store.http import api, wire
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
 

@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from sqlalchemy import BigInteger, Double, Integer, LargeBinary, Table
 
 from agentlightning.errors import StoreError
-from agentlightning.store.calls import CallRow, CallTable, assemble
-from agentlightning.store.codec import ATTEMPT_FIELDS, ROLLOUT_FIELDS, to_attempt, to_rollout
-from agentlightning.store.segments import TOKEN_BYTES, SegmentRow
-from agentlightning.store.spans import SPAN_FIELDS, to_span
+from agentlightning.store.operations.calls import CallRow, CallTable, assemble
+from agentlightning.store.operations.codec import ATTEMPT_FIELDS, ROLLOUT_FIELDS, to_attempt, to_rollout
+from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow
+from agentlightning.store.operations.spans import SPAN_FIELDS, to_span
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, Rollout
 from agentlightning.types.status import FINISHED_ROLLOUT
 

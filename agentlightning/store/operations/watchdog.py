@@ -10,10 +10,10 @@ import logging
 
 from sqlalchemy import bindparam, case, select, update
 
-from agentlightning.store import attempts, rollouts
-from agentlightning.store.schema import attempts as attempts_table
-from agentlightning.store.schema import spans
-from agentlightning.store.transaction import Statement, Transaction
+from agentlightning.store.database.schema import attempts as attempts_table
+from agentlightning.store.database.schema import spans
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations import attempts, rollouts
 from agentlightning.types import AttemptStatus
 
 logger = logging.getLogger(__name__)

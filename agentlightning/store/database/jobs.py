@@ -8,7 +8,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from agentlightning.errors import StoreUnavailableError
-from agentlightning.store.transaction import Operation
+from agentlightning.store.database.transaction import Operation
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Finished rollouts out of one store and into another, as files."""
