@@ -5,11 +5,13 @@
 #   PYTHON            the interpreter that .venv is made from                                  (python3)
 #   TORCH_INDEX_URL   package index to take torch from besides the default one, for CPU builds  (none)
 #   PIP_ARGS          more arguments for every `pip install`, for example a mirror               (none)
+#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb         (2)
 #   ARGS              more arguments for the command of a target: make test ARGS="-k store -x"  (none)
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
+WORKERS ?= 2
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
@@ -32,8 +34,8 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
-test: $(STAMPS)/dev ## the quick test suite
-	@$(BIN)/python -m pytest -q -m "not slow and not clients" $(ARGS)
+test: $(STAMPS)/dev ## the quick test suite, in parallel
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
 	@$(BIN)/python -m pytest -q -m "slow and not clients" $(ARGS)

@@ -83,6 +83,7 @@ def test_eval_finds_the_improvement_in_a_fresh_process(trained: tuple[Path, str]
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_last_step_and_resume_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "agentlightning", "demo", "calc", "--steps", "4", "--run-dir", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT)
