@@ -71,6 +71,8 @@ class TrainingContext:
     """Where there are several policies: each one's, by alias."""
     stats: Callable[[], Any] | None = None
     """Async; how the model process spent its time: sampling_s, learning_s, idle_s."""
+    turned_away: Mapping[str, int] = field(default_factory=dict)
+    """How many requests to the gateway belonged to no attempt, by why they were refused; it goes on counting."""
     resume_from: Path | None = None
     """The checkpoint to go on from."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

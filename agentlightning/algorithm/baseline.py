@@ -10,7 +10,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, mean_reward
-from agentlightning.algorithm.preflight import NEVER_CALLED
+from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode
@@ -78,7 +78,7 @@ class Baseline(Algorithm):
         for (outcome, error), episodes in itertools.islice(failed.items(), SHOWN_FAILURES):
             reporter.warn(f"{len(episodes)} × {outcome}, first on {episodes[0].rollout.input!r:.200}\n{error}")
         if self.policy is not None and not any(e.calls for e in self.episodes):
-            reporter.warn(NEVER_CALLED)
+            reporter.warn(never_called(self.episodes, self.context.turned_away))
 
 
 def summary(episodes: Sequence[Episode]) -> str:

@@ -188,6 +188,8 @@ def _unit(
     whole = [x for x in earned if not x.named] or earned  # the others are intermediate
     own = [x.value for x in whole if x.agent == agent] or [x.value for x in whole]
     final = (sum(x.value for x in earned) if rule.total else own[-1]) if own else None
+    if final is None and episode.outcome is Outcome.TRUNCATED:
+        final = 0.0  # it ran out of what it may use before it earned anything
     shaped = _overlong(calls, rule)
     if rewards_T:
         rewards_T[-1] += shaped

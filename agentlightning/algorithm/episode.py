@@ -38,12 +38,15 @@ class Episode:
     rollout: Rollout
     attempt: Attempt | None
     reward: float | None
-    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last."""
+    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last. One
+    that was truncated before it earned anything has 0."""
     calls: Sequence[Call]
     rewards: Sequence[Earned] = ()
     """All of them, in order."""
     separate: bool = False
     """Whether each call has its own reward and none but that: the agent returned triplets."""
+    refused: Sequence[str] = ()
+    """Why requests to the model were refused before anything was sampled, one text each."""
 
     @property
     def outcome(self) -> Outcome:
@@ -96,7 +99,11 @@ def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call
         if (given := span.attributes.get(f"{REWARD}.0.value")) is not None and get_reward_value(span) is None:
             logger.warning("A reward of rollout %s is %r, no finite number, and is left out.", span.rollout_id, given)
     rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
-    return Episode(rollout, attempt, _final(rewards), calls, rewards)
+    final = _final(rewards)
+    if final is None and attempt is not None and attempt.outcome is Outcome.TRUNCATED:
+        final = 0.0
+    refused = [s.status.description or "" for s in spans if s.attributes.get("error.type") == "refused"]
+    return Episode(rollout, attempt, final, calls, rewards, refused=refused)
 
 
 def _earned(span: Span, calls: Sequence[Call]) -> Earned:

@@ -30,7 +30,7 @@ from agentlightning.algorithm.sampling import Stopped, cancel, enqueue, finished
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
-from agentlightning.errors import ConfigError
+from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
 
 COLUMNS = (
@@ -100,12 +100,14 @@ class GRPO(TrainingSettings):
                     summary = {"step": done, **_summary(sampled), **metrics, **_times(sampled, began, ended)}
                     reporter.step({**summary, **await self._time_split()})
                     preflight.watch(summary)
-                    if last or done % self.save_every == 0:
+                    if last or done % self.save_every == 0 or preflight.stuck:
                         await self._save(done, sampled, val_reward)
                         saved = done
-        except Stopped:
+        except (Stopped, AgentError) as end:
             if learned is not None and saved < done:
                 await self._save(done, learned, val_reward)
+            if isinstance(end, AgentError):
+                raise
         finally:
             await cancel(self.context, [i for group in self._carried for i in group.rollout_ids])
 
@@ -190,7 +192,15 @@ class GRPO(TrainingSettings):
     def _preflight(self, *, learned: bool) -> Preflight:
         compares = self.samples and self._schedule.per_step * self.group_size > 1
         rule, policies = self.credit_rule(), list(self.policies)
-        return Preflight(self.context.reporter, rule, policies=policies, learned=learned, compares=compares)
+        return Preflight(
+            self.context.reporter,
+            rule,
+            policies=policies,
+            learned=learned,
+            compares=compares,
+            flat_steps=self.flat_steps,
+            turned_away=self.context.turned_away,
+        )
 
     def _is_over(self, position: int) -> bool:
         """Whether all epochs are taken; where the number of steps is given, that alone decides."""

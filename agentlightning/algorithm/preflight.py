@@ -17,12 +17,29 @@ from agentlightning.metrics import Reporter
 WATCHED_STEPS = 30
 """Steps after which the reward should have moved."""
 FLAT_STEPS = 5
-"""Steps in a row without any difference between siblings after which the run stops."""
+"""Steps in a row without any difference between siblings that are worth a word."""
+_TOO_HARD = (
+    "If it is always low, the tasks are too hard or the reward too strict: start with easier tasks or give partial "
+    "rewards. If it is always high, the agent has nothing left to learn."
+)
 
 NEVER_CALLED = (
     "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it is given:  "
     "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
 )
+
+
+def never_called(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> str:
+    """What to say where no call was answered: none arrived, or why those that did were refused."""
+    refused = Counter(turned_away)
+    refused.update(text for e in episodes for text in e.refused)
+    if not refused:
+        return NEVER_CALLED
+    reason, count = refused.most_common(1)[0]
+    return (
+        f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
+        f"refused. Most common ({count}×): {reason}"
+    )
 
 
 class Preflight:
@@ -36,13 +53,19 @@ class Preflight:
         policies: Collection[str] = (),
         learned: bool = False,
         compares: bool = True,
+        flat_steps: int = FLAT_STEPS,
+        turned_away: Mapping[str, int] | None = None,
     ) -> None:
         """
         rule: how rewards are handed out, and so what siblings must differ in.
         policies: the aliases of several policies.
         learned: siblings have differed before, in the part of the run that is being resumed.
         compares: the algorithm learns from how rollouts of a step differ.
+        flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: never.
+        turned_away: what the gateway counts of requests that belonged to no attempt.
         """
+        self._flat_steps = flat_steps
+        self._turned_away = {} if turned_away is None else turned_away
         self._rule = rule
         self._policies = policies
         self._compares = compares
@@ -53,6 +76,8 @@ class Preflight:
         self._highest = -math.inf
         self.solved = False
         """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
+        self.stuck = False
+        """There has been nothing to learn for a while, just now: what was learned by then should be saved."""
         self._told: set[str] = set()
         self._rewards: list[float] = []
 
@@ -78,7 +103,7 @@ class Preflight:
         if not usable:
             return
         if not any(e.calls for e in usable):
-            raise AgentError(NEVER_CALLED)
+            raise AgentError(never_called(episodes, self._turned_away))
         if not any(e.sampled_tokens for e in usable):
             raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
         self._check_names(usable)
@@ -116,24 +141,22 @@ class Preflight:
         rewards = sorted({e.reward for e in usable if e.reward is not None})
         self._highest = max([self._highest, *rewards])
         if groups_to_learn_from(usable, self._rule, self._policies):
-            self._flat = 0
-            self._learned = True
+            self._flat, self.stuck, self._learned = 0, False, True
             return
         self._flat += 1
-        if self._flat < FLAT_STEPS:
-            return
-        if self._learned and rewards == [self._highest]:
+        self.stuck = self._learned and self._flat == FLAT_STEPS
+        if self._learned and self._flat >= FLAT_STEPS and rewards == [self._highest]:
             self.solved = True
             self._tell(
                 f"For {FLAT_STEPS} steps every rollout earned the highest reward seen ({self._highest:g}): nothing is "
                 "left to learn from these tasks, and training ends here."
             )
-        else:
-            shown = ", ".join(f"{r:g}" for r in rewards[:5])
+        elif self.stuck:
+            self._tell(f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}")
+        elif not self._learned and self._flat_steps and self._flat >= self._flat_steps:
             raise AgentError(
-                f"For {FLAT_STEPS} steps all siblings earned the same reward ({shown}), so there is nothing to learn "
-                "from. If it is always low, the tasks are too hard or the reward too strict: start with easier tasks "
-                "or give partial rewards. If it is always high, the agent has nothing left to learn."
+                f"{_same(self._flat, rewards)} {_TOO_HARD} To let a run wait longer for its first success, set "
+                "flat_steps (0: for ever)."
             )
 
     def _tell(self, text: str) -> None:
@@ -141,6 +164,11 @@ class Preflight:
         if key not in self._told:
             self._told.add(key)
             self._reporter.warn(text)
+
+
+def _same(steps: int, rewards: Sequence[float]) -> str:
+    shown = ", ".join(f"{r:g}" for r in rewards[:5])
+    return f"For {steps} steps all siblings earned the same reward ({shown}), so there was nothing to learn from."
 
 
 def _likely_cause(metrics: Mapping[str, Any]) -> str:

@@ -142,6 +142,9 @@ class TrainingSettings(Algorithm):
     save_every: int = 10
     keep_checkpoints: int = 2
     """The last so many and the best one are kept."""
+    flat_steps: int = 5
+    """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
+    has learned is saved and goes on."""
     max_logprob_gap: float | None = None
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
     deterministic: bool = False

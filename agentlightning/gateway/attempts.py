@@ -37,6 +37,8 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     failed: int = 0
     truncated: bool = False
     """Whether a response ran into a token limit, or a prompt did not fit the model's context."""
+    limit: str | None = None
+    """What a call ran into that was refused or cut off at a limit of the run (calls, tokens, the model's context)."""
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
     rewarded: bool = False
@@ -81,8 +83,9 @@ class LiveAttempt:
         totals = {name: value + msgspec.structs.asdict(self.summary)[name] for name, value in more.items()}
         self.summary = msgspec.structs.replace(self.summary, **totals)
 
-    def mark_truncated(self) -> None:
-        self.summary = msgspec.structs.replace(self.summary, truncated=True)
+    def mark_truncated(self, limit: str | None = None) -> None:
+        """A response was cut off, or a call refused; `limit` says at which limit, unless the agent set it itself."""
+        self.summary = msgspec.structs.replace(self.summary, truncated=True, limit=limit or self.summary.limit)
 
     def mark_rewarded(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, rewarded=True)

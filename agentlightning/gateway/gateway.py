@@ -191,6 +191,11 @@ class Gateway:
         await self._recorder.barrier(timeout)
         return summary
 
+    @property
+    def turned_away(self) -> Mapping[str, int]:
+        """How many requests belonged to no attempt, by why they were refused."""
+        return self._app.turned_away
+
     def call_count(self, rollout_id: str, attempt_id: str) -> int:
         """How many responses were sampled for an attempt; also after it was closed (of the last few thousand)."""
         return self._attempts.summary(rollout_id, attempt_id).calls

@@ -30,6 +30,11 @@ class AttemptSummary(Protocol):
         ...
 
     @property
+    def limit(self) -> str | None:
+        """What a call ran into that was refused or cut off at a limit of the run, not at one of the agent's own."""
+        ...
+
+    @property
     def infra_error(self) -> str | None:
         """Why a call failed for a reason that is not the agent's."""
         ...
@@ -51,9 +56,15 @@ class Ending:
 
 
 def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
-    """What the gateway knows better: a failure that was the system's, or a response that was cut off."""
+    """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
+
+    Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is trained with
+    what was earned by then, or with 0.
+    """
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
+    if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
+        return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
     if ending.outcome is Outcome.OK:
         outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)

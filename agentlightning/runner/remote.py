@@ -54,6 +54,7 @@ class _Summary(msgspec.Struct, frozen=True):
 
     calls: int = 0
     truncated: bool = False
+    limit: str | None = None
     infra_error: str | None = None
     rewarded: bool = False
 

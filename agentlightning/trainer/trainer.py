@@ -254,6 +254,7 @@ class Trainer:
                 learner=process,
                 learners={name: process.policy(name) for name in self._spec().policies} if process else {},
                 stats=process.stats if process else None,
+                turned_away=gateway.turned_away if gateway else {},
                 resume_from=self.resume_from,
                 stop=job.stop,
             )

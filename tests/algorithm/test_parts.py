@@ -179,6 +179,11 @@ def test_a_failed_sibling_changes_nothing_about_the_others(
     assert values(credited(everything)) == values(credited(ok) if ok else [])
 
 
+def test_a_truncated_rollout_that_earned_nothing_counts_zero() -> None:
+    (batch,) = credited([episode("g", 1.0), episode("g", None, Outcome.TRUNCATED)])
+    assert [float(c.advantages[0]) for c in batch] == [1.0, 1.0, -1.0, -1.0]
+
+
 def test_an_outcome_can_be_counted_as_zero() -> None:
     episodes = [episode("g", 1.0), episode("g", None, Outcome.TIMEOUT)]
     assert credited(episodes) == []
@@ -239,13 +244,37 @@ def test_an_unknown_schedule_is_an_error() -> None:
 
 
 def test_preflight_stops_when_siblings_never_differ(reporter: Reporter) -> None:
-    preflight = Preflight(reporter, CreditRule())
     same = [episode("g", 0.0), episode("g", 0.0)]
+    preflight = Preflight(reporter, CreditRule(), flat_steps=3)
+    for _ in range(2):
+        preflight.check(same)
+    with pytest.raises(AgentError, match=r"same reward.*flat_steps"):
+        preflight.check(same)
+    patient = Preflight(reporter, CreditRule(), flat_steps=0)
+    for _ in range(4 * FLAT_STEPS):
+        patient.check(same)
+
+
+def test_a_run_that_has_learned_outlives_flat_steps(reporter: Reporter) -> None:
+    """Half of the tasks are mastered, the other half impossible."""
+    preflight = Preflight(reporter, CreditRule())
     preflight.check([episode("g", 0.0), episode("g", 1.0)])
-    for _ in range(FLAT_STEPS - 1):
+    same = [episode("g", 0.0), episode("g", 0.0), episode("h", 1.0), episode("h", 1.0)]
+    stuck = []
+    for _ in range(2 * FLAT_STEPS):
         preflight.check(same)
-    with pytest.raises(AgentError, match="same reward"):
-        preflight.check(same)
+        stuck.append(preflight.stuck)
+    assert stuck == [n == FLAT_STEPS - 1 for n in range(2 * FLAT_STEPS)], "saved once"
+    assert not preflight.solved
+
+
+def test_a_refusal_is_told_from_a_call_that_never_came(reporter: Reporter) -> None:
+    silent = [episode("g", r, tokens=()) for r in (1.0, 0.0)]
+    refused = [replace(e, refused=["No tool here.", "Another."]) for e in silent]
+    with pytest.raises(AgentError, match=r"4 arrived .* refused. Most common \(2×\): No tool here"):
+        Preflight(reporter, CreditRule()).check(refused)
+    with pytest.raises(AgentError, match=r"3 arrived .* \(3×\): This call needs the API key"):
+        Preflight(reporter, CreditRule(), turned_away={"This call needs the API key": 3}).check(silent)
 
 
 def test_preflight_tells_when_rewards_name_agents_who_made_no_call(reporter: Reporter) -> None:
@@ -277,8 +306,9 @@ def test_without_siblings_to_compare_rollouts_of_different_tasks_are(reporter: R
     same = [episode(str(g), 0.5) for g in range(4)]
     for _ in range(FLAT_STEPS - 1):
         preflight.check(same)
-    with pytest.raises(AgentError, match="same reward"):
-        preflight.check(same)
+    assert not preflight.stuck
+    preflight.check(same)
+    assert preflight.stuck
 
 
 def test_siblings_differ_where_the_credit_mode_sees_a_difference() -> None:

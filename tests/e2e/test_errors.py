@@ -23,6 +23,15 @@ except agl.AgentLightningError as error:
     print(type(error).__name__, error)
 """
 
+SWALLOWS = """
+    from openai import AsyncOpenAI
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0)
+    try:
+        await client.chat.completions.create(model=llm.model, messages=[], temperature=99)
+    except Exception:
+        return float(task % 2)
+"""
+
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -98,9 +107,13 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     [
         ("raise ValueError('my bug')", ["AgentError All 4 rollouts", "ValueError: my bug"]),
         ("return float(task % 2)", ["AgentError The agent never called the model", "base_url=llm.endpoint"]),
+        (
+            SWALLOWS,
+            ["AgentError No model call of the agent was answered: 4 arrived at", "(4×): There is no /v1/rollout"],
+        ),
         ("return None", ["AgentError All 4 rollouts", "emitted no reward"]),
     ],
-    ids=["raises", "never calls the model", "returns nothing"],
+    ids=["raises", "never calls the model", "is refused", "returns nothing"],
 )
 def test_an_agent_that_teaches_nothing(tmp_path: Path, body: str, parts: list[str]) -> None:
     done = run("-c", AGENT.format(body=body), cwd=tmp_path)

@@ -8,12 +8,15 @@ from typing import Any
 import openai
 import pytest
 
+import agentlightning as agl
+from agentlightning.algorithm.episode import collect
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.rendering import RenderersRendering
+from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import RolloutMode
+from agentlightning.types import Outcome, RolloutMode
 from tests.gateway.conftest import Site, calculator
 from tests.gateway.scripted import ScriptedEngine
 
@@ -62,6 +65,52 @@ async def test_calls_beyond_the_limit_are_refused_and_the_attempt_is_truncated(
     site, truncated = await served(store, rendering, use, RolloutMode.TRAIN, max_calls=2)
     assert truncated
     assert len((await store.query_calls([site.rollout_id]))[site.rollout_id]) == 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "calls", "why"),
+    [
+        ({"max_calls": 2}, 2, "may make 2 model calls"),
+        ({"max_tokens": 10}, 1, "10 tokens sampled, and has had 10"),
+        ({}, 1, "did not fit the context"),
+    ],
+    ids=["calls", "tokens", "context"],
+)
+async def test_an_agent_that_raises_at_a_limit_is_truncated(
+    store: InMemoryLightningStore, rendering: RenderersRendering, limits: dict[str, Any], calls: int, why: str
+) -> None:
+    """An ordinary client raises what it is refused with, and an ordinary agent does not catch it."""
+
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> float:
+        async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key, max_retries=0) as client:
+            for n in range(3):
+                messages: Any = ASK if limits or n == 0 else [{"role": "user", "content": "1 + " * 8000}]
+                await client.chat.completions.create(model=llm.model, messages=messages)
+        return 1.0
+
+    async with Gateway(store, ScriptedEngine(rendering, calculator), rendering, **limits) as gateway:
+        runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
+        runner.init(agent)
+        runner.init_worker(0, store)
+        done = await runner.step("task", resources={"llm": gateway.as_resource()}, mode=RolloutMode.TRAIN)
+        runner.teardown()
+    assert done.attempt.outcome is Outcome.TRUNCATED
+    assert why in (done.attempt.error or "")
+    (episode,) = await collect(store, [done.rollout_id])
+    assert (len(episode.calls), episode.reward, len(episode.refused)) == (calls, 0.0, 1)
+
+
+async def test_an_error_after_a_cut_that_the_agent_asked_for_is_its_own(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    async def use(site: Site) -> None:
+        async with site.client() as client:
+            await client.chat.completions.create(model="policy", messages=ASK, max_tokens=3)
+        assert (await site.gateway.close_attempt(site.rollout_id, site.attempt_id)).limit is None
+
+    _, truncated = await served(store, rendering, use, RolloutMode.TRAIN)
+    assert truncated
 
 
 async def test_tokens_beyond_the_limit_are_not_sampled(

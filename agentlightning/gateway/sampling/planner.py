@@ -195,7 +195,7 @@ class Planner:
     def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
         if prompt_tokens < self._info.max_context:
             return
-        live.mark_truncated()
+        live.mark_truncated(f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}.")
         raise Refusal(
             # The words by which the clients of both providers recognise this error.
             f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
@@ -216,7 +216,7 @@ class Planner:
             )
         else:
             return
-        live.mark_truncated()
+        live.mark_truncated(f"{why}.")
         raise Refusal(f"{why}. End the rollout with what there is.", code=code)
 
     def _settle(self, arrival: Arrival) -> Mapping[str, Any]:

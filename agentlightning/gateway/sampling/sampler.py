@@ -122,7 +122,7 @@ class Sampler:
         turn = self._commit(asked, choice, chunks, whole)
         self._record(asked, choice, turn)
         if choice.finish_reason == "length":
-            asked.arrival.live.mark_truncated()
+            asked.arrival.live.mark_truncated(_limit_of(asked, len(whole.ids)))
         asked.arrival.live.count(calls=1, prompt_tokens=len(asked.prompt_ids), response_tokens=len(whole.ids))
         if emit is not None and reader is not None:
             rest = reader.finish(choice.content, choice.reasoning)
@@ -333,6 +333,14 @@ def _without_stop(ids: Int32Array, stops: tuple[int, ...]) -> Int32Array:
 def _cut(text: str, stop: str | None) -> str:
     """The text before the stop string that ended it."""
     return text if stop is None else text.partition(stop)[0].rstrip()
+
+
+def _limit_of(asked: Asked, tokens: int) -> str | None:
+    """Which limit of the run cut a response off after so many tokens; None where the client had asked for no more."""
+    wanted = asked.used.get("max_tokens")
+    if wanted is not None and tokens >= int(wanted):
+        return None
+    return f"A response was cut off after {tokens} tokens, where the context or the rollout's tokens were used up."
 
 
 def _engine_refusal(error: Exception) -> Refusal:

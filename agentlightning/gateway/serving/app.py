@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
@@ -43,6 +44,7 @@ _PATH = re.compile(
 )
 _AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
 _CONTEXT = CONTEXT_HEADER.encode()
+_MOST_REASONS = 16
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -79,6 +81,8 @@ class GatewayApp:
         self._read_seconds = read_seconds
         self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
         self._counting = {path: dialect for dialect in DIALECTS for path in dialect.counting_paths}
+        self.turned_away: Counter[str] = Counter()
+        """Requests that belong to no attempt, by why they were refused."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,6 +107,7 @@ class GatewayApp:
         else:
             known = ", ".join(f"/v1{path}" for path in (*self._dialects, "/models"))
             refusal = Refusal(f"There is no {scope['path']} here. Served are {known}.", status=404, code="not_found")
+            self._turn_away(refusal)
             await send_json(send, 404, openai_error(refusal))
 
     def _models(self) -> dict[str, Any]:
@@ -124,9 +129,16 @@ class GatewayApp:
             return
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
+            if refusal.status == 401:
+                self._turn_away(refusal)
             await send_body(send, refusal.status, dialect.refuse(refusal))
             return
         await handler.run(receive, send)
+
+    def _turn_away(self, refusal: Refusal) -> None:
+        """Count a request that no attempt's record can hold. Few texts are kept: anybody may send anything."""
+        if refusal.message in self.turned_away or len(self.turned_away) < _MOST_REASONS:
+            self.turned_away[refusal.message] += 1
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
