@@ -109,7 +109,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         ("return float(task % 2)", ["AgentError The agent never called the model", "base_url=llm.endpoint"]),
         (
             SWALLOWS,
-            ["AgentError No model call of the agent was answered: 4 arrived at", "(4×): There is no /v1/rollout"],
+            ["AgentError No model call of the agent was answered: 4 arrived at", "(4×): 'messages' is empty"],
         ),
         ("return None", ["AgentError All 4 rollouts", "emitted no reward"]),
     ],
