@@ -8,33 +8,24 @@ writes it anew. A test compares it with the code.
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, get_type_hints
 
-from anthropic.types import message_create_params
-from openai.types import completion_create_params
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
-
-from agentlightning.gateway.dialects import chat, completions, messages, responses
+from agentlightning.gateway.dialects import DIALECTS, Dialect
 
 PAGE = Path(__file__).parents[1] / "docs" / "gateway.md"
 BEGIN, END = "<!-- fields: python scripts/fields.py -->\n", "<!-- /fields -->"
 
-DIALECTS: dict[str, tuple[ModuleType, Any]] = {
-    "Chat Completions": (chat, chat_create_params.CompletionCreateParamsNonStreaming),
-    "Responses": (responses, response_create_params.ResponseCreateParamsNonStreaming),
-    "Messages": (messages, message_create_params.MessageCreateParamsNonStreaming),
-    "Completions": (completions, completion_create_params.CompletionCreateParamsNonStreaming),
-}
-"""The module of each wire format, and the client's type of a request."""
 
-
-def refused(dialect: str) -> list[str]:
+def refused(dialect: Dialect) -> list[str]:
     """Fields that the provider's client can send and this gateway refuses by name."""
-    module, params = DIALECTS[dialect]
-    return sorted(set(get_type_hints(params)) - {*module.READ, *module.HARMLESS, *module.NEUTRAL})
+    assert dialect.client_params is not None, dialect.name
+    module, _, name = dialect.client_params.partition(":")
+    known = dialect.fields
+    return sorted(
+        set(get_type_hints(getattr(import_module(module), name))) - {*known.read, *known.harmless, *known.neutral}
+    )
 
 
 def table() -> str:
@@ -42,10 +33,11 @@ def table() -> str:
         "| format | honoured | accepted, no effect | only with the value that changes nothing | refused by name |",
         "|---|---|---|---|---|",
     ]
-    for dialect, (module, _) in DIALECTS.items():
-        neutral = [f"`{name}` ({_values(values)})" for name, values in module.NEUTRAL.items()]
-        cells = [_listed(module.READ), _listed(module.HARMLESS), ", ".join(neutral), _listed(refused(dialect))]
-        lines.append(f"| {dialect} | {' | '.join(cells)} |")
+    for dialect in DIALECTS:
+        fields = dialect.fields
+        neutral = [f"`{name}` ({_values(values)})" for name, values in fields.neutral.items()]
+        cells = [_listed(fields.read), _listed(fields.harmless), ", ".join(neutral), _listed(refused(dialect))]
+        lines.append(f"| {dialect.title} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

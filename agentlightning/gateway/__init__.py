@@ -10,6 +10,7 @@ recording/  calls as spans, written to the store in batches   routing/    what n
 from __future__ import annotations
 
 from agentlightning.gateway.attempts import AttemptSummary
+from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.gateway import Gateway
 from agentlightning.gateway.routing.models import Frozen, Trained
 from agentlightning.gateway.routing.upstream import Provider
@@ -18,4 +19,15 @@ from agentlightning.rendering import Rendering, load_rendering
 LLMProxy = Gateway
 """The same object under the name that other systems of this kind use."""
 
-__all__ = ["AttemptSummary", "Frozen", "Gateway", "LLMProxy", "Provider", "Rendering", "Trained", "load_rendering"]
+__all__ = [
+    "DIALECTS",
+    "AttemptSummary",
+    "Dialect",
+    "Frozen",
+    "Gateway",
+    "LLMProxy",
+    "Provider",
+    "Rendering",
+    "Trained",
+    "load_rendering",
+]

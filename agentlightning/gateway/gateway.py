@@ -13,6 +13,7 @@ from typing import Any
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
+from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
@@ -58,6 +59,7 @@ class Gateway:
         max_calls: int | None = None,
         max_tokens: int | None = None,
         models: Mapping[str, Model] | None = None,
+        dialects: Sequence[Dialect] = DIALECTS,
         rerender: bool = False,
         cut_long_prompts: bool = False,
         idle_seconds: float = 3600.0,
@@ -75,6 +77,7 @@ class Gateway:
         max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
         models: other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another name for
             one that exists.
+        dialects: the wire formats that are spoken; `(*DIALECTS, MyDialect())` adds one of your own.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         cut_long_prompts: shorten prompts that do not fit the policy's context (its oldest tool results, then its oldest
             messages) instead of refusing them as a provider does, for agents that cannot handle that error.
@@ -110,6 +113,7 @@ class Gateway:
             self._recorder,
             api,
             self._secret,
+            dialects=dialects,
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
         )
@@ -195,10 +199,6 @@ class Gateway:
     def turned_away(self) -> Mapping[str, int]:
         """How many requests belonged to no attempt, by why they were refused."""
         return self._app.turned_away
-
-    def call_count(self, rollout_id: str, attempt_id: str) -> int:
-        """How many responses were sampled for an attempt; also after it was closed (of the last few thousand)."""
-        return self._attempts.summary(rollout_id, attempt_id).calls
 
     # ---- routing ---------------------------------------------------------------------------------------------------
 

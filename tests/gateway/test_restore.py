@@ -57,7 +57,6 @@ async def test_an_attempt_goes_on_after_a_restart(
                     tools=[TOOL],
                 )
                 assert second.output_text == "The answer is 5."
-        assert gateway.call_count(site.rollout_id, site.attempt_id) == 2
         one, two = await site.close()
     before = one.prompt_ids.tolist() + one.response_ids.tolist()
     assert two.prompt_ids[: len(before)].tolist() == before

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from agentlightning.errors import ConfigError
 from agentlightning.gateway.dialects.base import Dialect
 from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.gateway.dialects.completions import CompletionsDialect
@@ -10,4 +13,16 @@ from agentlightning.gateway.dialects.responses import ResponsesDialect
 
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect(), CompletionsDialect())
 
-__all__ = ["DIALECTS", "Dialect"]
+
+def by_path(dialects: Sequence[Dialect]) -> dict[str, Dialect]:
+    """Which dialect a path speaks. Raises `ConfigError` if two claim the same."""
+    found: dict[str, Dialect] = {}
+    for dialect in dialects:
+        for path in (*dialect.paths, *dialect.counting_paths):
+            if path in found:
+                raise ConfigError(f"The dialects '{found[path].name}' and '{dialect.name}' both have the path {path}.")
+            found[path] = dialect
+    return found
+
+
+__all__ = ["DIALECTS", "Dialect", "by_path"]

@@ -1,12 +1,13 @@
 """The seam of a wire format: bodies to requests, replies to bodies, streams to server-sent events. Pure, no I/O.
 
-A new wire format is one file and one entry in `dialects.DIALECTS`.
+A new wire format is one file and one entry in `dialects.DIALECTS`, or one object given to `Gateway(dialects=…)`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -14,6 +15,7 @@ from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, 
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
 
+Body = Mapping[str, Any]
 Answered = Mapping[str, Sequence[Message]]
 """The histories that an attempt's earlier responses ended, by response id."""
 
@@ -38,38 +40,69 @@ class StreamWriter(Protocol):
         ...
 
 
-class Dialect(Protocol):
-    """One wire format."""
+class Fields(msgspec.Struct, frozen=True):
+    """What a wire format makes of each field of a request. Any other field is refused by name."""
 
-    @property
-    def name(self) -> str: ...
+    read: tuple[str, ...]
+    """Fields that are honoured."""
+    harmless: tuple[str, ...] = ()
+    """Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
+    neutral: Mapping[str, tuple[Any, ...]] = {}
+    """Fields that are accepted with the values that change nothing."""
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Without /v1, for example ("/chat/completions",)."""
-        ...
 
-    @property
-    def counting_paths(self) -> tuple[str, ...]:
-        """Where the provider counts the tokens of a request instead of answering it."""
-        ...
+class Dialect(ABC):
+    """One wire format. Subclass it in a file of its own and give an instance to `Gateway(dialects=…)`.
 
-    @property
-    def id_prefix(self) -> str:
-        """Of response ids."""
-        ...
+    `parse`, `respond`, `writer` and `refuse` are for models that the gateway samples from. The methods below them are
+    for calls that another provider answers; a dialect that leaves them out has such calls recorded as bodies only.
+    """
 
-    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
+    name: ClassVar[str]
+    """Stands in the records of calls."""
+    title: ClassVar[str]
+    """For people."""
+    paths: ClassVar[tuple[str, ...]]
+    """Without /v1, for example ("/chat/completions",)."""
+    counting_paths: ClassVar[tuple[str, ...]] = ()
+    """Where the provider counts the tokens of a request instead of answering it."""
+    id_prefix: ClassVar[str]
+    """Of response ids."""
+    fields: ClassVar[Fields]
+    client_params: ClassVar[str | None] = None
+    """Where the provider's own client describes a request ("module:TypedDict"), for the table of fields in the docs."""
+    conversation_fields: ClassVar[tuple[str, ...]] = ()
+    """The fields of a request that hold the conversation; enough for `parse`."""
+
+    @abstractmethod
+    def parse(self, body: Body, answered: Answered) -> CallRequest:
         """Raises `Refusal` for what cannot be honoured, naming the field."""
-        ...
 
-    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes: ...
+    @abstractmethod
+    def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
+        """The body of an answer."""
 
-    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter: ...
+    @abstractmethod
+    def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
+        """Writes the answer as a stream."""
 
+    @abstractmethod
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an error."""
-        ...
+
+    # ---- calls that another provider answers -----------------------------------------------------------------------
+
+    def credentials(self, api_key: str | None) -> dict[str, str]:
+        """The headers by which the provider knows its client."""
+        return {"authorization": f"Bearer {api_key}"} if api_key else {}
+
+    def said(self, answer: Body) -> Message | None:
+        """The message in a provider's answer. A body that cannot be read may raise what reading it raises."""
+        return None
+
+    def gather(self, events: Sequence[Body]) -> dict[str, Any]:
+        """The events of a provider's stream as the answer that would have come without it."""
+        return {}
 
 
 def sse(data: Any, event: str | None = None) -> bytes:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, logprob_rows, openai_error, sse
+from agentlightning.gateway.dialects.base import (
+    Answered,
+    Body,
+    Dialect,
+    Fields,
+    StreamWriter,
+    logprob_rows,
+    openai_error,
+    sse,
+)
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
@@ -27,54 +36,52 @@ from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
 
-READ = (
-    "model",
-    "messages",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "n",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "top_logprobs",
-    "return_token_ids",
-    "response_format",
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "max_completion_tokens",
-    "stop",
-    "seed",
+FIELDS = Fields(
+    read=(
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "n",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "return_token_ids",
+        "response_format",
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+    ),
+    harmless=(
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+    ),
+    neutral={
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "repetition_penalty": (1,),
+        "min_p": (0,),
+        "logit_bias": ({},),
+        "modalities": (["text"],),
+        "functions": ([],),
+        "function_call": ("none",),
+    },
 )
-
-HARMLESS = (
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "prediction",
-    "reasoning_effort",
-    "verbosity",
-)
-"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_p": (0,),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "functions": ([],),
-    "function_call": ("none",),
-}
-"""Fields that are accepted with the value that changes nothing."""
 
 SETTINGS = {
     "temperature": "temperature",
@@ -90,16 +97,19 @@ _MAX_CHOICES = 128
 _MAX_TOP_LOGPROBS = 20
 
 
-class ChatDialect:
+class ChatDialect(Dialect):
     """`POST /chat/completions`."""
 
     name = "chat"
+    title = "Chat Completions"
     paths = ("/chat/completions",)
-    counting_paths = ()
     id_prefix = "chatcmpl-"
+    fields = FIELDS
+    client_params = "openai.types.chat.completion_create_params:CompletionCreateParamsNonStreaming"
+    conversation_fields = ("messages", "tools")
 
-    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
-        check_fields(body, READ, HARMLESS, NEUTRAL)
+    def parse(self, body: Body, answered: Answered) -> CallRequest:
+        check_fields(body, FIELDS)
         messages = required(body, "messages", list)
         if not messages:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
@@ -141,6 +151,31 @@ class ChatDialect:
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
+
+    def said(self, answer: Body) -> Message | None:
+        return neutral_message(answer["choices"][0]["message"], "message")
+
+    def gather(self, events: Sequence[Body]) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        begun = False
+        said: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
+        calls: dict[int, dict[str, Any]] = {}
+        for event in events:
+            whole |= {name: event[name] for name in ("id", "model", "usage") if event.get(name) is not None}
+            for choice in event.get("choices") or ():
+                begun = True
+                delta = (choice.get("delta") or {}) if choice.get("index", 0) == 0 else {}
+                for name in ("content", "reasoning_content"):
+                    said[name] += delta.get(name) or ""
+                for part in delta.get("tool_calls") or ():
+                    empty = {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
+                    call = calls.setdefault(part.get("index", 0), empty)
+                    call["id"] = part.get("id") or call["id"]
+                    for name, text in (part.get("function") or {}).items():
+                        call["function"][name] = call["function"].get(name, "") + (text or "")
+        if calls:
+            said["tool_calls"] = [calls[index] for index in sorted(calls)]
+        return {**whole, "choices": [{"message": said}]} if begun else whole
 
 
 class _Writer:

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import Answered, Body, Dialect, Fields, StreamWriter, openai_error, sse
 from agentlightning.gateway.dialects.fields import asked_settings, between, check_fields, required, typed
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 
-READ = (
-    "model",
-    "prompt",
-    "n",
-    "stream",
-    "stream_options",
-    "logprobs",
-    "return_token_ids",
-    "temperature",
-    "top_p",
-    "top_k",
-    "max_tokens",
-    "stop",
-    "seed",
+FIELDS = Fields(
+    read=(
+        "model",
+        "prompt",
+        "n",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "return_token_ids",
+        "temperature",
+        "top_p",
+        "top_k",
+        "max_tokens",
+        "stop",
+        "seed",
+    ),
+    harmless=("user",),
+    neutral={
+        "echo": (False,),
+        "best_of": (1,),
+        "suffix": ("",),
+        "frequency_penalty": (0,),
+        "presence_penalty": (0,),
+        "logit_bias": ({},),
+    },
 )
-
-HARMLESS = ("user",)
-"""Fields that are accepted and have no effect."""
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "echo": (False,),
-    "best_of": (1,),
-    "suffix": ("",),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-}
-"""Fields that are accepted with the value that changes nothing."""
 
 SETTINGS = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")}
 
@@ -48,16 +45,18 @@ _DEFAULT_MAX_TOKENS = 16
 """Of this API, unlike the newer ones."""
 
 
-class CompletionsDialect:
+class CompletionsDialect(Dialect):
     """`POST /completions`."""
 
     name = "completions"
+    title = "Completions"
     paths = ("/completions",)
-    counting_paths = ()
     id_prefix = "cmpl-"
+    fields = FIELDS
+    client_params = "openai.types.completion_create_params:CompletionCreateParamsNonStreaming"
 
-    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
-        check_fields(body, READ, HARMLESS, NEUTRAL)
+    def parse(self, body: Body, answered: Answered) -> CallRequest:
+        check_fields(body, FIELDS)
         asked = {"max_tokens": _DEFAULT_MAX_TOKENS, **asked_settings(body, SETTINGS)}
         check_asked(asked)
         logprobs = body.get("logprobs")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agentlightning.gateway.dialects.base import Fields
 from agentlightning.gateway.exchange import Refusal, ToolChoice, unsupported
 from agentlightning.rendering.grammar import schema_problem
 from agentlightning.rendering.messages import Message, Tool
@@ -17,17 +18,16 @@ from agentlightning.rendering.messages import Message, Tool
 T = TypeVar("T")
 
 
-def check_fields(
-    body: Mapping[str, Any], read: Collection[str], harmless: Collection[str], neutral: Mapping[str, tuple[Any, ...]]
-) -> None:
+def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
     """Refuse a field that nobody reads and whose value would matter."""
     for name, value in body.items():
-        if name in read or name in harmless or value is None:
+        if name in fields.read or name in fields.harmless or value is None:
             continue
-        if name not in neutral:
+        neutral = fields.neutral.get(name)
+        if neutral is None:
             raise unsupported(name, "the gateway does not know this field. Remove it from the request.")
-        if value not in neutral[name]:
-            raise unsupported(name, f"only {' or '.join(map(repr, neutral[name])) or 'null'} can be honoured.")
+        if value not in neutral:
+            raise unsupported(name, f"only {' or '.join(map(repr, neutral)) or 'null'} can be honoured.")
 
 
 def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:

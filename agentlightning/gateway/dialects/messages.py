@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, sse
+from agentlightning.gateway.dialects.base import Answered, Body, Dialect, Fields, StreamWriter, sse
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
@@ -24,37 +24,35 @@ from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
-READ = (
-    "model",
-    "messages",
-    "system",
-    "tools",
-    "tool_choice",
-    "max_tokens",
-    "stop_sequences",
-    "stream",
-    "temperature",
-    "top_p",
-    "top_k",
-    "output_config",
-    "output_format",
+FIELDS = Fields(
+    read=(
+        "model",
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "stop_sequences",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+        "output_config",
+        "output_format",
+    ),
+    harmless=(
+        "metadata",
+        "service_tier",
+        "thinking",
+        "cache_control",
+        "inference_geo",
+    ),
+    neutral={
+        "container": (),
+        "mcp_servers": ([],),
+        "betas": ([],),
+    },
 )
-
-HARMLESS = (
-    "metadata",
-    "service_tier",
-    "thinking",
-    "cache_control",
-    "inference_geo",
-)
-"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "container": (),
-    "mcp_servers": ([],),
-    "betas": ([],),
-}
-"""Fields that are accepted with the value that changes nothing."""
 
 SETTINGS = {
     "temperature": "temperature",
@@ -77,16 +75,20 @@ _KINDS = {
 _STOPS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesDialect:
+class MessagesDialect(Dialect):
     """`POST /messages`, `POST /messages/count_tokens`."""
 
     name = "messages"
+    title = "Messages"
     paths = ("/messages",)
     counting_paths = ("/messages/count_tokens",)
     id_prefix = "msg_"
+    fields = FIELDS
+    client_params = "anthropic.types.message_create_params:MessageCreateParamsNonStreaming"
+    conversation_fields = ("messages", "system", "tools")
 
-    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
-        check_fields(body, READ, HARMLESS, NEUTRAL)
+    def parse(self, body: Body, answered: Answered) -> CallRequest:
+        check_fields(body, FIELDS)
         system = text_of(body.get("system"), "system")
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         given = required(body, "messages", list)
@@ -127,6 +129,35 @@ class MessagesDialect:
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(_error(refusal))
+
+    def credentials(self, api_key: str | None) -> dict[str, str]:
+        return {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
+
+    def said(self, answer: Body) -> Message | None:
+        return neutral_answer(answer["content"], "content")
+
+    def gather(self, events: Sequence[Body]) -> dict[str, Any]:
+        whole: dict[str, Any] = {}
+        blocks: dict[int, dict[str, Any]] = {}
+        arguments: dict[int, str] = {}
+        for event in events:
+            match event.get("type"):
+                case "message_start":
+                    whole = dict(event["message"])
+                case "content_block_start":
+                    blocks[event["index"]] = dict(event["content_block"])
+                case "content_block_delta":
+                    delta, block = event["delta"], blocks[event["index"]]
+                    for name in ("text", "thinking"):
+                        if name in delta:
+                            block[name] = block.get(name, "") + delta[name]
+                    if "partial_json" in delta:
+                        arguments[event["index"]] = arguments.get(event["index"], "") + delta["partial_json"]
+                case "message_delta":
+                    whole["usage"] = {**whole.get("usage", {}), **(event.get("usage") or {})}
+        for index, text in arguments.items():
+            blocks[index]["input"] = msgspec.json.decode(text or "{}")
+        return {**whole, "content": [blocks[index] for index in sorted(blocks)]} if whole else {}
 
 
 class _Writer:
@@ -301,7 +332,7 @@ def _tool(tool: Any, where: str) -> Tool:
 def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema of the answer, where Anthropic's API has it now and where its beta had it."""
     config = typed(body, "output_config", dict, {})
-    check_fields(config, ("format",), ("effort",), {})
+    check_fields(config, Fields(read=("format",), harmless=("effort",)))
     if config.get("format") is not None:
         return json_schema_of(config["format"], "output_config.format")
     return json_schema_of(body.get("output_format"), "output_format")

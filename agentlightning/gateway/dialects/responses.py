@@ -8,7 +8,16 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, StreamWriter, logprob_rows, openai_error, sse
+from agentlightning.gateway.dialects.base import (
+    Answered,
+    Body,
+    Dialect,
+    Fields,
+    StreamWriter,
+    logprob_rows,
+    openai_error,
+    sse,
+)
 from agentlightning.gateway.dialects.fields import (
     asked_settings,
     assistant_message,
@@ -26,56 +35,58 @@ from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
-READ = (
-    "model",
-    "input",
-    "instructions",
-    "previous_response_id",
-    "store",
-    "tools",
-    "tool_choice",
-    "parallel_tool_calls",
-    "stream",
-    "temperature",
-    "top_p",
-    "max_output_tokens",
-    "top_logprobs",
-    "include",
-    "text",
+FIELDS = Fields(
+    read=(
+        "model",
+        "input",
+        "instructions",
+        "previous_response_id",
+        "store",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "temperature",
+        "top_p",
+        "max_output_tokens",
+        "top_logprobs",
+        "include",
+        "text",
+    ),
+    harmless=(
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "reasoning",
+        "stream_options",
+    ),
+    neutral={"background": (False,), "truncation": ("disabled",)},
 )
-
-HARMLESS = (
-    "user",
-    "metadata",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "reasoning",
-    "stream_options",
-)
-"""Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
-
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
-"""Fields that are accepted with the value that changes nothing."""
 
 SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 
 _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
+_ENDS = ("response.completed", "response.incomplete")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesDialect:
+class ResponsesDialect(Dialect):
     """`POST /responses`."""
 
     name = "responses"
+    title = "Responses"
     paths = ("/responses",)
-    counting_paths = ()
     id_prefix = "resp_"
+    fields = FIELDS
+    client_params = "openai.types.responses.response_create_params:ResponseCreateParamsNonStreaming"
+    conversation_fields = ("input", "instructions", "tools")
 
-    def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
-        check_fields(body, READ, HARMLESS, NEUTRAL)
+    def parse(self, body: Body, answered: Answered) -> CallRequest:
+        check_fields(body, FIELDS)
         messages = [*_earlier(body, answered), *neutral_messages(body.get("input"))]
         if not messages:
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
@@ -110,6 +121,12 @@ class ResponsesDialect:
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
+
+    def said(self, answer: Body) -> Message | None:
+        return neutral_messages(answer["output"])[-1]
+
+    def gather(self, events: Sequence[Body]) -> dict[str, Any]:
+        return next((e["response"] for e in reversed(events) if e.get("type") in _ENDS), {})
 
 
 class _Writer:

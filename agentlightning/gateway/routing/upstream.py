@@ -87,7 +87,7 @@ class Upstream:
         error: str | None = "cut off"
         try:
             url = self._replica(live.rollout_id)
-            async with self._places, await self._post(url + path, dialect.name, call.request) as response:
+            async with self._places, await self._post(url + path, dialect, call.request) as response:
                 yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 if response.status in _BUSY or response.status >= 500:
@@ -112,8 +112,9 @@ class Upstream:
         """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""
         return max(self._urls, key=lambda url: hashlib.blake2b(f"{url} {rollout_id}".encode()).digest())
 
-    async def _post(self, url: str, dialect: str, body: str) -> aiohttp.ClientResponse:
-        headers = {"content-type": "application/json", **self._credentials(dialect), **self._provider.headers}
+    async def _post(self, url: str, dialect: Dialect, body: str) -> aiohttp.ClientResponse:
+        credentials = dialect.credentials(self._provider.api_key)
+        headers = {"content-type": "application/json", **credentials, **self._provider.headers}
         for number in range(1, _CONNECT_TRIES + 1):
             try:
                 # A file is sent in pieces; a large text at once would hold up the other requests.
@@ -123,12 +124,6 @@ class Upstream:
                     raise
                 await asyncio.sleep(0.1 * number)
         raise AssertionError("the loop returns or raises")
-
-    def _credentials(self, dialect: str) -> dict[str, str]:
-        key = self._provider.api_key
-        if dialect == "messages":
-            return {"anthropic-version": "2023-06-01", **({"x-api-key": key} if key else {})}
-        return {"authorization": f"Bearer {key}"} if key else {}
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.dialects import DIALECTS, Dialect
+from agentlightning.gateway.dialects import Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.dialects.fields import required
 from agentlightning.gateway.exchange import CallRequest, Refusal
@@ -69,6 +69,7 @@ class GatewayApp:
         api: AttemptApi,
         secret: bytes,
         *,
+        dialects: Sequence[Dialect],
         keep_alive_seconds: float,
         read_seconds: float,
     ) -> None:
@@ -79,8 +80,8 @@ class GatewayApp:
         self._secret = secret
         self._keep_alive_seconds = keep_alive_seconds
         self._read_seconds = read_seconds
-        self._dialects = {path: dialect for dialect in DIALECTS for path in dialect.paths}
-        self._counting = {path: dialect for dialect in DIALECTS for path in dialect.counting_paths}
+        self._dialects = by_path(dialects)
+        self._counting = {path for dialect in dialects for path in dialect.counting_paths}
         self.turned_away: Counter[str] = Counter()
         """Requests that belong to no attempt, by why they were refused."""
 
@@ -89,7 +90,7 @@ class GatewayApp:
             raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
         match = _PATH.fullmatch(scope["path"])
         rest = match["rest"] if match else scope["path"]
-        dialect = self._dialects.get(rest) or self._counting.get(rest)
+        dialect = self._dialects.get(rest)
         if dialect is not None and match is not None:
             if scope["method"] == "POST":
                 await self._call(dialect, match, scope, receive, send)
