@@ -4,6 +4,7 @@ AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
+│   └── UnknownResourceError  it asked for a resource that there is not; a KeyError too
 ├── JudgeError       what gives the reward failed, not the agent
 ├── StoreError       the store refused or could not do an operation
 │   ├── NotFoundError        no such rollout, attempt, …
@@ -30,6 +31,12 @@ class ModelError(AgentLightningError):
 
 class AgentError(AgentLightningError):
     """The agent did something that cannot be trained on (no reward, no model call, wrong return type)."""
+
+
+class UnknownResourceError(AgentError, KeyError):
+    """The agent asked for a resource by a name that there is not."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 class JudgeError(AgentLightningError):

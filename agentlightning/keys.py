@@ -2,6 +2,9 @@
 
 A key carries the rollout, the attempt and what it may do in clear text, and an HMAC over them; whoever knows the secret
 can check a key without looking anything up. Keys do not expire: an attempt that is finished refuses them by its status.
+
+The same in a URL that names the rollout and the attempt itself is a *URL key*: `…/attempt/{id}/key/{scopes}-{HMAC}/v1`.
+`redacted` takes both kinds out of texts that people read.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -37,6 +41,10 @@ REWARDS = "rewards"
 CLOSE = "close"
 """May close the attempt at the gateway; for its runner, never given to an agent."""
 ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
+
+_LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
+_SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
+_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|\b({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
 
 
 def new_secret() -> bytes:
@@ -67,6 +75,28 @@ def verify_attempt_key(secret: bytes, key: str) -> AttemptKey | None:
     if not hmac.compare_digest(signature, _signature(secret, payload)):
         return None
     return msgspec.json.decode(payload, type=AttemptKey)
+
+
+def sign_url_key(secret: bytes, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> str:
+    """The key that stands in the URL of an attempt."""
+    payload = msgspec.json.encode(AttemptKey(rollout_id, attempt_id, tuple(scopes)))
+    return f"{''.join(_LETTERS[scope] for scope in scopes)}-{_encode(_signature(secret, payload))}"
+
+
+def verify_url_key(secret: bytes, rollout_id: str, attempt_id: str, key: str) -> AttemptKey | None:
+    """What the key in a URL of this attempt says, or None if it was not made for it with `secret`."""
+    letters, _, _ = key.partition("-")
+    if not all(letter in _SCOPES for letter in letters):
+        return None
+    scopes = tuple(_SCOPES[letter] for letter in letters)
+    if not hmac.compare_digest(key.encode(), sign_url_key(secret, rollout_id, attempt_id, scopes).encode()):
+        return None
+    return AttemptKey(rollout_id, attempt_id, scopes)
+
+
+def redacted(text: str) -> str:
+    """The text with keys shortened to their beginnings, which tell them apart and open nothing."""
+    return _SECRETS.sub(r"\1\2…", text)
 
 
 def _signature(secret: bytes, payload: bytes) -> bytes:

@@ -26,7 +26,7 @@ from agentlightning.gateway.serving.answering import Target
 from agentlightning.gateway.serving.app import GatewayApp
 from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
-from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
+from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key, sign_url_key
 from agentlightning.rendering import Rendering
 from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
@@ -181,8 +181,9 @@ class Gateway:
         return sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
 
     def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str] = ALL_SCOPES) -> LLM:
-        """The resource as an agent is given it: its URL and its key are good for one attempt only."""
-        return resource.for_attempt(rollout_id, attempt_id, self.key_for(rollout_id, attempt_id, scopes))
+        """The resource as an agent is given it: its URL is enough, and is good for one attempt only, like its key."""
+        url_key = sign_url_key(self._secret, rollout_id, attempt_id, scopes)
+        return resource.for_attempt(rollout_id, attempt_id, self.key_for(rollout_id, attempt_id, scopes), url_key)
 
     # ---- what the runner asks --------------------------------------------------------------------------------------
 

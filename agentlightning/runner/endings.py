@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentlightning.errors import message_of
+from agentlightning.keys import redacted
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -75,7 +76,7 @@ def describe(error: BaseException) -> str:
     """Message first, then the traceback without our own frames."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
     trace = "".join(traceback.format_list(frames))
-    text = f"{type(error).__name__}: {message_of(error)}\n{trace}".rstrip()
+    text = redacted(f"{type(error).__name__}: {message_of(error)}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
         return text
     return "\n".join([text, *(f"one of them: {describe(e)}" for e in error.exceptions[:3])])

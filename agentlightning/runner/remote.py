@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.keys import CLOSE, derived_secret, sign_attempt_key
+from agentlightning.keys import CLOSE, derived_secret, sign_attempt_key, sign_url_key
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
@@ -78,7 +78,10 @@ class RemoteGateway:
             url = parts._replace(netloc=f"{host}:{parts.port}").geturl()
             resource = resource.model_copy(update={"endpoint": url})
         bound = resource.for_attempt(
-            rollout_id, attempt_id, sign_attempt_key(self._secret, rollout_id, attempt_id, scopes)
+            rollout_id,
+            attempt_id,
+            sign_attempt_key(self._secret, rollout_id, attempt_id, scopes),
+            sign_url_key(self._secret, rollout_id, attempt_id, scopes),
         )
         self._endpoints[attempt_id] = bound.endpoint
         return bound

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import AgentError, ConfigError, ConflictError, JudgeError, StoreError
 from agentlightning.litagent import LitAgent
+from agentlightning.litagent.resources import GivenResources
 from agentlightning.runner.air import air
 from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
@@ -299,7 +300,7 @@ class LitAgentRunner:
             else await store.get_latest_resources()
         )
         resources = update.resources if update else {}
-        return {name: self._bind(resource, claimed, trace) for name, resource in resources.items()}
+        return GivenResources((name, self._bind(resource, claimed, trace)) for name, resource in resources.items())
 
     def _bind(self, resource: Any, claimed: AttemptedRollout, trace: Trace) -> Any:
         """Give the agent a plain LLM whose URL and key are good for its own attempt only.

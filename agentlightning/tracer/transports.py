@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from agentlightning.keys import redacted
 from agentlightning.tracer.attribution import AgentName, attribute
 
 _wrapped: list[tuple[type, str, Callable[..., Any]]] = []
@@ -28,6 +30,7 @@ def instrument(agent_name: AgentName) -> None:
     for name in ("httpx", "httpx2"):
         if find_spec(name) is not None:
             module = import_module(name)
+            logging.getLogger(name).addFilter(_without_keys)
             _wrap(module.Client, "send", lambda send: _httpx(send, agent_name))
             _wrap(module.AsyncClient, "send", lambda send: _httpx(send, agent_name))
     if find_spec("aiohttp") is not None:
@@ -40,6 +43,14 @@ def uninstrument() -> None:
     while _wrapped:
         owner, name, original = _wrapped.pop()
         setattr(owner, name, original)
+    for name in ("httpx", "httpx2"):
+        logging.getLogger(name).removeFilter(_without_keys)
+
+
+def _without_keys(record: logging.LogRecord) -> bool:
+    """These libraries log the URL of each request, and an attempt's URL has its key in it."""
+    record.msg, record.args = redacted(record.getMessage()), ()
+    return True
 
 
 def _wrap(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SerializeAsAny
 
+from agentlightning.keys import redacted
 from agentlightning.types.rollout import Record
 
 
@@ -40,14 +42,20 @@ class LLM(Resource):
         return self.model_copy(update={"endpoint": f"{base}/agent/{quote(name, safe='')}/v1"})
 
     def with_key_in_url(self) -> Self:
-        """The same endpoint for clients that are given nothing but a URL: the key stands in it.
+        """The same endpoint for clients that are told no model either: a name that is not known means the policy there.
 
-        The gateway's URLs only. A model name that the gateway does not know means the policy there.
+        The gateway's URLs only.
         """
         if not self.api_key:
             return self
         parts = urlsplit(self.endpoint)
-        return self.model_copy(update={"endpoint": parts._replace(path=f"/key/{self.api_key}{parts.path}").geturl()})
+        path = re.sub(r"/key/[^/]+", "", parts.path)
+        return self.model_copy(update={"endpoint": parts._replace(path=f"/key/{self.api_key}{path}").geturl()})
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Keys are not printed whole."""
+        for name, value in super().__repr_args__():
+            yield name, redacted(value) if isinstance(value, str) else value
 
 
 class ProxyLLM(LLM):
@@ -64,10 +72,16 @@ class ProxyLLM(LLM):
         base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
         return f"{base}/rollout/{rollout_id}/attempt/{attempt_id}/v1"
 
-    def for_attempt(self, rollout_id: str, attempt_id: str, api_key: str | None) -> LLM:
-        """The plain `LLM` an agent is given: the URL names its attempt and the key opens nothing else."""
+    def for_attempt(self, rollout_id: str, attempt_id: str, api_key: str | None, url_key: str | None = None) -> LLM:
+        """The plain `LLM` an agent is given: its URL names its attempt, and its keys open nothing else.
+
+        With `url_key` the URL alone is enough, whatever API key a client sends.
+        """
+        endpoint = self.get_base_url(rollout_id, attempt_id)
+        if url_key is not None:
+            endpoint = f"{endpoint.removesuffix('/v1')}/key/{url_key}/v1"
         return LLM(
-            endpoint=self.get_base_url(rollout_id, attempt_id),
+            endpoint=endpoint,
             model=self.model,
             api_key=api_key,
             sampling_parameters=self.sampling_parameters,

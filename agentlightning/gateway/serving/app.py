@@ -36,11 +36,13 @@ from agentlightning.gateway.serving.http import (
     send_body,
     send_json,
 )
-from agentlightning.keys import CALLS, AttemptKey, verify_attempt_key
+from agentlightning.keys import CALLS, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
 _PATH = re.compile(
-    r"(?:/key/(?P<key>[^/]+))?(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+))?(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
+    r"(?:/key/(?P<key>[^/]+))?"
+    r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+)(?:/key/(?P<url_key>[^/]+))?)?"
+    r"(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
 )
 _AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
 _CONTEXT = CONTEXT_HEADER.encode()
@@ -95,7 +97,7 @@ class GatewayApp:
             if scope["method"] == "POST":
                 await self._call(dialect, match, scope, receive, send)
             else:
-                refusal = Refusal(f"Use POST for {scope['path']}.", status=405, code="method_not_allowed")
+                refusal = Refusal(f"Use POST for {rest}.", status=405, code="method_not_allowed")
                 await send_body(send, 405, dialect.refuse(refusal))
         elif rest in PATHS and match is not None and scope["method"] == "POST":
             await self._of_attempt(match, scope, receive, send)
@@ -107,7 +109,9 @@ class GatewayApp:
             await send_json(send, 200, {"status": "ok"})
         else:
             known = ", ".join(f"/v1{path}" for path in (*self._dialects, "/models"))
-            refusal = Refusal(f"There is no {scope['path']} here. Served are {known}.", status=404, code="not_found")
+            refusal = Refusal(
+                f"There is no {redacted(scope['path'])} here. Served are {known}.", status=404, code="not_found"
+            )
             self._turn_away(refusal)
             await send_json(send, 404, openai_error(refusal))
 
@@ -120,7 +124,7 @@ class GatewayApp:
         headers = dict(scope["headers"])
         try:
             body = await read_body(receive, self._read_seconds)
-            key = self._attribute(path["rollout"], path["attempt"], path["key"], headers)
+            key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
             live = await self._attempts.get(key.rollout_id, key.attempt_id)
@@ -144,7 +148,7 @@ class GatewayApp:
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
             body = await read_body(receive, self._read_seconds)
-            key = self._attribute(path["rollout"], path["attempt"], path["key"], dict(scope["headers"]))
+            key = self._attribute(path, dict(scope["headers"]))
             answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
@@ -183,39 +187,45 @@ class GatewayApp:
             lambda: refusal_span(live.rollout_id, live.attempt_id, place, call_id, model, refusal.message, start, end)
         )
 
-    def _attribute(
-        self, rollout: str | None, attempt: str | None, key: str | None, headers: Mapping[bytes, bytes]
-    ) -> AttemptKey:
-        """Whose call this is. Its key, in the URL or in a header, must be that attempt's own."""
-        key = key or _key(headers)
-        scoped = verify_attempt_key(self._secret, key) if key else None
+    def _attribute(self, path: re.Match[str], headers: Mapping[bytes, bytes]) -> AttemptKey:
+        """Whose call this is: the header's key says so if it is one of ours, else the key in the URL."""
+        rollout, attempt = path["rollout"], path["attempt"]
+        scoped = self._verified(_key(headers)) or self._verified(path["key"])
+        if scoped is None and path["url_key"] is not None:
+            scoped = verify_url_key(self._secret, rollout, attempt, path["url_key"])
         if scoped is None:
-            if rollout is None:
-                raise Refusal(
-                    "This call cannot be attributed to a rollout. Use the base URL and API key of the `llm` resource "
-                    "that "
-                    "the agent is given (llm.get_base_url(), llm.api_key), or an attempt's API key with the plain URL. "
-                    "A client that is made once for all rollouts works inside a rollout's own tasks and thread pools, "
-                    "if it sends by httpx or aiohttp; start other threads with contextvars.copy_context().run, or "
-                    "run one process per rollout.",
-                    status=401,
-                    kind="authentication_error",
-                    code="not_attributed",
-                )
-            raise Refusal(
-                "This call needs the API key of its attempt. Pass `llm.api_key` of the resource that the agent is "
-                "given to "
-                "the client, next to its base URL.",
-                status=401,
-                kind="authentication_error",
-                code="invalid_api_key",
-            )
+            raise _not_attributed() if rollout is None else _no_key()
         if rollout is not None and (rollout, attempt) != (scoped.rollout_id, scoped.attempt_id):
             raise _wrong_attempt(scoped)
         running = headers.get(_CONTEXT, b"").decode("latin-1")
         if running and running != f"{scoped.rollout_id}/{scoped.attempt_id}":
             raise _wrong_client(scoped, running)
         return scoped
+
+    def _verified(self, key: str | None) -> AttemptKey | None:
+        return verify_attempt_key(self._secret, key) if key else None
+
+
+def _not_attributed() -> Refusal:
+    return Refusal(
+        "This call cannot be attributed to a rollout. Use the base URL of the `llm` resource that the agent is given "
+        "(llm.get_base_url()), or an attempt's API key (llm.api_key) with the plain URL. A client that is made once "
+        "for all rollouts works inside a rollout's own tasks and thread pools, if it sends by httpx or aiohttp; start "
+        "other threads with contextvars.copy_context().run, or run one process per rollout.",
+        status=401,
+        kind="authentication_error",
+        code="not_attributed",
+    )
+
+
+def _no_key() -> Refusal:
+    return Refusal(
+        "This URL lacks the key of its attempt. Give the client the base URL of the `llm` resource that the agent is "
+        "given, as it is (llm.get_base_url()), or pass `llm.api_key`.",
+        status=401,
+        kind="authentication_error",
+        code="invalid_api_key",
+    )
 
 
 def _wrong_attempt(key: AttemptKey) -> Refusal:
