@@ -11,11 +11,21 @@ from typing import Any
 from agentlightning.algorithm.credit import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.trend import chance_of_no_rise, noise_of, visible_rise
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 
 WATCHED_STEPS = 30
-"""Steps after which the reward should have moved."""
+"""Steps after which the reward should have risen …"""
+LOOK_AGAIN = 5
+"""… and between one look at it and the next."""
+TREND_LEVEL = 0.15
+"""A reward may have risen when one without any trend would look like it this rarely. Generous on purpose: a dead run
+is found at one of the next looks, and a healthy one is not accused (`tests/algorithm/test_trend.py` has the rates)."""
+VISIBLE = 0.12
+"""No verdict while a rise of this share of the range of rewards would go unseen in the noise of the steps."""
+NEARLY_SOLVED = 0.9
+"""Nothing is said of a reward that has come this far from the lowest to the highest that a rollout earned."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings that are worth a word."""
 _TOO_HARD = (
@@ -74,6 +84,7 @@ class Preflight:
         self._flat = 0
         self._failed = 0
         self._highest = -math.inf
+        self._lowest = math.inf
         self.solved = False
         """All siblings have earned the highest reward of the run for `FLAT_STEPS` steps, after learning: it is done."""
         self.stuck = False
@@ -111,20 +122,34 @@ class Preflight:
             self._check_variance(usable)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
-        """After a step: say once, with the likeliest cause, when the reward has not moved for `WATCHED_STEPS` steps."""
-        if not self._compares or metrics.get("reward") is None or len(self._rewards) == WATCHED_STEPS:
+        """After a step: say once, with the likeliest cause, when the reward has not risen.
+
+        The verdict is a statistical test on the rewards of all steps so far (`algorithm.trend`), made at
+        `WATCHED_STEPS` steps and every `LOOK_AGAIN` after them.
+        """
+        if not self._compares or metrics.get("reward") is None:
             return
         self._rewards.append(metrics["reward"])
-        if len(self._rewards) < WATCHED_STEPS:
+        steps = len(self._rewards)
+        if steps < WATCHED_STEPS or steps % LOOK_AGAIN or not self._stands_still():
             return
-        third = WATCHED_STEPS // 3
-        early, late = self._rewards[:third], self._rewards[-third:]
-        noise = statistics.stdev(early) + statistics.stdev(late)
-        if statistics.mean(late) < statistics.mean(early) + noise and statistics.mean(late) < self._highest:
-            self._tell(
-                f"The reward has hardly moved in {WATCHED_STEPS} steps ({statistics.mean(early):.3g} → "
-                f"{statistics.mean(late):.3g}). {_likely_cause(metrics)}"
-            )
+        third = steps // 3
+        early, late = statistics.mean(self._rewards[:third]), statistics.mean(self._rewards[-third:])
+        self._tell(
+            f"The reward has not risen in {steps} steps: it was {early:.3g} in the first third of them and {late:.3g} "
+            f"in the last, and varies by ±{noise_of(self._rewards):.2g} from step to step. {_likely_cause(metrics)}",
+            key="stands still",
+        )
+
+    def _stands_still(self) -> bool:
+        """Whether it has not risen, is not high already, and its steps are not too noisy to tell."""
+        spread = self._highest - self._lowest
+        recent = statistics.mean(self._rewards[-(len(self._rewards) // 3) :])
+        if spread > 0 and (
+            recent >= self._lowest + NEARLY_SOLVED * spread or visible_rise(self._rewards, 0.05) > VISIBLE * spread
+        ):
+            return False
+        return chance_of_no_rise(self._rewards) > TREND_LEVEL
 
     def _check_names(self, usable: Sequence[Episode]) -> None:
         """Rewards that name agents who made no call would reach nobody."""
@@ -140,6 +165,7 @@ class Preflight:
     def _check_variance(self, usable: Sequence[Episode]) -> None:
         rewards = sorted({e.reward for e in usable if e.reward is not None})
         self._highest = max([self._highest, *rewards])
+        self._lowest = min([self._lowest, *rewards])
         if groups_to_learn_from(usable, self._rule, self._policies):
             self._flat, self.stuck, self._learned = 0, False, True
             return
@@ -159,8 +185,8 @@ class Preflight:
                 "flat_steps (0: for ever)."
             )
 
-    def _tell(self, text: str) -> None:
-        key = text.split(". ", 1)[-1]
+    def _tell(self, text: str, key: str | None = None) -> None:
+        key = key or text.split(". ", 1)[-1]
         if key not in self._told:
             self._told.add(key)
             self._reporter.warn(text)
@@ -172,15 +198,18 @@ def _same(steps: int, rewards: Sequence[float]) -> str:
 
 
 def _likely_cause(metrics: Mapping[str, Any]) -> str:
+    if metrics.get("learning_rate") == 0:
+        return "The learning rate is 0, so nothing is learned: leave learning_rate out to take the model's default."
     if metrics.get("updates") == 0:
         return "Most groups have equal rewards: try a larger group_size, other tasks, or partial rewards."
-    if metrics.get("kl_old", 1.0) < 1e-5 and metrics.get("clip_fraction", 1.0) < 1e-3:
-        return "The policy hardly changes from step to step: try a higher learning_rate."
     if metrics.get("clip_fraction", 0.0) > 0.2:
         return "Many tokens are clipped, so steps are too large: try a lower learning_rate."
     if metrics.get("entropy", 1.0) < 0.02:
         return "The model says the same every time (entropy near 0): try a higher temperature or an entropy_coef."
-    return "Look at a few rollouts (agl show): is the reward for what you mean, does it tell good from bad answers?"
+    return (
+        "Look at a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try a higher "
+        "learning_rate, or more rollouts per step (tasks_per_step, group_size)."
+    )
 
 
 def _most_common(failed: Sequence[Episode]) -> str:
