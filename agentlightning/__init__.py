@@ -15,6 +15,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.terminal import end_scripts_in_words
+
 __version__ = "0.3.0"
 
 _HOMES: dict[str, tuple[str, ...]] = {
@@ -201,3 +203,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+end_scripts_in_words()

@@ -16,9 +16,19 @@ AgentLightningError
 
 from __future__ import annotations
 
+import os
+
 
 class AgentLightningError(Exception):
-    """Base of all errors raised on purpose by this package. The CLI prints its message without a traceback."""
+    """Base of all errors raised on purpose by this package. They reach a person in words: see `in_words`."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython and notebooks show."""
+        if not debugging():
+            return in_words(self).splitlines()
+        from traceback import format_exception
+
+        return format_exception(self)
 
 
 class ConfigError(AgentLightningError):
@@ -82,3 +92,29 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:  # a __str__ of the user's own
         return f"(its message cannot be shown: {type(failure).__name__})"
+
+
+# ---- how an error is shown -----------------------------------------------------------------------------------------
+
+def debugging() -> bool:
+    """Whether the user asked for whole tracebacks, with `AGL_DEBUG=1`."""
+    return os.environ.get("AGL_DEBUG", "0").lower() not in ("", "0", "false", "no")
+
+
+def in_words(error: BaseException) -> str:
+    """What happened and what to do next, and the line of the user's own that it came through; none of our frames."""
+    notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+    return f"Error: {message_of(error)}{notes}{_where(error)}"
+
+
+def _where(error: BaseException) -> str:
+    """The innermost frame that is neither this package's nor a library's."""
+    import sysconfig
+    from traceback import extract_tb
+
+    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+    others = ("<", *(place + os.sep for place in (os.path.dirname(__file__), *libraries)))
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    if not frames:
+        return ""
+    return f"\n(It came through {frames[-1].filename}, line {frames[-1].lineno}; AGL_DEBUG=1 shows the whole way.)"

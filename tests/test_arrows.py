@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "keys", "files", "serving"},
+    {"types", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
 SIBLINGS = {
     ("types", "errors"),
     ("serving", "errors"),
+    ("terminal", "errors"),
     ("learner", "adapter"),
     ("learner", "models"),
     ("gateway", "engine"),

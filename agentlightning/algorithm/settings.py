@@ -1,18 +1,19 @@
 """The settings of a training run: one flat set of names that every algorithm of the family shares.
 
 An algorithm is a set of defaults for them (see `family.py`). What cannot work together is refused when it is made, and
-a name that does not exist is a TypeError.
+a name that does not exist is a ConfigError.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, Self
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, Normalization, Use
+from agentlightning.algorithm.names import refuse_unknown
 from agentlightning.algorithm.refusals import refuse_what_cannot_work
 from agentlightning.errors import ConfigError
 from agentlightning.learner.advantage import ALONE, SELECTING
@@ -154,6 +155,10 @@ class TrainingSettings(Algorithm):
     renderer: str | None = None
     seed: int = 0
     """Decides the order of the tasks, and seeds the sampling."""
+
+    def __new__(cls, *positional: Any, **given: Any) -> Self:
+        refuse_unknown(cls.__name__, positional, given, [field.name for field in fields(cls)])
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__init__()

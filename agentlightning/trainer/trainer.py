@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import itertools
 import json
 import logging
@@ -20,7 +21,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
 
@@ -33,8 +34,9 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
+from agentlightning.algorithm.names import refuse_unknown
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError
+from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError, debugging
 from agentlightning.files import atomic_write
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
@@ -61,6 +63,12 @@ RUN_FILE = "run.json"
 STORE_FILE = "store.db"
 GIVE_UP_SECONDS = 120.0
 """A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
+
+
+_NOT_OF_THE_TRAINER = (
+    "Settings of training, such as model, learning_rate or steps, are the algorithm's: "
+    "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,11 @@ class Trainer:
         resume: A run's folder or a checkpoint to go on from.
         console: Where progress is shown; None is the terminal.
     """
+
+    def __new__(cls, *positional: Any, **given: Any) -> Self:
+        known = list(inspect.signature(cls.__init__).parameters)[1:]
+        refuse_unknown(cls.__name__, positional, given, known, also=_NOT_OF_THE_TRAINER)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -165,6 +178,8 @@ class Trainer:
             return run_sync(self.fit_async(agent, train_dataset, val))
         except AgentLightningError as error:  # it says itself what to do; the way it came is for the log
             logger.debug("The run failed", exc_info=error)
+            if debugging():
+                raise
             raise error.with_traceback(None) from None
 
     def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Dataset[Any]) -> RunResult:

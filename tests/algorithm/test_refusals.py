@@ -88,7 +88,7 @@ def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], ca
 
 
 def test_a_name_that_does_not_exist_is_an_error() -> None:
-    with pytest.raises(TypeError, match="learning_rat"):
+    with pytest.raises(ConfigError, match=r"no setting 'learning_rat'. Did you mean learning_rate\?"):
         agl.GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
 
 

@@ -1,0 +1,83 @@
+"""Names of settings that do not exist, and what was probably meant by them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from agentlightning.errors import ConfigError
+
+ELSEWHERE_CALLED = {
+    "lr": "learning_rate",
+    "batch_size": "tasks_per_step",
+    "train_batch_size": "tasks_per_step",
+    "per_device_train_batch_size": "tasks_per_step",
+    "num_generations": "group_size",
+    "n": "group_size",
+    "samples_per_task": "group_size",
+    "rollouts_per_task": "group_size",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "beta": "kl_coef",
+    "kl": "kl_coef",
+    "kl_beta": "kl_coef",
+    "epsilon": "clip_low",
+    "eps": "clip_low",
+    "clip_range": "clip_low",
+    "clip": "clip_low",
+    "epsilon_high": "clip_high",
+    "entropy": "entropy_coef",
+    "max_length": "max_context",
+    "max_seq_length": "max_context",
+    "max_model_len": "max_context",
+    "context_length": "max_context",
+    "max_new_tokens": "max_tokens",
+    "lora": "lora_rank",
+    "lora_r": "lora_rank",
+    "rank": "lora_rank",
+    "model_name": "model",
+    "base_model": "model",
+    "model_path": "model",
+    "torch_dtype": "dtype",
+    "precision": "dtype",
+    "gpu": "device",
+    "eval_every": "val_every",
+    "eval_steps": "val_every",
+    "checkpoint_every": "save_every",
+    "save_steps": "save_every",
+    "output_dir": "run_dir",
+    "checkpoint_dir": "run_dir",
+    "num_workers": "n_workers",
+    "workers": "n_runners",
+    "lr_scheduler_type": "schedule",
+    "max_grad": "max_grad_norm",
+    "resume_from_checkpoint": "resume",
+}
+"""Other trainers' words for settings of ours."""
+
+
+def refuse_unknown(
+    what: str, positional: Sequence[Any], given: Collection[str], known: Collection[str], also: str = ""
+) -> None:
+    """Raises ConfigError for the first name that is no setting, with the one that was probably meant.
+
+    `also` is said where nothing is near.
+    """
+    if positional:
+        raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
+    for name in given:
+        if name not in known:
+            meant = nearest(name, known)
+            hint = f"Did you mean {meant}?" if meant else also or f"The settings are: {', '.join(sorted(known))}."
+            raise ConfigError(f"{what} has no setting '{name}'. {hint}")
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The setting that was probably meant; None where nothing is near."""
+    other = ELSEWHERE_CALLED.get(name.lower())
+    if other in known:
+        return other
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
