@@ -82,8 +82,10 @@ class ModelProcessDied(EngineError):
 
 
 def missing_extra(extra: str, package: str) -> ConfigError:
-    """The error for a feature whose optional dependency is not installed."""
-    return ConfigError(f"This needs the package '{package}'. Install it with:  pip install 'agentlightning[{extra}]'")
+    """The error for a feature whose optional dependency is not installed, with the command that installs it here."""
+    from agentlightning.installation import install_command
+
+    return ConfigError(f"This needs the package '{package}'. Install it with:  {install_command(extra)}")
 
 
 def message_of(error: BaseException) -> str:
@@ -95,6 +97,7 @@ def message_of(error: BaseException) -> str:
 
 
 # ---- how an error is shown -----------------------------------------------------------------------------------------
+
 
 def debugging() -> bool:
     """Whether the user asked for whole tracebacks, with `AGL_DEBUG=1`."""

@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "errors", "terminal", "keys", "files", "serving"},
+    {"types", "installation", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
@@ -32,6 +32,7 @@ SIBLINGS = {
     ("types", "errors"),
     ("serving", "errors"),
     ("terminal", "errors"),
+    ("errors", "installation"),
     ("learner", "adapter"),
     ("learner", "models"),
     ("gateway", "engine"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.errors import ConfigError
@@ -19,7 +20,7 @@ SHOWN_FAILURES = 3
 
 
 @dataclass(kw_only=True)
-class Baseline(Algorithm):
+class Baseline(GivenByName, Algorithm):
     """Runs every task `repeats` times; `episodes` holds what came of it, in the order of the tasks."""
 
     model: str | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from agentlightning.errors import ConfigError
 
@@ -59,19 +60,40 @@ ELSEWHERE_CALLED = {
 """Other trainers' words for settings of ours."""
 
 
-def refuse_unknown(
-    what: str, positional: Sequence[Any], given: Collection[str], known: Collection[str], also: str = ""
-) -> None:
-    """Raises ConfigError for the first name that is no setting, with the one that was probably meant.
+class _SignatureOfInit:
+    """What `inspect.signature` says of a class, whatever its `__new__` takes."""
 
-    `also` is said where nothing is near.
-    """
+    def __get__(self, _: object, cls: type) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class GivenByName:
+    """A class whose settings are keyword arguments: a name that is none is refused with the one that was meant."""
+
+    _otherwise: ClassVar[str | None] = None
+    """What is said of a name that nothing is near to; None: all names."""
+
+    if not TYPE_CHECKING:  # type checkers and editors look at `__init__`
+        __signature__ = _SignatureOfInit()
+
+        def __new__(cls, *positional: Any, **given: Any) -> Self:
+            parameters = cls.__signature__.parameters
+            if all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
+                refuse_unknown(cls.__name__, positional, given, list(parameters), cls._otherwise)
+            return super().__new__(cls)
+
+
+def refuse_unknown(
+    what: str, positional: Sequence[Any], given: Collection[str], known: Collection[str], otherwise: str | None
+) -> None:
+    """Raises ConfigError for the first name that is no setting, with the one that was probably meant."""
     if positional:
         raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
     for name in given:
         if name not in known:
             meant = nearest(name, known)
-            hint = f"Did you mean {meant}?" if meant else also or f"The settings are: {', '.join(sorted(known))}."
+            hint = f"Did you mean {meant}?" if meant else otherwise or f"They are: {', '.join(sorted(known))}."
             raise ConfigError(f"{what} has no setting '{name}'. {hint}")
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field
+from typing import Literal
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, Normalization, Use
-from agentlightning.algorithm.names import refuse_unknown
+from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.refusals import refuse_what_cannot_work
 from agentlightning.errors import ConfigError
 from agentlightning.learner.advantage import ALONE, SELECTING
@@ -39,7 +39,7 @@ def policies_by_alias(policies: Sequence[str] | Mapping[str, str | None], frozen
 
 
 @dataclass(kw_only=True)
-class TrainingSettings(Algorithm):
+class TrainingSettings(GivenByName, Algorithm):
     """`model` alone is enough; everything else has a default."""
 
     samples = True
@@ -155,10 +155,6 @@ class TrainingSettings(Algorithm):
     renderer: str | None = None
     seed: int = 0
     """Decides the order of the tasks, and seeds the sampling."""
-
-    def __new__(cls, *positional: Any, **given: Any) -> Self:
-        refuse_unknown(cls.__name__, positional, given, [field.name for field in fields(cls)])
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         super().__init__()

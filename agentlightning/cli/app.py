@@ -14,7 +14,7 @@ app = typer.Typer(
     name="agl",
     help="Agent Lightning: train any LLM agent with (almost) no change to its code.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )

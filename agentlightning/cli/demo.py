@@ -11,6 +11,7 @@ from rich.console import Console
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
 from agentlightning.cli.example import load_example
+from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.name import own_name
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.errors import AgentLightningError
@@ -69,7 +70,7 @@ def _conclude(name: str, result: RunResult) -> None:
     if result.stopped:
         console.print("\nStopped.")
         _tell_how_to_resume(name, result.run_dir)
-        return
+        exit_interrupted()
     rows = [m for m in read_metrics(result.run_dir / METRICS_FILE) if m.get("val_reward") is not None]
     store = SqliteLightningStore(result.run_dir / STORE_FILE)
     try:
@@ -93,6 +94,6 @@ def _tell_how_to_resume(name: str, run_dir: Path) -> None:
     try:
         checkpoint = latest_checkpoint(run_dir)
     except AgentLightningError:
-        console.print("There is no checkpoint yet; start again from the beginning.")
+        console.print("There is no checkpoint yet, so there is nothing to resume: start again.")
         return
     console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {own_name()} demo {name} --resume {run_dir}")

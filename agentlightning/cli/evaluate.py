@@ -16,6 +16,7 @@ from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, read_checkpoint
 from agentlightning.cli.agents import find_agent, read_tasks
 from agentlightning.cli.example import load_agent, load_example
+from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
@@ -76,7 +77,10 @@ def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int
         mode=RolloutMode.TEST,
     )
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
-        Trainer(algorithm=algorithm, run_dir=folder, console=SilentConsole()).fit(agent, tasks)
+        result = Trainer(algorithm=algorithm, run_dir=folder, console=SilentConsole()).fit(agent, tasks)
+    if result.stopped:
+        console.print("Stopped: there is nothing to compare yet.")
+        exit_interrupted()
     episodes = algorithm.episodes
     failed = sum(not e.good for e in episodes)
     return [e.reward or 0.0 for e in episodes], failed

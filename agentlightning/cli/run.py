@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from agentlightning.algorithm import Baseline
+from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
@@ -46,6 +47,9 @@ def run_agent(
     )
     trainer = Trainer(algorithm=algorithm, initial_resources=resources, concurrency=concurrency, run_dir=run_dir)
     result = trainer.fit(agent, tasks)
+    if result.stopped:
+        console.print("Stopped.")
+        exit_interrupted()
     console.print(f"Read what was said:  {own_name()} show {result.run_dir}")
     if not any(e.good for e in algorithm.episodes):
         raise typer.Exit(1)

@@ -11,11 +11,12 @@ from typing import Any
 from rich.console import Console
 
 from agentlightning.algorithm import GRPO
+from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import read_metrics
-from agentlightning.trainer import Trainer
+from agentlightning.trainer import RunResult, Trainer
 from agentlightning.trainer.trainer import CURVE_FILE, METRICS_FILE
 from agentlightning.types import RolloutConfig
 
@@ -49,8 +50,6 @@ def train_agent(
     )
     console.print(f"Training [bold]{model}[/bold] by GRPO in [bold]{trainer.run_dir}[/bold]. Ctrl-C stops cleanly.\n")
     result = trainer.fit(agent, tasks, val_tasks)
-    if result.stopped:
-        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
     rewards = [m["reward"] for m in read_metrics(result.run_dir / METRICS_FILE) if m.get("reward") is not None]
     if rewards:
         console.print(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
@@ -61,6 +60,16 @@ def train_agent(
     )
     if result.checkpoint is not None:
         console.print(f"  {own_name()} eval {result.checkpoint} --tasks …    compare it with the base model")
+    if result.stopped:
+        _tell_how_to_go_on(result)
+        exit_interrupted()
+
+
+def _tell_how_to_go_on(result: RunResult) -> None:
+    if result.checkpoint is None:
+        console.print("Stopped before the first step was finished, so there is nothing to resume: start again.")
+    else:
+        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

@@ -22,12 +22,12 @@ def slot_count(slot_bytes: int, budget: int, concurrency: int) -> int:
     if slots < 1:
         raise ConfigError(
             f"One context takes {slot_bytes / 2**20:,.0f} MiB of KV cache, more than the budget of "
-            f"{budget / 2**20:,.0f} MiB. Raise kv_budget_bytes or lower max_context."
+            f"{budget / 2**20:,.0f} MiB. Lower max_context to the tokens of the longest conversation."
         )
     if slots < concurrency:
         logger.warning(
             "The KV cache holds %d contexts of %.0f MiB, so only %d of %d requests are sampled at the same time. "
-            "Raise kv_budget_bytes or lower max_context for more.",
+            "Lower max_context to sample more of them at once.",
             slots, slot_bytes / 2**20, slots, concurrency,
         )  # fmt: skip
     return slots

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import itertools
 import json
 import logging
@@ -21,7 +20,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
@@ -34,7 +33,7 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
-from agentlightning.algorithm.names import refuse_unknown
+from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError, debugging
 from agentlightning.files import atomic_write
@@ -65,12 +64,6 @@ GIVE_UP_SECONDS = 120.0
 """A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
 
 
-_NOT_OF_THE_TRAINER = (
-    "Settings of training, such as model, learning_rate or steps, are the algorithm's: "
-    "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
-)
-
-
 @dataclass(frozen=True, slots=True)
 class _Job:
     """What `fit` was asked to do."""
@@ -92,7 +85,7 @@ class RunResult:
     """The user stopped it before its end."""
 
 
-class Trainer:
+class Trainer(GivenByName):
     """Wires an algorithm, an agent and its tasks together.
 
     `fit` trains, `dev` runs the agent on tasks without learning. What is not given is made: a store in `run_dir`, a
@@ -114,10 +107,10 @@ class Trainer:
         console: Where progress is shown; None is the terminal.
     """
 
-    def __new__(cls, *positional: Any, **given: Any) -> Self:
-        known = list(inspect.signature(cls.__init__).parameters)[1:]
-        refuse_unknown(cls.__name__, positional, given, known, also=_NOT_OF_THE_TRAINER)
-        return super().__new__(cls)
+    _otherwise = (
+        "Settings of training, such as model, learning_rate or steps, are the algorithm's: "
+        "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
+    )
 
     def __init__(
         self,

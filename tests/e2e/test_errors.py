@@ -83,7 +83,7 @@ def test_torch_is_not_installed(tmp_path: Path) -> None:
         "importlib.util.find_spec = lambda name, *a: None if name == 'torch' else found(name, *a)\n"
     )
     done = run("-m", "agentlightning", "demo", "calc", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    fails_with(done, "torch", "pip install 'agentlightning[torch]'")
+    fails_with(done, "torch", "pip install -e '", "[torch]'")
 
 
 def test_an_unknown_example(tmp_path: Path) -> None:
