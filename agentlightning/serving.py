@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from agentlightning.errors import AgentLightningError
 
@@ -40,7 +42,7 @@ class LoopServer:
             interface="asgi3",
             lifespan="off",
             log_config=None,
-            access_log=False,
+            http=_Protocol,
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=GRACE_SECONDS,
@@ -95,6 +97,14 @@ class LoopServer:
             ) from error
         listening.setblocking(False)
         return listening
+
+
+class _Protocol(AutoHTTPProtocol):
+    """HTTP/1.1 whose requests are never logged, whatever other servers of the process ask for: keys stand in URLs."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.access_log = False
 
 
 class _Server(uvicorn.Server):

@@ -30,6 +30,7 @@ LAYERS: list[set[str]] = [
 
 SIBLINGS = {
     ("types", "errors"),
+    ("types", "keys"),
     ("serving", "errors"),
     ("terminal", "errors"),
     ("errors", "installation"),
