@@ -16,6 +16,7 @@ import aiohttp
 from agent_lightning.exceptions import DataUploadError, ServerConnectionError, TrainingError
 from agent_lightning.runtime import current_config
 from agentlightning.errors import ConfigError
+from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.trainer.sync import run_sync
@@ -88,7 +89,7 @@ class Client:
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         self.url = (url or os.environ.get("AGENT_LIGHTNING_SERVER_URL") or DEFAULT_URL).rstrip("/")
-        self._key = api_key or os.environ.get("AGENT_LIGHTNING_API_KEY")
+        self._key = not_empty(api_key, "api_key") or os.environ.get("AGENT_LIGHTNING_API_KEY")
 
     def upload_data(self, train_file: str | Path, test_file: str | Path | None = None) -> int:
         """Send tasks, one JSON value per line; those of `test_file` are validated on. Returns how many train.

@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.family import PPO, ReinforcePP
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import read_metrics
 from agentlightning.serving import LoopServer
@@ -216,7 +217,8 @@ def create_app(trainings: Trainings, api_key: str | None) -> FastAPI:
 
 async def serve(settings: Settings, host: str, port: int, api_key: str | None, runs: Path | None = None) -> None:
     """Serve until cancelled."""
-    if host not in LOOPBACK and not api_key:
+    not_empty(api_key, "AGENT_LIGHTNING_API_KEY")
+    if host not in LOOPBACK and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: set AGENT_LIGHTNING_API_KEY, or listen on 127.0.0.1.")
     make_algorithm(settings, RolloutConfig())  # what is wrong with the settings shows now
     trainings = Trainings(settings, host, runs)

@@ -59,6 +59,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.gateway": ("Gateway", "LLMProxy"),
     "agentlightning.litagent": (
+        "Bubblewrap",
         "Container",
         "LitAgent",
         "Limits",
@@ -145,6 +146,7 @@ if TYPE_CHECKING:
     )
     from agentlightning.gateway import Gateway, LLMProxy
     from agentlightning.litagent import (
+        Bubblewrap,
         Container,
         Limits,
         LitAgent,

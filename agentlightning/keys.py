@@ -18,6 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from agentlightning.errors import ConfigError
+
 PREFIX = "agl-"
 _SIGNATURE_BYTES = 24
 
@@ -45,6 +47,13 @@ ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 _LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
 _SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
 _SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|\b({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
+
+
+def not_empty(key: str | None, what: str) -> str | None:
+    """The key. Raises ConfigError for an empty one, as a variable that is not set gives: it would keep nobody out."""
+    if key is not None and not key.strip():
+        raise ConfigError(f"{what} is empty, and an empty key is not a key: is a variable not set? Give one, or none.")
+    return key
 
 
 def new_secret() -> bytes:

@@ -34,6 +34,7 @@ SIBLINGS = {
     ("serving", "errors"),
     ("terminal", "errors"),
     ("errors", "installation"),
+    ("keys", "errors"),
     ("learner", "adapter"),
     ("learner", "models"),
     ("gateway", "engine"),

@@ -13,6 +13,7 @@ from agentlightning.cli.store import read_secret
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.keys import not_empty
 from agentlightning.modelprocess.client import ModelProcess
 from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
@@ -39,8 +40,11 @@ def run_gateway(
     api_key: str | None,
 ) -> None:
     """Serve until Ctrl-C."""
-    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+    not_empty(api_key, "--api-key")
+    if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    not_empty(upstream_key, "--upstream-key")
+    not_empty(store_key, "--key")
     models = {name: Provider(base_url=url, api_key=upstream_key) for name, url in map(_named, upstreams)}
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")

@@ -12,6 +12,7 @@ from agentlightning.algorithm import Baseline
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
+from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
 from agentlightning.types import LLM, NamedResources, RolloutConfig, RolloutMode
@@ -37,7 +38,7 @@ def run_agent(
         raise ConfigError("Give --model or --endpoint, not both.")
     resources: NamedResources = {}
     if endpoint:
-        resources["llm"] = LLM(endpoint=endpoint, model=endpoint_model, api_key=api_key)
+        resources["llm"] = LLM(endpoint=endpoint, model=endpoint_model, api_key=not_empty(api_key, "--api-key"))
     algorithm = Baseline(
         model=model,
         repeats=repeats,

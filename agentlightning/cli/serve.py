@@ -13,6 +13,7 @@ from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.trainer.policy_host import start_policy
@@ -26,7 +27,8 @@ console = Console(highlight=False, soft_wrap=True)
 
 def run_server(model: str, *, host: str, port: int, api_key: str | None) -> None:
     """Serve until Ctrl-C."""
-    if host not in ("127.0.0.1", "localhost", "::1") and not api_key:
+    not_empty(api_key, "--api-key")
+    if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
     run_sync(_serve(_resolve(model), host, port, api_key))
 

@@ -1,28 +1,16 @@
-"""Keeping a program apart from the machine: bubblewrap, or a container command of the user's.
-
-In bubblewrap a program sees the file system read-only, can write to its working directory and /tmp (its own) only, sees
-no other processes, and has no network but one way: to the host and port of its endpoint, through a Unix socket and
-`relay.py`. What it may read is not hidden from it; what it reads it can tell nobody but the gateway.
-"""
+"""Keeping a program apart from the machine: bubblewrap, or a container command of the user's."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Literal
 
 from agentlightning.errors import ConfigError
-
-RELAY = Path(__file__).with_name("relay.py")
-ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "AGL_REWARD_URL")
-"""The variables that hold the endpoint."""
+from agentlightning.litagent.bubblewrap import Bubblewrap, Wrapped, bubblewrapped, check_bubblewrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +43,18 @@ class Container:
                 await asyncio.wait_for(process.wait(), 30)
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapped:
-    """A command with the environment it is to run in."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
+Isolation = Literal["bubblewrap"] | Bubblewrap | Container | None
 
 
 @asynccontextmanager
 async def isolated(
-    isolation: str | Container | None, command: Sequence[str], workspace: Path, environment: Mapping[str, str]
+    isolation: Isolation,
+    command: Sequence[str],
+    workspace: Path,
+    environment: Mapping[str, str],
+    readable: Sequence[Path] = (),
 ) -> AsyncIterator[Wrapped]:
-    """The command to run instead. Raises ConfigError when bubblewrap is asked for and not there."""
+    """The command to run instead. In bubblewrap it sees the folders of `readable` too, read-only."""
     if isolation is None:
         yield Wrapped(command, environment)
     elif isinstance(isolation, Container):
@@ -76,83 +63,17 @@ async def isolated(
         finally:
             await asyncio.shield(isolation.clean(workspace))
     else:
-        async with _bubblewrapped(command, workspace, environment) as wrapped:
+        sandbox = Bubblewrap() if isolation == "bubblewrap" else isolation
+        async with bubblewrapped(sandbox, command, workspace, environment, readable) as wrapped:
             yield wrapped
 
 
-def check_isolation(isolation: str | Container | None) -> None:
-    """Raises ConfigError for what cannot work here."""
-    if isinstance(isolation, str) and isolation != "bubblewrap":
-        raise ConfigError(f"isolation is {isolation!r}; it can be 'bubblewrap', a Container or None.")
-    if isolation == "bubblewrap" and shutil.which("bwrap") is None:
-        raise ConfigError("isolation='bubblewrap' needs the program bwrap. On Debian: apt-get install bubblewrap.")
-
-
-@asynccontextmanager
-async def _bubblewrapped(
-    command: Sequence[str], workspace: Path, environment: Mapping[str, str]
-) -> AsyncIterator[Wrapped]:
-    with tempfile.TemporaryDirectory(prefix="agl-gateway-") as folder:  # a short path: sockets' names are limited
-        relay: list[str] = []
-        url = environment.get("OPENAI_BASE_URL")
-        server = None
-        if url is not None:
-            socket = f"{folder}/gateway"
-            host, port = _address(url)
-            server = await asyncio.start_unix_server(_pump_to(host, port), socket)
-            relay = [sys.executable, "-I", "-S", str(RELAY), socket, str(port)]
-            local = {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
-            environment = {**environment, **local}
-        try:
-            yield Wrapped([*_bubblewrap(command, workspace, Path(folder)), *relay, *command], environment)
-        finally:
-            if server is not None:
-                server.close()
-
-
-def _bubblewrap(command: Sequence[str], workspace: Path, folder: Path) -> list[str]:
-    needed = {str(Path(a).parent) for a in command if os.path.isfile(a)}
-    read_only = needed | {str(RELAY.parent), sys.prefix, sys.base_prefix}  # they may lie in the /tmp it does not see
-    binds = [argument for place in sorted(read_only) for argument in ("--ro-bind", place, place)]
-    return [
-        *("bwrap", "--unshare-all", "--die-with-parent"),
-        *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp"),
-        *binds,
-        *("--bind", str(workspace), str(workspace), "--bind", str(folder), str(folder)),
-        *("--chdir", str(workspace), "--"),
-    ]
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    if parts.scheme != "http" or parts.hostname is None:
-        raise ConfigError(f"A program in bubblewrap reaches its endpoint over plain http only, not {url}.")
-    return parts.hostname, parts.port or 80
-
-
-def _local(url: str) -> str:
-    return urlsplit(url)._replace(netloc=f"127.0.0.1:{_address(url)[1]}").geturl()
-
-
-def _pump_to(host: str, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            to_reader, to_writer = await asyncio.open_connection(host, port)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer), return_exceptions=True)
-
-    return serve
-
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(64 * 1024):
-            writer.write(data)
-            await writer.drain()
-    finally:
-        writer.close()
+def check_isolation(isolation: object) -> None:
+    """Raises ConfigError for what cannot work here, or would not isolate."""
+    if isolation == "bubblewrap" or isinstance(isolation, Bubblewrap):
+        check_bubblewrap()
+    elif isolation is not None and not isinstance(isolation, Container):
+        raise ConfigError(f"isolation is {isolation!r}; it can be 'bubblewrap', a Bubblewrap, a Container or None.")
 
 
 def _fill(argument: str, workspace: Path) -> str:

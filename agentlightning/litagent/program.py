@@ -15,8 +15,8 @@ import re
 import shlex
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from typing import Any, Literal
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.keys import ALL_SCOPES, REWARDS
-from agentlightning.litagent.isolation import Container, check_isolation, isolated
+from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.tracer.trace import current_trace
@@ -71,13 +71,15 @@ class Program(LitAgent[Any]):
             AGL_REWARD_FILE; or "http": POST {"reward": number} to AGL_REWARD_URL with the API key (the last one
             counts). Not used with a grader.
         grader: A command (given as `command` is) or a function of `ProgramRun`, sync or async, that returns the
-            reward. A command gets the run as JSON on stdin and prints the reward in its last line. A grader that
-            fails ends the attempt as `judge_error`.
-        env: Further environment variables.
+            reward. A command gets the run as JSON on stdin and prints the reward in its last line; it runs in an
+            empty folder, isolated as the program is, and `workspace` in the JSON says where it finds the program's
+            (read-only in bubblewrap, a copy in a container). A grader that fails ends the attempt as `judge_error`.
+        env: Further environment variables of the program.
+        grader_env: Further environment variables of a grader that is a command; the program does not see them.
         files: A folder that is copied into each working directory.
         workspaces: Where working directories are made, and kept; None makes temporary ones.
         limits: What one attempt may use.
-        isolation: "bubblewrap", or a `Container` command; None runs it as the user that you are.
+        isolation: "bubblewrap" or a `Bubblewrap`, or a `Container` command; None runs it as the user that you are.
     """
 
     def __init__(
@@ -88,10 +90,11 @@ class Program(LitAgent[Any]):
         reward: RewardFrom = "last_line",
         grader: Sequence[str] | str | Grader | None = None,
         env: Mapping[str, str] | None = None,
+        grader_env: Mapping[str, str] | None = None,
         files: str | Path | None = None,
         workspaces: str | Path | None = None,
         limits: Limits | None = None,
-        isolation: Literal["bubblewrap"] | Container | None = None,
+        isolation: Isolation = None,
         trained_agents: str | None = None,
     ) -> None:
         super().__init__(trained_agents=trained_agents)
@@ -99,16 +102,19 @@ class Program(LitAgent[Any]):
             raise ConfigError(f"task_as is {task_as!r}; it can be 'stdin', 'file' or 'env'.")
         if reward not in ("last_line", "file", "http"):
             raise ConfigError(f"reward is {reward!r}; it can be 'last_line', 'file' or 'http', or give a grader.")
+        if grader_env and (grader is None or callable(grader)):
+            raise ConfigError("grader_env is for a grader that is a command.")
         check_isolation(isolation)
         self.command = _arguments(command)
         self._task_as = task_as
         self._reward = reward
         self._grader = grader if grader is None or callable(grader) else _arguments(grader)
         self._env = dict(env or {})
+        self._grader_env = dict(grader_env or {})
         self._files = Path(files) if files else None
         self._workspaces = Path(workspaces) if workspaces else None
         self._limits = limits or Limits()
-        self._isolation: str | Container | None = isolation
+        self._isolation: Isolation = isolation
 
     @property
     def key_scopes(self) -> Sequence[str]:
@@ -169,12 +175,7 @@ class Program(LitAgent[Any]):
             if callable(self._grader):
                 result = await asyncio.to_thread(self._grader, run)
                 return float(await result if inspect.isawaitable(result) else result)
-            assert self._grader is not None
-            given = {"task": task, "stdout": run.stdout, "stderr": run.stderr, "exit_code": run.exit_code}
-            given |= {"workspace": str(folder), "spans": [s.model_dump(mode="json") for s in spans]}
-            graded = await run_command(
-                self._grader, folder=folder, environment=os.environ, stdin=json.dumps(given).encode(), limits=Limits()
-            )
+            graded = await self._run_grader(run)
             if graded.exit_code != 0:
                 raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{graded.stderr[-2000:]}")
             return parse_reward(graded.stdout)
@@ -182,6 +183,27 @@ class Program(LitAgent[Any]):
             raise
         except Exception as error:  # a grader is user code; its failure is not the agent's
             raise JudgeError(f"The grader failed: {type(error).__name__}: {error}") from error
+
+    async def _run_grader(self, run: ProgramRun) -> Finished:
+        """Not in the program's folder, where it may have left what the grader would load."""
+        assert self._grader is not None
+        assert not callable(self._grader)
+        with _temporary_folder("agl-grader-") as folder:
+            workspace = run.workspace
+            if isinstance(self._isolation, Container):  # which shows one folder
+                workspace = folder / "workspace"
+                await asyncio.to_thread(shutil.copytree, run.workspace, workspace, symlinks=True)
+            given = {"task": run.task, "stdout": run.stdout, "stderr": run.stderr, "exit_code": run.exit_code}
+            given |= {"workspace": str(workspace), "spans": [s.model_dump(mode="json") for s in run.spans]}
+            environment = {**_base_environment(), **self._grader_env}
+            async with isolated(self._isolation, self._grader, folder, environment, [run.workspace]) as wrapped:
+                return await run_command(
+                    wrapped.command,
+                    folder=folder,
+                    environment=wrapped.environment,
+                    stdin=json.dumps(given).encode(),
+                    limits=Limits(),
+                )
 
     @asynccontextmanager
     async def _workspace(self, rollout: AttemptedRollout) -> AsyncIterator[Path]:
@@ -201,6 +223,15 @@ class Program(LitAgent[Any]):
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, True))
 
 
+@contextmanager
+def _temporary_folder(prefix: str) -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def parse_reward(output: str) -> float:
     """The reward in the last line that is not empty: a number, or a JSON object with a "reward".
 
@@ -218,7 +249,7 @@ def parse_reward(output: str) -> float:
 
 
 def _reward_file(path: Path) -> float:
-    if not path.is_file():
+    if not path.is_file() or path.is_symlink():
         raise AgentError("The program wrote no reward to the file named by AGL_REWARD_FILE.")
     with path.open() as file:
         return parse_reward(file.read(100_000))

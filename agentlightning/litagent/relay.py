@@ -1,4 +1,5 @@
-"""Inside a sandbox: `relay.py SOCKET PORT COMMAND…` runs the command, for which 127.0.0.1:PORT is the gateway.
+"""Inside a sandbox: `relay.py USER FOLDER SOCKET PORT COMMAND…` becomes USER and runs the command in FOLDER, where it
+finds the gateway at 127.0.0.1:PORT. "-" for USER stays who it is, "-" for PORT has no gateway.
 
 Only the standard library, and nothing of the package: it is started with `python -I -S`.
 """
@@ -6,12 +7,16 @@ Only the standard library, and nothing of the package: it is started with `pytho
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
+
+CAPABILITY_VERSION_3 = 0x20080522
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -35,12 +40,26 @@ def serve(listening: socket.socket, path: str) -> None:
             threading.Thread(target=pump, args=pair, daemon=True).start()
 
 
-def main(path: str, port: str, *command: str) -> None:
-    listening = socket.create_server(("127.0.0.1", int(port)), backlog=128)
-    threading.Thread(target=serve, args=(listening, path), daemon=True).start()
+def become(user: int) -> None:
+    """Give root and all capabilities up; no_new_privs, which bubblewrap sets, keeps them away."""
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    header, none = struct.pack("Ii", CAPABILITY_VERSION_3, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(header, none) != 0:  # the inheritable ones outlive a change of user
+        raise OSError(ctypes.get_errno(), "The capabilities cannot be given up")
+
+
+def main(user: str, folder: str, path: str, port: str, *command: str) -> None:
+    if user != "-":
+        become(int(user))
+    os.chdir(folder)
+    if port != "-":
+        listening = socket.create_server(("127.0.0.1", int(port)), backlog=128)
+        threading.Thread(target=serve, args=(listening, path), daemon=True).start()
     try:
         code = subprocess.Popen(command).wait()
-    except FileNotFoundError as error:
+    except OSError as error:
         print(error, file=sys.stderr)  # noqa: T201
         code = 127
     if code < 0:

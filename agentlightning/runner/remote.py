@@ -19,7 +19,7 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.keys import CLOSE, derived_secret, sign_attempt_key, sign_url_key
+from agentlightning.keys import CLOSE, derived_secret, new_secret, not_empty, sign_attempt_key, sign_url_key
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
@@ -44,9 +44,13 @@ class Address:
     secret: bytes | None = field(default=None, repr=False)
     """Signs the attempts' keys; None derives it from `key`."""
 
+    def __post_init__(self) -> None:
+        not_empty(self.key, f"The key for the store at {self.url}")
+
     @property
     def signing_secret(self) -> bytes:
-        return self.secret or derived_secret(self.key or "")
+        """Without a key nothing is known that a gateway would accept; a secret of one's own opens nothing."""
+        return self.secret or (derived_secret(self.key) if self.key else new_secret())
 
 
 class _Summary(msgspec.Struct, frozen=True):

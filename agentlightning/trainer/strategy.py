@@ -52,7 +52,7 @@ class Strategy:
             raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes' or 'remote'.")
         if role != "both" and chosen != "remote":
             raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
-        key = environment.get("AGL_STORE_KEY")
+        key = environment.get("AGL_STORE_KEY") or None
         managed = environment.get("AGL_MANAGED_STORE", "1").lower() not in ("0", "false", "no")
         if chosen == "remote" and not key:
             raise ConfigError(

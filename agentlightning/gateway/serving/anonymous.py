@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentlightning.keys import PREFIX
+from agentlightning.keys import PREFIX, not_empty
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
 
@@ -35,7 +35,7 @@ class AnonymousAccess:
     def __init__(self, gateway: AttemptGateway, store: LightningStore, api_key: str | None) -> None:
         self._gateway = gateway
         self._store = store
-        self._api_key = api_key
+        self._api_key = not_empty(api_key, "The key that clients must send (--api-key)")
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":

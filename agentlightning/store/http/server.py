@@ -11,7 +11,7 @@ import logging
 from starlette.types import ASGIApp
 
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.keys import sign_attempt_key
+from agentlightning.keys import not_empty, sign_attempt_key
 from agentlightning.serving import LoopServer
 from agentlightning.store.http.access import AccessControl
 from agentlightning.store.http.api import create_app
@@ -40,6 +40,7 @@ class LightningStoreServer:
         admin_key: str | None = None,
         secret: bytes | None = None,
     ):
+        not_empty(admin_key, "The store's admin key (agl store --key)")
         if admin_key is None and not _is_loopback(host):
             raise ConfigError(
                 f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "

@@ -19,6 +19,7 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
+from agentlightning.keys import not_empty
 from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ class Http:
 
     def __init__(self, url: str, key: str | None, retry_seconds: float, request_seconds: float):
         self.url = url.rstrip("/")
+        not_empty(key, f"The key for the store at {url}")
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._retry_seconds = retry_seconds
         self._request_seconds = request_seconds

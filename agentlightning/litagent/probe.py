@@ -1,0 +1,65 @@
+"""Inside a sandbox: `probe.py SECRET` prints as JSON which promises of the sandbox do not hold.
+
+SECRET is a folder of the host that is not to be seen.
+
+Only the standard library, and nothing of the package: it is started with `python -I -S`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterator
+
+SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger")
+
+
+def writable(path: str) -> bool:
+    """Opening writes nothing."""
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+    except OSError:
+        return False
+    return True
+
+
+def sockets(place: str) -> Iterator[str]:
+    for folder, _, files in os.walk(place):
+        for name in files:
+            path = os.path.join(folder, name)
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                yield path
+
+
+def process() -> Iterator[str]:
+    """What this process may do."""
+    with open("/proc/self/status") as file:
+        status = dict(line.split(":\t", 1) for line in file.read().splitlines() if ":\t" in line)
+    if 0 in os.getresuid() + os.getresgid():
+        yield "the program is root"
+    if any(int(status[kind], 16) for kind in ("CapInh", "CapPrm", "CapEff", "CapAmb")):
+        yield "the program has capabilities"
+    if status["NoNewPrivs"].strip() != "1":
+        yield "the program can gain privileges"
+
+
+def surroundings(secret: str) -> Iterator[str]:
+    """What it can reach."""
+    yield from (f"{path} can be written" for path in SETTINGS if writable(path))
+    yield from (f"the socket {path} is reachable" for place in ("/run", "/tmp") for path in sockets(place))
+    if os.path.exists(secret):
+        yield f"{secret} of the host is seen"
+    if not all(os.statvfs(place).f_flag & os.ST_RDONLY for place in ("/", "/usr", "/etc")):
+        yield "the system's files can be written"
+    with open("/proc/1/comm") as file:
+        if file.read().strip() != "bwrap":
+            yield "processes of the host are seen"
+    with open("/proc/net/dev") as file:
+        names = [line.split(":")[0].strip() for line in file if ":" in line]
+    yield from (f"the network interface {name} is there" for name in names if name != "lo")
+
+
+if __name__ == "__main__":
+    print(json.dumps([*process(), *surroundings(sys.argv[1])]))  # noqa: T201

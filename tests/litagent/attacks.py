@@ -1,0 +1,153 @@
+"""What a hostile program tries: `python -m tests.litagent.attacks ISOLATION FOLDER` prints as JSON what worked.
+
+A process of its own, so that the same attacks run as another user. Each attack prints 1 if it worked, 0 if not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentlightning.litagent import Container, Limits, Program
+from agentlightning.runner import LitAgentRunner
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import DummyTracer
+from agentlightning.types import AttemptedRollout, Outcome
+from agentlightning.types.reward import find_final_reward
+
+TRY = """
+import glob, json, os, socket, sys
+def connects(family, address):
+    client = socket.socket(family)
+    client.settimeout(5)
+    client.connect(address)
+def opens(path, flags):
+    os.close(os.open(path, flags))
+def holds(pattern, text):
+    for path in glob.glob(pattern):
+        try:
+            found = text.encode() in open(path, "rb").read()
+        except OSError:
+            continue
+        if found:
+            return
+    raise OSError("not found")
+def holds_capabilities():
+    status = dict(line.split(":\t", 1) for line in open("/proc/self/status") if ":\t" in line)
+    if int(status["CapEff"], 16) == 0:
+        raise OSError("none")
+try:
+    {attack}
+except OSError:
+    print(0)
+else:
+    print(1)
+"""
+ATTACKS = {
+    "connect to another port of this machine": 'connects(socket.AF_INET, ("127.0.0.1", {port}))',
+    "connect to a Unix socket of the host": 'connects(socket.AF_UNIX, "{folder}/socket")',
+    "connect to a Unix socket beside the program": 'connects(socket.AF_UNIX, "{folder}/agent/socket")',
+    "connect to an abstract Unix socket of the host": 'connects(socket.AF_UNIX, "\\0agl-attack-{port}")',
+    "read your files": 'opens("{folder}/secret", os.O_RDONLY)',
+    "read a run beside the program": 'opens("{folder}/agent/runs/store.db", os.O_RDONLY)',
+    "write your files": 'opens("{folder}/secret", os.O_WRONLY)',
+    "write the program's own files": 'opens("{folder}/agent/agent.py", os.O_WRONLY)',
+    "hold capabilities": "holds_capabilities()",
+    "change settings of the kernel": 'opens("/proc/sys/vm/overcommit_memory", os.O_WRONLY)',
+    "see other processes": 'holds("/proc/[0-9]*/cmdline", "tests.litagent." + "attacks")',
+    "read the environment of your processes": 'holds("/proc/[0-9]*/environ", "the-store\'s-" + "admin-key")',
+    "read another attempt's working directory": 'holds("../*/answer", "42")',
+}
+GRADED = {
+    "have its own code run by the grader": (
+        "open('json.py', 'w').write('print(1); raise SystemExit')",
+        "import json, sys; json.load(sys.stdin); print(0)",
+    ),
+    "show the grader the environment of your process": (
+        "pass",
+        "import os; print(int(any('admin-key' in value for value in os.environ.values())))",
+    ),
+    "be changed by its grader": (
+        "open('answer', 'w').write('42')",
+        "import json, os, sys\nworkspace = json.load(sys.stdin)['workspace']\nprint(0)\n"
+        "if os.access(workspace + '/answer', os.W_OK): open(workspace + '/answer', 'a').write('!')",
+    ),
+}
+
+
+async def run(agent: Program) -> tuple[AttemptedRollout, float | None]:
+    store = InMemoryLightningStore()
+    runner = LitAgentRunner(DummyTracer())
+    runner.init(agent)
+    runner.init_worker(0, store)
+    try:
+        rollout = await runner.step(None, resources={})
+        return rollout, find_final_reward((await store.query_spans(rollout.rollout_id)).items)
+    finally:
+        runner.teardown()
+        await store.close()
+
+
+async def attack(code: str, python: str, folder: Path, **options: Any) -> bool:
+    """Whether it worked. What ended in another way than by an answer is an error."""
+    script = folder / "agent" / "agent.py"
+    script.write_text(code)
+    given = ["-c", code] if isinstance(options["isolation"], Container) else [str(script)]  # an image has no script
+    rollout, reward = await run(Program([python, "-S", *given], **options))
+    assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
+    return reward == 1.0
+
+
+async def everything(isolation: Any, python: str, folder: Path, port: int) -> dict[str, bool]:
+    kept = folder / "kept"
+    options: dict[str, Any] = {"isolation": isolation, "workspaces": kept, "limits": Limits()}
+    worked: dict[str, bool] = {}
+    (kept / "another").mkdir(parents=True)
+    (kept / "another" / "answer").write_text("42")
+    for name, code in ATTACKS.items():
+        filled = TRY.replace("{attack}", code.replace("{port}", str(port)).replace("{folder}", str(folder)))
+        worked[name] = await attack(filled, python, folder, **options)
+    for name, (program, grader) in GRADED.items():
+        code = program + "\nprint(0)"
+        worked[name] = await attack(code, python, folder, grader=[python, "-S", "-c", grader], **options)
+    worked["be changed by its grader"] = any(path.read_text() == "42!" for path in kept.glob("*/answer"))
+    return worked
+
+
+@contextmanager
+def targets(folder: Path) -> Iterator[int]:
+    """What the attacks are aimed at; the port that listens."""
+    (folder / "agent" / "runs").mkdir(parents=True)
+    (folder / "agent" / "runs" / "store.db").touch()
+    (folder / "secret").touch()
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    local = [socket.socket(socket.AF_UNIX) for _ in range(3)]
+    addresses = (f"{folder}/socket", f"{folder}/agent/socket", f"\0agl-attack-{port}")
+    for one, address in zip(local, addresses, strict=True):
+        one.bind(address)
+        one.listen()
+    try:
+        yield port
+    finally:
+        for one in (listening, *local):
+            one.close()
+
+
+def main(isolation: str, folder: str) -> None:
+    chosen = {"none": None, "bubblewrap": "bubblewrap"}.get(isolation, isolation)
+    python = sys.executable
+    if isinstance(chosen, str) and chosen.startswith("["):
+        chosen, python = Container(json.loads(chosen)), "/usr/bin/python3"
+    with targets(Path(folder)) as port:
+        sys.stdout.write(json.dumps(asyncio.run(everything(chosen, python, Path(folder), port))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

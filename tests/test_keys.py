@@ -1,0 +1,51 @@
+"""An empty key, as a variable that is not set gives, keeps nobody out: every place that takes a key refuses it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_lightning import Client
+from agent_lightning.server import Settings, serve
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.runner.remote import Address
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.trainer.sync import run_sync
+
+NONE: Any = None
+PLACES: dict[str, Callable[[str], Any]] = {
+    "store": lambda key: LightningStoreServer(InMemoryLightningStore(), "0.0.0.0", 0, admin_key=key),
+    "store on loopback": lambda key: LightningStoreServer(InMemoryLightningStore(), port=0, admin_key=key),
+    "store's client": lambda key: LightningStoreClient("http://127.0.0.1:9", key=key),
+    "runner": lambda key: Address("http://127.0.0.1:9", key),
+    "front of a model": lambda key: AnonymousAccess(NONE, NONE, key),
+    "small server": lambda key: run_sync(serve(Settings(), "127.0.0.1", 0, key)),
+    "small client": lambda key: Client("http://127.0.0.1:9", key),
+}
+COMMANDS = {
+    "store": ["store", "--path", "store.db", "--host", "0.0.0.0", "--key", ""],
+    "serve": ["serve", "calc", "--host", "0.0.0.0", "--api-key", ""],
+    "gateway's providers": ["gateway", "--upstream", "m=http://127.0.0.1:9", "--upstream-key", ""],
+    "runner": ["runner", "--agent", "echo 1", "--server", "http://127.0.0.1:9", "--key", ""],
+}
+
+
+@pytest.mark.parametrize("key", ["", " ", "\n"])
+@pytest.mark.parametrize("place", list(PLACES))
+def test_an_empty_key_is_not_a_key(place: str, key: str) -> None:
+    with pytest.raises(ConfigError, match="is not a key"):
+        PLACES[place](key)
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_commands_refuse_an_empty_key(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentlightning", *COMMANDS[name]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    assert done.returncode == 1, done.stdout
+    assert "is not a key" in " ".join((done.stdout + done.stderr).split())
