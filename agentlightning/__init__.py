@@ -34,8 +34,12 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Algorithm",
         "Baseline",
         "DrGRPO",
+        "Estimator",
+        "LossSpec",
         "ReinforcePP",
         "ReinforcePPBaseline",
+        "algo",
+        "estimator",
     ),
     "agentlightning.emitter": (
         "emit_annotation",
@@ -121,8 +125,12 @@ if TYPE_CHECKING:
         Algorithm,
         Baseline,
         DrGRPO,
+        Estimator,
+        LossSpec,
         ReinforcePP,
         ReinforcePPBaseline,
+        algo,
+        estimator,
     )
     from agentlightning.emitter import (
         emit_annotation,

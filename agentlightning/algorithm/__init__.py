@@ -1,7 +1,9 @@
 """Algorithms decide what to run and what to learn from it."""
 
+from agentlightning.algorithm.advantage import Estimator, estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.baseline import Baseline
+from agentlightning.algorithm.decorator import algo
 from agentlightning.algorithm.family import (
     CISPO,
     DAPO,
@@ -15,6 +17,7 @@ from agentlightning.algorithm.family import (
 )
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.supervised import DPO, SFT
+from agentlightning.learner.catalog import LossSpec
 
 __all__ = [
     "CISPO",
@@ -29,8 +32,12 @@ __all__ = [
     "Algorithm",
     "Baseline",
     "DrGRPO",
+    "Estimator",
+    "LossSpec",
     "PolicySpec",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "TrainingContext",
+    "algo",
+    "estimator",
 ]

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from agentlightning.learner.base import Learner
 from agentlightning.metrics import Reporter
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Dataset, ResourcesUpdate
+from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,11 @@ class TrainingContext:
     reporter: Reporter
     resources: ResourcesUpdate | None = None
     """What rollouts run under, unless the algorithm makes others."""
+    initial_resources: NamedResources = field(default_factory=dict)
+    """What the user gave to the trainer."""
+    llm_proxy: Any = None
+    adapter: Any = None
+    """What the user gave to the trainer under these names, for algorithms that ask for it."""
     learner: Learner | None = None
     learners: Mapping[str, Learner] = field(default_factory=dict)
     """Where there are several policies: each one's, by alias."""

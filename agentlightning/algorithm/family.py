@@ -19,9 +19,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentlightning.algorithm.credit import Mode, Normalization
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.settings import Loss
+from agentlightning.algorithm.settings import Advantage, Loss
+from agentlightning.algorithm.units import Normalization
 
 
 @dataclass(kw_only=True)
@@ -29,7 +29,7 @@ class REINFORCE(GRPO):
     """Log-prob times return, without a baseline (Williams 1992)."""
 
     loss: Loss = "reinforce"
-    advantage: str = "reinforce"
+    advantage: Advantage = "reinforce"
 
 
 @dataclass(kw_only=True)
@@ -37,7 +37,7 @@ class RLOO(GRPO):
     """REINFORCE with the mean of the other siblings as baseline (Ahmadian et al., arXiv 2402.14740)."""
 
     loss: Loss = "reinforce"
-    advantage: str = "rloo"
+    advantage: Advantage = "rloo"
     normalization: Normalization = "rollout"
 
 
@@ -45,7 +45,7 @@ class RLOO(GRPO):
 class ReinforcePP(GRPO):
     """REINFORCE++: returns whitened over the step, KL in the reward (Hu et al., arXiv 2501.03262)."""
 
-    advantage: str = "reinforce++"
+    advantage: Advantage = "reinforce++"
     kl_in: Literal["loss", "reward"] = "reward"
     clip_high: float = 0.2
 
@@ -54,7 +54,7 @@ class ReinforcePP(GRPO):
 class ReinforcePPBaseline(GRPO):
     """REINFORCE++ with the group's mean as baseline (Hu et al., arXiv 2501.03262)."""
 
-    advantage: str = "reinforce++baseline"
+    advantage: Advantage = "reinforce++baseline"
     clip_high: float = 0.2
 
 
@@ -62,7 +62,7 @@ class ReinforcePPBaseline(GRPO):
 class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the deviation, none by the length (Liu et al., arXiv 2503.20783)."""
 
-    advantage: str = "drgrpo"
+    advantage: Advantage = "drgrpo"
     normalization: Normalization = "constant"
     clip_high: float = 0.2
 
@@ -97,6 +97,6 @@ class CISPO(GRPO):
 class PPO(GRPO):
     """PPO with a critic on the policy's hidden states and GAE over turns (arXiv 1707.06347, 1506.02438)."""
 
-    credit: Mode = "gae"
+    credit: str = "gae"
     lam: float = 0.95
     clip_high: float = 0.2

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agentlightning.algorithm.ahead import Ahead, Sampled
+from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.checkpoint import (
     CheckpointInfo,
     prune_checkpoints,
@@ -30,6 +30,7 @@ from agentlightning.algorithm.sampling import Stopped, cancel, enqueue, finished
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
+from agentlightning.algorithm.validation import validate
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
 
@@ -59,6 +60,10 @@ class Group:
 class GRPO(TrainingSettings):
     """A GRPO run. `GRPO(model="calc")` is enough; `TrainingSettings` lists what can be set."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate(self)
+
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
@@ -78,11 +83,13 @@ class GRPO(TrainingSettings):
             if done == 0 and val is not None:
                 val_reward = await self._validate(val, step=0)
                 reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
-            ahead = Ahead(self._sample, done=done, position=position, max_staleness=self.max_staleness)
-            async with ahead:
+            sampling = AsynchronousSampling(
+                self._sample, done=done, position=position, max_staleness=self.max_staleness
+            )
+            async with sampling:
                 while (self.steps is None or done < self.steps) and not preflight.solved:
                     self._heed_stop()
-                    sampled = await ahead.next(done)
+                    sampled = await sampling.next(done)
                     if sampled is None:
                         break
                     preflight.check([*sampled.episodes, *sampled.dropped])
@@ -116,7 +123,8 @@ class GRPO(TrainingSettings):
     async def _sample(self, step: int, position: int) -> Sampled | None:
         """A group of finished rollouts per task, siblings side by side; None when the epochs are over.
 
-        With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups that teach nothing make room for fresh tasks.
+        With dynamic sampling (DAPO, arXiv 2503.14476, section 3.2) groups that teach nothing make room for fresh tasks;
+        what counts there is what was earned, not the punishment of length.
         """
         if self.steps is not None and step > self.steps:
             return None  # sampling ahead of the last step would be for nothing
@@ -142,7 +150,7 @@ class GRPO(TrainingSettings):
             if not self.dynamic_sampling:
                 kept = found
                 break
-            teaching = groups_to_learn_from(found, self.credit_rule(), self.policies)
+            teaching = groups_to_learn_from(found, replace(self.credit_rule(), overlong=None), self.policies)
             for e in found:
                 (kept if e.rollout.metadata["group"] in teaching else dropped).append(e)
         carried = [*(group.task for group in self._carried), *self._again]

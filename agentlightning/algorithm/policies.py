@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
-from agentlightning.algorithm.credit import CreditRule, groups_that_differ
+from agentlightning.algorithm.credit import groups_that_differ
 from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.update import Updater
 from agentlightning.metrics import Reporter
 from agentlightning.types import Call

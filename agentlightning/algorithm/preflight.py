@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from agentlightning.algorithm.credit import CreditRule
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.trend import chance_of_no_rise, noise_of, visible_rise
+from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
 

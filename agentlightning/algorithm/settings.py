@@ -7,20 +7,24 @@ a name that does not exist is a ConfigError.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
+from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, Normalization, Use
+from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.names import GivenByName
-from agentlightning.algorithm.refusals import refuse_what_cannot_work
+from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.errors import ConfigError
-from agentlightning.learner.advantage import ALONE, SELECTING
 from agentlightning.learner.base import LossConfig
+from agentlightning.learner.catalog import LossSpec, as_loss
 from agentlightning.types import Outcome, RolloutConfig
 
-Loss = Literal["ppo_clip", "reinforce", "gspo", "cispo", "dpo"]
+Loss = str | Callable[..., Any] | LossSpec
+"""A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
+Advantage = str | Compute | Estimator
+"""A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 
 
@@ -65,14 +69,15 @@ class TrainingSettings(GivenByName, Algorithm):
     """Of training rollouts, whatever the agent asks for."""
 
     loss: Loss = "ppo_clip"
+    """A name, or a function of your own (entries, config) by its import path."""
     clip_low: float = 0.2
     clip_high: float = 0.28
-    advantage: str = "grpo"
-    """How siblings are compared: grpo, drgrpo, rloo, reinforce, reinforce++, reinforce++baseline, …"""
-    credit: Mode = "broadcast"
-    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gae."""
+    advantage: Advantage = "grpo"
+    """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
+    credit: str = "broadcast"
+    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, gae, token_gae."""
     gamma: float = 1.0
-    """Discount per turn."""
+    """Discount per turn (per token in `token_gae`)."""
     lam: float = 1.0
     """λ of generalised advantage estimation."""
     rollout_return: Literal["final", "sum"] = "final"
@@ -159,10 +164,9 @@ class TrainingSettings(GivenByName, Algorithm):
     def __post_init__(self) -> None:
         super().__init__()
         self.policies = policies_by_alias(self.policies, self.frozen)
-        refuse_what_cannot_work(self)
         self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
         self.serial = self.deterministic
-        needs_reference = self.kl_coef != 0 or self.loss == "dpo"
+        needs_reference = self.kl_coef != 0 or self.loss_spec.reference
         self.policy = PolicySpec(
             model=self.model,
             device=self.device,
@@ -182,14 +186,16 @@ class TrainingSettings(GivenByName, Algorithm):
             renderer=self.renderer,
             in_flight=self.in_flight,
             reference=self.model if needs_reference else None,
-            critic=self.credit == "gae",
+            critic=self.credit_mode.critic,
             gradient_checkpointing=self.gradient_checkpointing,
         )
 
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""
+        spec = self.loss_spec
         return LossConfig(
-            name=self.loss,
+            name=spec.path,
+            reference=spec.reference,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
             entropy_coef=self.entropy_coef,
@@ -208,19 +214,37 @@ class TrainingSettings(GivenByName, Algorithm):
             normalization=self.normalization,
             constant=self.max_context,
             overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens else None,
-            keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit == "gae",
+            keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
         )
 
     @property
+    def loss_spec(self) -> LossSpec:
+        """The loss and what it needs."""
+        return as_loss(self.loss)
+
+    @property
+    def estimator(self) -> Estimator:
+        """The advantage and what it needs."""
+        return as_estimator(self.advantage)
+
+    @property
+    def credit_mode(self) -> CreditMode:
+        """The way of credit and what it needs."""
+        if self.credit not in CREDIT_MODES:
+            known = " or ".join(repr(name) for name in CREDIT_MODES)
+            raise ConfigError(f"credit is {self.credit!r}; it can be {known}.")
+        return CREDIT_MODES[self.credit]
+
+    @property
     def compares_siblings(self) -> bool:
         """Whether an advantage is what a rollout earned more than its siblings."""
-        return self.credit != "gae" and self.advantage not in ALONE
+        return self.estimator.siblings and not self.credit_mode.critic
 
     @property
     def is_supervised(self) -> bool:
         """Whether what is good is learned as it is, whichever weights sampled it."""
-        return self.advantage in ("all", *SELECTING)
+        return self.estimator.selects
 
     @property
     def is_off_policy(self) -> bool:

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from agentlightning.algorithm.ahead import Sampled
-from agentlightning.algorithm.credit import Normalization
+from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.settings import Loss
+from agentlightning.algorithm.settings import Advantage, Loss
+from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
@@ -31,7 +31,7 @@ class DPO(GRPO):
     """
 
     loss: Loss = "dpo"
-    advantage: str = "best_and_worst"
+    advantage: Advantage = "best_and_worst"
     normalization: Normalization = "rollout"
     dpo_beta: float = 0.1
     """How far the policy may move from the reference: smaller is farther."""
@@ -49,12 +49,10 @@ class SFT(GRPO):
     """
 
     loss: Loss = "reinforce"
-    advantage: str = "best"
+    advantage: Advantage = "best"
     source: Literal["rollouts", "chats"] = "rollouts"
 
     def __post_init__(self) -> None:
-        if self.source not in ("rollouts", "chats"):
-            raise ConfigError(f"source is {self.source!r}; it can be 'rollouts' or 'chats'.")
         if self.source == "chats":
             if self.policies:
                 raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")

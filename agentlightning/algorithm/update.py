@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.algorithm.credit import credit, make_units
+from agentlightning.algorithm.credit import credit
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.units import make_units
+from agentlightning.algorithm.weights import correction_weights, overlong_penalty
 from agentlightning.errors import EngineError
-from agentlightning.learner.advantage import correction_weights, overlong_penalty
 from agentlightning.learner.base import Learner, OptimParams, PackedBatch
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
@@ -73,7 +74,7 @@ class Updater:
         )
 
     def _split(self, batch: Sequence[CreditedCall]) -> list[list[CreditedCall]]:
-        return split_by_budget(batch, self._settings.tokens_per_batch, whole_groups=self._settings.loss == "dpo")
+        return split_by_budget(batch, self._settings.tokens_per_batch, whole_groups=self._settings.loss_spec.pairs)
 
     def _staleness(self, episodes: Sequence[Episode]) -> int:
         """How many optimiser steps the oldest sampled token is behind."""
@@ -83,21 +84,21 @@ class Updater:
 
     # ---- what the learner is asked before there are advantages -------------------------------------------------------
 
-    async def _ask_first(self, episodes: Sequence[Episode]) -> tuple[dict[str, float], dict[str, float]]:
-        """By call id: what the critic expects before the call, and its penalty for leaving the reference."""
+    async def _ask_first(self, episodes: Sequence[Episode]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """By call id: what the critic expects before each token, and the penalty for leaving the reference."""
         settings = self._settings
         penalise = settings.kl_in == "reward" and settings.kl_coef != 0
-        expected: dict[str, float] = {}
+        expected: dict[str, np.ndarray] = {}
         bonuses: dict[str, float] = {}
-        if settings.credit != "gae" and not penalise:
+        if not settings.credit_mode.critic and not penalise:
             return expected, bonuses
         for calls in self._split(_uncredited(episodes, self._rule)):
             batch = pack(calls)
             ends = np.cumsum([len(c.call.response_ids) for c in calls])
             firsts = [0, *ends[:-1].tolist()]
-            if settings.credit == "gae":
-                values_E = await self._learner.values(batch)
-                expected |= {c.call.info.call_id: float(values_E[i]) for c, i in zip(calls, firsts, strict=True)}
+            if settings.credit_mode.critic:
+                values = np.split(await self._learner.values(batch), ends[:-1])
+                expected |= {c.call.info.call_id: v for c, v in zip(calls, values, strict=True)}
             if penalise:
                 gap_E = batch.old_logprobs_E - await self._learner.forward(batch, reference=True)
                 sums = np.add.reduceat(gap_E, firsts)

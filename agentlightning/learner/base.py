@@ -16,6 +16,7 @@ from typing import Protocol
 
 import msgspec
 
+from agentlightning.learner.catalog import LOSSES
 from agentlightning.types.call import Float32Array, Int32Array
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -61,7 +62,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Which loss to apply to a batch, and its numbers."""
 
     name: str = "ppo_clip"
-    """A key of `learner.loss.LOSSES`."""
+    """A key of `learner.catalog.LOSSES`, or the import path of a function."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     entropy_coef: float = 0.0
@@ -71,11 +72,14 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A key of `learner.loss.KL_ESTIMATORS`."""
     dpo_beta: float = 0.1
     """How far DPO may move from the reference."""
+    reference: bool = False
+    """Whether a loss from outside the package compares with the reference model."""
 
     @property
     def needs_reference(self) -> bool:
         """Whether the loss compares with the reference model."""
-        return self.kl_coef != 0 or self.name == "dpo"
+        known = LOSSES.get(self.name)
+        return self.kl_coef != 0 or self.reference or (known is not None and known.reference)
 
 
 class OptimParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from torch.nn.functional import logsigmoid
 
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
+from agentlightning.learner.catalog import find_loss
 
 Metrics = dict[str, float]
 Chosen = TypeVar("Chosen")
@@ -113,14 +114,6 @@ def _clipped_surrogate(ratio_E: Tensor, entries: Entries, config: LossConfig) ->
     return -(entries.weights_E * torch.minimum(free, bounded)).sum(), bounded < free
 
 
-LOSSES: dict[str, LossFunction] = {
-    "cispo": cispo,
-    "dpo": dpo,
-    "gspo": gspo,
-    "ppo_clip": ppo_clip,
-    "reinforce": reinforce,
-}
-
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda gap_E: gap_E,
     "k2": lambda gap_E: gap_E.square() / 2,
@@ -133,7 +126,7 @@ As a loss k2 has the gradient of the true KL when on-policy; k1 has none in expe
 
 def compute_loss(entries: Entries, config: LossConfig) -> tuple[Tensor, Metrics]:
     """The configured loss and its metrics. Metrics are means over the entries but for `loss`, a sum."""
-    loss, clipped_E = _choose(LOSSES, config.name, "loss")(entries, config)
+    loss, clipped_E = find_loss(config.name)(entries, config)
     metrics: Metrics = {}
     if config.entropy_coef and entries.entropy_E is not None:
         loss = loss - config.entropy_coef * (entries.weights_E * entries.entropy_E).sum()

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
 from collections import deque
-from pathlib import Path
 from typing import Self, cast
 
-import agentlightning
 from agentlightning.engine.base import Chunk
 from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
 from agentlightning.errors import AgentLightningError, ModelProcessDied
+from agentlightning.learner.catalog import import_environment
 from agentlightning.modelprocess.protocol import (
     Call,
     Events,
@@ -66,11 +64,8 @@ class Child(asyncio.Protocol):
     async def spawn(cls, settings: Settings) -> Self:
         """Start the process and hand it its settings; it is usable once `ready` is done."""
         ours, theirs = socket.socketpair()
-        # The same package as here, whatever the working directory holds.
-        root = str(Path(agentlightning.__file__).parents[1])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         # Threads that spin while they wait make learning several times slower when another process wants a core.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": path}
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **import_environment()}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "agentlightning.modelprocess", str(theirs.fileno())),

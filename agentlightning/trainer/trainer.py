@@ -259,6 +259,7 @@ class Trainer(GivenByName):
                 run_dir=self.run_dir,
                 reporter=reporter,
                 resources=await store.add_resources(resources),
+                initial_resources=self.initial_resources,
                 learner=process,
                 learners={name: process.policy(name) for name in self._spec().policies} if process else {},
                 stats=process.stats if process else None,

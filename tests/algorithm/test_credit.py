@@ -10,14 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, Mode, credit
+import agentlightning as agl
+from agentlightning.algorithm.advantage import ADVANTAGES, estimator
+from agentlightning.algorithm.credit import credit, groups_that_differ
 from agentlightning.algorithm.episode import Earned, Episode, make_episode
-from agentlightning.learner.advantage import ADVANTAGES
+from agentlightning.algorithm.modes import CREDIT_MODES
+from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
+from agentlightning.errors import ConfigError
 from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import reward_attributes
 
-MODES: list[Mode] = ["broadcast", "return_to_go", "per_turn", "gae"]
+MODES = list(CREDIT_MODES)
 
 
 def make_call(number: int, tokens: int, prompt: tuple[int, ...], agent: str | None, parent: str | None, r: str) -> Call:
@@ -109,7 +113,7 @@ failures = st.sampled_from([o for o in Outcome if OUTCOME_USE[o] == "mask"])
     st.sampled_from(["token", "sequence", "rollout"]),
 )
 def test_a_masked_sibling_changes_nothing_in_any_mode(
-    given_members: list[Any], outcome: Outcome, other: float, mode: Mode, advantage: str, normalization: Any
+    given_members: list[Any], outcome: Outcome, other: float, mode: str, advantage: str, normalization: Any
 ) -> None:
     rule = CreditRule(mode=mode, advantage=advantage, normalization=normalization, gamma=0.9)
     with_failed = [
@@ -157,10 +161,82 @@ def test_per_turn_compares_calls_in_the_same_state() -> None:
 def test_gae_credits_what_the_critic_did_not_expect() -> None:
     rule = CreditRule(mode="gae", gamma=1.0, lam=0.0)
     episodes = [episode("g", [(1.0, 1)], tokens=(1, 1)), episode("h", [(0.0, 1)], tokens=(1, 1))]
-    expected = {"r0-0": 0.5, "r0-1": 0.5, "r1-0": 0.5, "r1-1": 0.5}
+    expected = {f"r{n}-{t}": np.full(1, 0.5, np.float32) for n in range(2) for t in range(2)}
     found = advantages(episodes, rule, values=expected)
     raw = np.array([0.0, 0.5, 0.0, -0.5])
     assert np.concatenate(found) == pytest.approx((raw - raw.mean()) / raw.std())
+
+
+def test_token_gae_is_gae_over_the_tokens_of_all_calls() -> None:
+    """Against the definition: A_t = Σ (γλ)^l δ_{t+l}, δ_t = r_t + γ V_{t+1} − V_t (arXiv 1506.02438, eq. 16)."""
+    rule = CreditRule(mode="token_gae", gamma=0.9, lam=0.8)
+    episodes = [episode("g", [(0.5, 0), (1.0, 1)], tokens=(2, 3)), episode("h", [(0.0, 1)], tokens=(1, 2))]
+    rng = np.random.default_rng(0)
+    values = {
+        f"r{n}-{t}": rng.normal(size=k).astype(np.float32)
+        for n, ks in enumerate([(2, 3), (1, 2)])
+        for t, k in enumerate(ks)
+    }
+    found: list[float] = []
+    for n, rewards in enumerate([[0, 0.5, 0, 0, 1.0], [0, 0, 0]]):
+        v = [*np.concatenate([values[f"r{n}-0"], values[f"r{n}-1"]]), 0.0]
+        delta = [r + 0.9 * v[t + 1] - v[t] for t, r in enumerate(rewards)]
+        found += [sum((0.9 * 0.8) ** k * d for k, d in enumerate(delta[t:])) for t in range(len(delta))]
+    raw = np.array(found)
+    (batch,) = credit(
+        [
+            replace(e, calls=[replace(c, info=replace(c.info, call_id=f"r{n}-{t}")) for t, c in enumerate(e.calls)])
+            for n, e in enumerate(episodes)
+        ],
+        replace(rule, keep_flat=True),
+        values=values,
+    )
+    assert np.concatenate([c.advantages for c in batch]) == pytest.approx((raw - raw.mean()) / raw.std(), abs=1e-5)
+    returned = [c.returns for c in batch]
+    assert all(r is not None and len(r) == len(c.advantages) for r, c in zip(returned, batch, strict=True))
+
+
+def test_gigpo_adds_the_advantage_of_the_rollout_and_of_the_step() -> None:
+    """By hand, r − mean in both parts: three rollouts, two of which were in the same second state."""
+    rule = CreditRule(mode="gigpo", advantage="drgrpo", gamma=0.5)
+    same, other = (7, 8), (7, 9)
+    a = episode("g", [(1.0, 1)], tokens=(1, 1), prompts=((7,), same))
+    b = episode("g", [(0.0, 1)], tokens=(1, 1), prompts=((7,), same))
+    c = episode("g", [(2.0, 1)], tokens=(1, 1), prompts=((7,), other))
+    found = advantages([a, b, c], rule)
+    of_rollouts, of_first, of_second = [0.0, -1.0, 1.0], [0.0, -0.5, 0.5], [0.5, -0.5, 0.0]
+    assert [f[0] for f in found] == pytest.approx(np.add(of_rollouts, of_first))
+    assert [f[1] for f in found] == pytest.approx(np.add(of_rollouts, of_second))
+
+
+def test_dynamic_sampling_filters_by_what_was_earned_not_by_length() -> None:
+    """DAPO (arXiv 2503.14476, section 3.2) keeps groups that are neither all right nor all wrong."""
+    right = [episode("g", [(1.0, 0)], tokens=(n,)) for n in (2, 30)]
+    rule = agl.DAPO(model="calc", overlong_tokens=10, overlong_margin=4).credit_rule()
+    assert groups_that_differ(right, rule) == {"g"}
+    assert groups_that_differ(right, replace(rule, overlong=None)) == set()
+
+
+def median(returns_U: np.ndarray, groups_U: np.ndarray, counts_U: np.ndarray) -> np.ndarray:
+    """An advantage of one's own."""
+    return returns_U - np.median(returns_U[counts_U])
+
+
+def test_an_advantage_of_ones_own_is_a_function() -> None:
+    algorithm = agl.GRPO(model="calc", advantage=median)
+    episodes = [episode("g", [(r, 0)], tokens=(1,)) for r in (0.0, 1.0, 5.0)]
+    assert advantages(episodes, algorithm.credit_rule()) == [[-1.0], [0.0], [4.0]]
+    assert algorithm.compares_siblings
+    alone = agl.GRPO(model="calc", group_size=1, advantage=estimator(siblings=False)(median))
+    assert not alone.compares_siblings
+
+
+def test_an_advantage_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"takes \(returns_U, groups_U, counts_U\)"):
+        agl.GRPO(model="calc", advantage=lambda returns: returns)  # pyright: ignore[reportArgumentType, reportUnknownLambdaType]
+    wrong = CreditRule(advantage=lambda r, g, c: r[:1])
+    with pytest.raises(ConfigError, match="one finite number for each of 2 returns"):
+        credit([episode("g", [(r, 0)]) for r in (0.0, 1.0)], wrong)
 
 
 def test_agents_with_rewards_of_their_own_are_compared_with_themselves() -> None:

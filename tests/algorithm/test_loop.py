@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.ahead import Sampled
+from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
 from agentlightning.errors import ConfigError

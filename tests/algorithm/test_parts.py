@@ -24,10 +24,11 @@ from agentlightning.algorithm.checkpoint import (
     save_checkpoint,
     set_aside_later,
 )
-from agentlightning.algorithm.credit import OUTCOME_USE, CreditRule, credit, groups_that_differ
+from agentlightning.algorithm.credit import credit, groups_that_differ
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout

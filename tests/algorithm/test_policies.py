@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import CreditRule, credit
+from agentlightning.algorithm.credit import credit
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.policies import PolicyUpdaters, seen_by
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
+from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import OptimParams, PackedBatch

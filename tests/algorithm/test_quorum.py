@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.ahead import Sampled
+from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.grpo import _summary
 from agentlightning.algorithm.sampling import Stopped

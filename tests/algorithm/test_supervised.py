@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import CreditRule, credit
+from agentlightning.algorithm.credit import credit
 from agentlightning.algorithm.episode import Earned
 from agentlightning.algorithm.supervised import chat_episode
+from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering

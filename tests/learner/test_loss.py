@@ -59,7 +59,7 @@ def test_metrics() -> None:
 
 
 def test_an_unknown_loss_is_named() -> None:
-    with pytest.raises(ConfigError, match="no loss 'magic'"):
+    with pytest.raises(ConfigError, match="loss is 'magic'; it can be 'cispo'"):
         evaluate([1.0], [1.0], LossConfig(name="magic"))
 
 

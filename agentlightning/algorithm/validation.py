@@ -1,4 +1,4 @@
-"""What a training run's settings may not be: numbers out of range, settings nothing uses, settings at odds.
+"""Validation of a training run's settings: numbers out of range, settings nothing uses, settings at odds.
 
 Everything is refused when the algorithm is made, with a message that says what to do.
 """
@@ -9,30 +9,16 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from agentlightning.algorithm.credit import Use
+from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.modes import CREDIT_MODES
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.units import Use
 from agentlightning.errors import ConfigError
-from agentlightning.learner.advantage import ADVANTAGES, CORRECTIONS
 from agentlightning.learner.base import DTYPES
+from agentlightning.learner.catalog import LOSSES, check_loss
 from agentlightning.types import Outcome
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.settings import TrainingSettings
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "schedule": ("constant", "linear"),
-    "loss": ("ppo_clip", "reinforce", "gspo", "cispo", "dpo"),
-    "advantage": tuple(ADVANTAGES),
-    "credit": ("broadcast", "return_to_go", "per_turn", "gae"),
-    "rollout_return": ("final", "sum"),
-    "normalization": ("token", "sequence", "rollout", "constant"),
-    "kl_estimator": ("k1", "k2", "k3"),
-    "kl_in": ("loss", "reward"),
-    "in_flight": ("finish", "continue"),
-    "correction": ("auto", "none", *CORRECTIONS),
-    "dtype": DTYPES,
-}
 
 AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
@@ -45,17 +31,28 @@ AT_LEAST: dict[str, float] = {
 ABOVE_ZERO = ("temperature", "correction_cap", "max_logprob_gap", "dpo_beta", "quorum")
 AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10}
 
-Asks = Callable[["TrainingSettings"], bool]
+Asks = Callable[[TrainingSettings], bool]
 
-_GAE: tuple[Asks, str] = (lambda s: s.credit == "gae", "credit='gae' (PPO)")
-_CLIPS: tuple[Asks, str] = (lambda s: s.loss not in ("reinforce", "dpo"), "a loss that clips: ppo_clip, gspo or cispo")
+
+def _known(names: Mapping[str, Any], has: Callable[[Any], bool] = lambda _: True) -> str:
+    return " or ".join(repr(name) for name, one in names.items() if has(one))
+
+
+_CRITIC: tuple[Asks, str] = (lambda s: s.credit_mode.critic, f"credit={_known(CREDIT_MODES, lambda m: m.critic)} (PPO)")
+_CLIPS: tuple[Asks, str] = (
+    lambda s: s.loss_spec.clips or s.loss_spec.own,
+    f"a loss that clips: {_known(LOSSES, lambda one: one.clips)}",
+)
 _CORRECTED: tuple[Asks, str] = (lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
 USED_WITH: dict[str, tuple[Asks, str]] = {
-    "gamma": (lambda s: s.credit != "broadcast", "credit='return_to_go', 'per_turn' or 'gae'"),
-    "lam": _GAE,
-    "critic_learning_rate": _GAE,
-    "advantage": (lambda s: s.credit != "gae", "credit='broadcast', 'return_to_go' or 'per_turn'"),
-    "rollout_return": (lambda s: s.credit == "broadcast", "credit='broadcast', and the others add rewards up anyway"),
+    "gamma": (lambda s: s.credit_mode.turns, f"credit={_known(CREDIT_MODES, lambda m: m.turns)}"),
+    "lam": _CRITIC,
+    "critic_learning_rate": _CRITIC,
+    "advantage": (lambda s: not s.credit_mode.critic, f"credit={_known(CREDIT_MODES, lambda m: not m.critic)}"),
+    "rollout_return": (
+        lambda s: not s.credit_mode.turns,
+        f"credit={_known(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
+    ),
     "clip_low": _CLIPS,
     "clip_high": _CLIPS,
     "kl_in": (lambda s: s.kl_coef != 0, "kl_coef"),
@@ -67,21 +64,29 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
 """Where a setting plays a part, and how to say so. One that was changed and plays none is a mistake."""
 
 
-def refuse_what_cannot_work(settings: TrainingSettings) -> None:
+def validate(settings: TrainingSettings) -> None:
     """Raises ConfigError for the first thing that is wrong."""
     _refuse_unknown_choices(settings)
     _refuse_numbers_out_of_range(settings)
     _refuse_what_is_unused(settings)
     _refuse_contradictions(settings)
     _refuse_supervised_contradictions(settings)
+    check_loss(settings.loss_spec)
+
+
+def choices(settings: type[TrainingSettings]) -> dict[str, tuple[str, ...]]:
+    """The words that each setting of a few words can be, from its type."""
+    hints = {f.name: get_type_hints(settings)[f.name] for f in fields(settings)}
+    return {"dtype": DTYPES, **{name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}}
 
 
 def _refuse_unknown_choices(s: TrainingSettings) -> None:
-    for name, allowed in CHOICES.items():
+    for name, allowed in choices(type(s)).items():
         value = getattr(s, name)
         if value not in allowed:
             known = " or ".join(repr(choice) for choice in allowed)
             raise ConfigError(f"{name} is {value!r}; it can be {known}.")
+    _ = s.loss_spec, s.estimator, s.credit_mode  # each says itself what it can be
     uses = get_args(Use)
     for outcome, use in s.outcome_use.items():
         if outcome not in list(Outcome) or use not in uses:
@@ -126,13 +131,13 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
     if s.group_size < 2 and s.compares_siblings:
         raise ConfigError(
             "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
-            "one use a critic (PPO), or advantage='reinforce' or 'reinforce++'."
+            f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
         )
     if s.minibatches > s.tasks_per_step:
         raise ConfigError(
             f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
         )
-    if (s.kl_coef or s.loss == "dpo") and isinstance(s.policies, Mapping) and any(s.policies.values()):
+    if (s.kl_coef or s.loss_spec.reference) and isinstance(s.policies, Mapping) and any(s.policies.values()):
         raise ConfigError(
             "Policies that go on from adapters would be compared with the base model, not with what they began as. "
             "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
@@ -144,7 +149,7 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
     if s.dynamic_sampling and not s.compares_siblings:
         raise ConfigError(
             "dynamic_sampling drops groups whose siblings earned the same, and this algorithm compares no siblings. "
-            "Leave it out, or choose an advantage that does: grpo, drgrpo, rloo."
+            f"Leave it out, or choose an advantage that does: {_known(ADVANTAGES, lambda one: one.siblings)}."
         )
     if s.max_tokens is not None and (s.overlong_tokens or 0) - s.overlong_margin > s.max_tokens:
         raise ConfigError(
@@ -154,10 +159,10 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
 
 
 def _refuse_supervised_contradictions(s: TrainingSettings) -> None:
-    if (s.loss == "dpo") != (s.advantage == "best_and_worst"):
+    if s.loss_spec.pairs != s.estimator.pairs:
         raise ConfigError(
-            "The loss 'dpo' is for pairs of the best and the worst sibling, and they are for no other loss: "
-            "use agl.DPO(…), or another loss and advantage together."
+            f"A loss of preferences ({_known(LOSSES, lambda one: one.pairs)}) and an advantage of pairs "
+            f"({_known(ADVANTAGES, lambda one: one.pairs)}) go together: use agl.DPO(…), or another loss and advantage."
         )
     if s.is_supervised:
         if s.credit != "broadcast":
@@ -170,8 +175,8 @@ def _refuse_supervised_contradictions(s: TrainingSettings) -> None:
                 f"{type(s).__name__} learns what is good whoever sampled it: importance weights would unlearn it. "
                 "Leave correction out."
             )
-    elif s.loss == "reinforce" and s.update_epochs > 1:
+    elif s.loss_spec.on_policy and s.update_epochs > 1:
         raise ConfigError(
-            "The loss 'reinforce' is right for the weights that sampled, so a step's rollouts can be gone through "
+            f"The loss {s.loss!r} is right for the weights that sampled, so a step's rollouts can be gone through "
             "once. For more update_epochs use loss='ppo_clip'."
         )

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from agentlightning.algorithm import GRPO
-from agentlightning.algorithm.ahead import Ahead, Sampled
+from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import EngineError
@@ -92,7 +92,7 @@ async def through_ahead(model: Path, steps: list[list[Episode]], reporter: Repor
         return Sampled(steps[step - 1], [position], position + 1, 0.0, 0.0) if step <= len(steps) else None
 
     done = 0
-    async with Ahead(sample, done=0, position=0, max_staleness=staleness) as ahead:
+    async with AsynchronousSampling(sample, done=0, position=0, max_staleness=staleness) as ahead:
         while (sampled := await ahead.next(done)) is not None:
             await updater.learn(sampled.episodes, 1e-3, certify=False)
             done += 1
@@ -128,7 +128,7 @@ async def test_sampling_never_runs_further_ahead_than_it_may(staleness: int) -> 
         await asyncio.sleep(0)
         return Sampled([], [position], position + 1, 0.0, 0.0) if step <= 10 else None
 
-    async with Ahead(sample, done=0, position=0, max_staleness=staleness) as ahead:
+    async with AsynchronousSampling(sample, done=0, position=0, max_staleness=staleness) as ahead:
         while (sampled := await ahead.next(learned)) is not None:
             assert sampled.tasks == [learned]
             await asyncio.sleep(0.01)  # learning; sampling goes on meanwhile, if it may
@@ -143,7 +143,7 @@ async def test_what_sampling_raises_arrives_after_what_was_sampled() -> None:
             raise ValueError("the agent is broken")
         return Sampled([], [0], 1, 0.0, 0.0)
 
-    async with Ahead(sample, done=0, position=0, max_staleness=1) as ahead:
+    async with AsynchronousSampling(sample, done=0, position=0, max_staleness=1) as ahead:
         assert await ahead.next(0) is not None
         with pytest.raises(ValueError, match="broken"):
             await ahead.next(1)

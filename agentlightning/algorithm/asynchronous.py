@@ -1,4 +1,4 @@
-"""Sampling that may run ahead of learning: steps are sampled one after the other, at most `max_staleness` too early.
+"""Asynchronous sampling: it may run ahead of learning, by at most `max_staleness` steps, which stay in order.
 
 With `max_staleness` 0 a step is sampled only when the one before it is learned.
 """
@@ -32,7 +32,7 @@ class Sampled:
     """Rollouts of groups that dynamic sampling replaced: nothing is learned from them."""
 
 
-class Ahead:
+class AsynchronousSampling:
     """An async context manager: sampling goes on beside the block and ends with it."""
 
     def __init__(

@@ -7,17 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.learner.advantage import (
-    ADVANTAGES,
-    Estimator,
-    correction_weights,
-    drgrpo,
-    entry_weights,
-    gae,
-    grpo,
-    overlong_penalty,
-    return_to_go,
-)
+from agentlightning.algorithm.advantage import ADVANTAGES, Estimator, drgrpo, grpo
+from agentlightning.algorithm.returns import gae, return_to_go
+from agentlightning.algorithm.weights import correction_weights, entry_weights, overlong_penalty
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
 

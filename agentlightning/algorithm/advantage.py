@@ -1,0 +1,171 @@
+"""Advantages: how much better a return was than others. Pure functions, each with what it needs; numpy in, numpy out.
+
+An advantage of one's own is such a function, given as it is (`GRPO(advantage=mine)`), or made an `Estimator` where it
+needs something else than siblings to compare with. Nothing else knows an estimator by its name.
+
+Shape letters: U units that are compared with each other (rollouts, or calls).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentlightning.algorithm.returns import STD_FLOOR, whitened
+from agentlightning.errors import ConfigError
+from agentlightning.types.call import Float32Array, Int32Array
+
+Compute = Callable[[Float32Array, Int32Array, np.ndarray], Float32Array]
+"""(returns_U, groups_U, counts_U) → advantages_U.
+
+Units of one group carry the same number in `groups_U`. A unit with `counts_U` False is masked: it gets 0 and must play
+no part in anybody else's advantage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """An advantage and what it needs; called like its function."""
+
+    compute: Compute
+    siblings: bool = True
+    """It compares the rollouts of a task with each other: a group of one, or one of equals, teaches nothing."""
+    selects: bool = False
+    """It chooses what is learned as it is, whichever weights sampled it; a unit that gets 0 is no part of the data."""
+    pairs: bool = False
+    """It makes one pair of each group, +1 and −1, for a loss of preferences."""
+
+    @property
+    def name(self) -> str:
+        """Where the function is, for messages and the run's file."""
+        return getattr(self.compute, "__qualname__", type(self.compute).__qualname__)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __call__(self, returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+        """The advantages; masked units get 0. Raises ConfigError when the function gives something else."""
+        found_U = np.asarray(self.compute(returns_U, groups_U, counts_U), dtype=np.float32)
+        if found_U.shape != returns_U.shape or not np.isfinite(found_U).all():
+            raise ConfigError(
+                f"The advantage {self.name} must give one finite number for each of {len(returns_U)} returns; it gave "
+                f"{'numbers that are not finite' if found_U.shape == returns_U.shape else f'shape {found_U.shape}'}."
+            )
+        return np.where(counts_U, found_U, np.float32(0))
+
+
+def estimator(*, siblings: bool = True, selects: bool = False, pairs: bool = False) -> Callable[[Compute], Estimator]:
+    """Decorator: makes an `Estimator` of a function. See there for what can be needed."""
+    return lambda compute: Estimator(compute, siblings, selects, pairs)
+
+
+@estimator()
+def grpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """(r − mean) / std within a group: GRPO (Shao et al., arXiv 2402.03300, section 4.1.2)."""
+    return _per_group(returns_U, groups_U, counts_U, lambda r: (r - r.mean()) / r.std())
+
+
+@estimator()
+def drgrpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """r − mean within a group: Dr.GRPO (Liu et al., arXiv 2503.20783, section 3.2)."""
+    return _per_group(returns_U, groups_U, counts_U, lambda r: r - r.mean())
+
+
+@estimator()
+def rloo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """r − mean of the others in the group: RLOO (Ahmadian et al., arXiv 2402.14740, eq. 8)."""
+    return _per_group(returns_U, groups_U, counts_U, lambda r: (r - r.mean()) * len(r) / (len(r) - 1))
+
+
+@estimator(siblings=False)
+def reinforce(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """The return itself, without a baseline (Williams 1992)."""
+    return np.where(counts_U, returns_U, 0).astype(np.float32)
+
+
+@estimator(siblings=False)
+def reinforce_pp(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """(r − mean) / std over the whole step: REINFORCE++ (Hu et al., arXiv 2501.03262)."""
+    return whitened(returns_U.astype(np.float64), counts_U)
+
+
+@estimator()
+def reinforce_pp_baseline(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """r − mean of the group, then divided by the std of the whole step: REINFORCE++ baseline (arXiv 2501.03262)."""
+    centred_U = drgrpo(returns_U, groups_U, counts_U).astype(np.float64)
+    counted = centred_U[counts_U]
+    spread = counted.std() if len(counted) else 0.0
+    return (centred_U / spread if spread > STD_FLOOR else np.zeros_like(centred_U)).astype(np.float32)
+
+
+@estimator(siblings=False, selects=True)
+def everything(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """1 for all: supervised learning."""
+    return counts_U.astype(np.float32)
+
+
+@estimator(selects=True)
+def best(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """1 for the best of each group where siblings differ, else 0: rejection sampling for fine-tuning."""
+    return _per_group(returns_U, groups_U, counts_U, lambda r: (r == r.max()).astype(np.float64))
+
+
+@estimator(selects=True, pairs=True)
+def best_and_worst(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """+1 for the first of the best and −1 for the first of the worst of each group, else 0: a pair for DPO."""
+
+    def pair(r: np.ndarray) -> np.ndarray:
+        signs = np.zeros_like(r)
+        signs[r.argmax()], signs[r.argmin()] = 1.0, -1.0
+        return signs
+
+    return _per_group(returns_U, groups_U, counts_U, pair)
+
+
+ADVANTAGES: dict[str, Estimator] = {
+    "all": everything,
+    "best": best,
+    "best_and_worst": best_and_worst,
+    "drgrpo": drgrpo,
+    "grpo": grpo,
+    "reinforce": reinforce,
+    "reinforce++": reinforce_pp,
+    "reinforce++baseline": reinforce_pp_baseline,
+    "rloo": rloo,
+}
+
+
+def as_estimator(given: str | Compute | Estimator) -> Estimator:
+    """What a name in the table, a function or an estimator means. Raises ConfigError for anything else."""
+    if isinstance(given, Estimator):
+        return given
+    if isinstance(given, str):
+        if given in ADVANTAGES:
+            return ADVANTAGES[given]
+        known = " or ".join(repr(name) for name in ADVANTAGES)
+        raise ConfigError(f"advantage is {given!r}; it can be {known}, or a function.")
+    try:
+        inspect.signature(given).bind(None, None, None)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"advantage is {given!r}; a function takes (returns_U, groups_U, counts_U) and gives advantages_U."
+        ) from None
+    return Estimator(given)
+
+
+def _per_group(
+    returns_U: Float32Array,
+    groups_U: Int32Array,
+    counts_U: np.ndarray,
+    estimate: Callable[[np.ndarray], np.ndarray],
+) -> Float32Array:
+    """Groups of fewer than two, and those whose returns are all equal, have nothing to say and get 0."""
+    advantages_U = np.zeros(len(returns_U), dtype=np.float32)
+    for group in np.unique(groups_U):
+        members = (groups_U == group) & counts_U
+        returns = returns_U[members].astype(np.float64)
+        if len(returns) >= 2 and returns.std() > STD_FLOOR:
+            advantages_U[members] = estimate(returns)
+    return advantages_U

@@ -1,0 +1,152 @@
+"""Units: what is compared with siblings, with the rewards and the calls that are its own. Pure.
+
+A unit is a rollout; where agents have rewards of their own, one agent's part in it; one triplet, if an agent gave some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
+from agentlightning.algorithm.episode import Earned, Episode
+from agentlightning.algorithm.weights import overlong_penalty
+from agentlightning.types import Outcome
+from agentlightning.types.call import Call, Int32Array
+
+Use = Literal["train", "zero", "mask"]
+Normalization = Literal["token", "sequence", "rollout", "constant"]
+
+OUTCOME_USE: Mapping[Outcome, Use] = {
+    Outcome.OK: "train",
+    Outcome.TRUNCATED: "train",
+    Outcome.AGENT_ERROR: "mask",
+    Outcome.INFRA_ERROR: "mask",
+    Outcome.JUDGE_ERROR: "mask",
+    Outcome.TIMEOUT: "mask",
+    Outcome.CANCELLED: "mask",
+}
+"""What a rollout that ended so is to the update: trained with its reward, trained with reward 0, or left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreditRule:
+    """How rewards become advantages and weights."""
+
+    mode: str = "broadcast"
+    """A key of `algorithm.modes.CREDIT_MODES`."""
+    advantage: str | Compute | Estimator = "grpo"
+    """See `algorithm.advantage`; a mode with a critic has its own."""
+    gamma: float = 1.0
+    lam: float = 1.0
+    total: bool = False
+    """Whether `broadcast` gives the sum of a rollout's rewards instead of the last one."""
+    normalization: Normalization = "token"
+    constant: float | None = None
+    overlong: tuple[int, int] | None = None
+    """Sampled tokens from which a rollout earns 1 less, and over how many tokens before it the penalty rises."""
+    keep_flat: bool = False
+    """Keep rollouts without advantage: they have no policy gradient, but count for KL, entropy and a critic."""
+    uses: Mapping[Outcome, Use] = field(default_factory=lambda: OUTCOME_USE)
+
+    @property
+    def estimator(self) -> Estimator:
+        """How units are compared."""
+        return as_estimator(self.advantage)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """What is compared with its siblings: a rollout, or one agent's part in it. T calls that are trained."""
+
+    rollout: int
+    """Index of the episode."""
+    group: tuple[Hashable, str | None]
+    """Of siblings, and of which agent where agents are rewarded apart."""
+    counts: bool
+    """False: masked."""
+    total: float
+    """What it earned altogether, as `broadcast` sees it."""
+    rewards_T: Sequence[float]
+    calls: Sequence[Call]
+
+
+def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:
+    """One unit per rollout; where agents have rewards of their own, one per agent; one per triplet an agent gave."""
+    units: list[Unit] = []
+    for r, e in enumerate(episodes):
+        use = rule.uses[e.outcome]
+        group = e.rollout.metadata.get("group")
+        if e.separate:
+            parts = [(_alone(e, i), [(i, c)]) for i, c in enumerate(e.calls) if c.info.trained and len(c.response_ids)]
+            units += [_unit(r, part, use, (group, None), calls, rule, bonuses) for part, calls in parts]
+            continue
+        agents = {c.info.agent for c in e.calls} if any(x.agent for x in e.rewards) else {None}
+        for agent in sorted(agents, key=str):
+            calls = [(i, c) for i, c in enumerate(e.calls) if len(agents) == 1 or c.info.agent == agent]
+            trained = [(i, c) for i, c in calls if c.info.trained and len(c.response_ids)]
+            units.append(_unit(r, e, use, (group, agent), trained, rule, bonuses))
+    return units
+
+
+def _alone(episode: Episode, call: int) -> Episode:
+    """The episode as if this call and its own reward were all of it."""
+    return replace(episode, reward=None, rewards=[x for x in episode.rewards if x.call == call])
+
+
+def _unit(
+    r: int,
+    episode: Episode,
+    use: Use,
+    key: tuple[Any, str | None],
+    calls: Sequence[tuple[int, Call]],
+    rule: CreditRule,
+    bonuses: Mapping[str, float],
+) -> Unit:
+    agent = key[1]
+    given = episode.rewards
+    if not given and episode.reward is not None:
+        given = [Earned(episode.reward, len(episode.calls) - 1)]
+    earned = [x for x in given if x.agent is None or x.agent == agent] if use == "train" else []
+    rewards_T = [bonuses.get(c.info.call_id, 0.0) for _, c in calls]
+    for x in earned:
+        before = [t for t, (i, _) in enumerate(calls) if x.call is not None and i <= x.call]
+        if before:
+            rewards_T[before[-1]] += x.value
+    whole = [x for x in earned if not x.named] or earned  # the others are intermediate
+    own = [x.value for x in whole if x.agent == agent] or [x.value for x in whole]
+    final = (sum(x.value for x in earned) if rule.total else own[-1]) if own else None
+    if final is None and episode.outcome is Outcome.TRUNCATED:
+        final = 0.0  # it ran out of what it may use before it earned anything
+    shaped = _overlong(calls, rule)
+    if rewards_T:
+        rewards_T[-1] += shaped
+    return Unit(
+        rollout=r,
+        group=key,
+        counts=use == "zero" or (use == "train" and final is not None),
+        total=(final or 0.0) + sum(bonuses.get(c.info.call_id, 0.0) for _, c in calls) + shaped,
+        rewards_T=rewards_T,
+        calls=[c for _, c in calls],
+    )
+
+
+def _overlong(calls: Sequence[tuple[int, Call]], rule: CreditRule) -> float:
+    if rule.overlong is None:
+        return 0.0
+    tokens = np.array([sum(len(c.response_ids) for _, c in calls)], dtype=np.int32)
+    return float(overlong_penalty(tokens, *rule.overlong)[0])
+
+
+def group_numbers(episodes: Sequence[Episode]) -> Int32Array:
+    """The group of each rollout as a number; siblings carry the same `group` in their metadata."""
+    return numbers([e.rollout.metadata.get("group") for e in episodes])
+
+
+def numbers(keys: Sequence[Hashable]) -> Int32Array:
+    """The same number for equal keys, counted from 0 in the order of their first appearance."""
+    found: dict[Hashable, int] = {}
+    return np.array([found.setdefault(key, len(found)) for key in keys], dtype=np.int32)

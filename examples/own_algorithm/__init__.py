@@ -1,0 +1,1 @@
+"""An advantage and a loss of one's own."""
