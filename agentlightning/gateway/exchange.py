@@ -37,6 +37,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A raw prompt, as text or tokens, in place of messages."""
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice()
+    strict: frozenset[str] = frozenset()
+    """The names of tools whose arguments must follow their schema whenever they are called."""
     parallel_tool_calls: bool = True
     n: int = 1
     stream: bool = False

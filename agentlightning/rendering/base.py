@@ -99,8 +99,12 @@ class Rendering(Protocol):
 
     def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool: ...
 
-    def forced_call(self, name: str | None) -> Int32Array | None:
-        """The beginning of a response that is a call (of `name`); None if this format cannot be forced."""
+    def call_grammar(
+        self, tools: Sequence[Tool], prompt_ids: Int32Array, *, required: bool, several: bool
+    ) -> str | None:
+        """The grammar of a response whose calls have arguments by their tools' schemas; with `required` there is a
+        call, of one or of `several` tools. None if it is not known how this format writes calls.
+        """
         ...
 
     def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:

@@ -1,9 +1,9 @@
-"""Answers that follow a JSON schema: the grammar of a whole response, for the engine. Pure."""
+"""Responses that follow a JSON schema, in the answer or in a tool call: their grammar, for the engine. Pure."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -40,48 +40,136 @@ def schema_problem(schema: Mapping[str, Any]) -> str | None:
         return "it is nested too deep."
 
 
+class CallForm(msgspec.Struct, frozen=True):
+    """How a format writes tool calls whose arguments are JSON, in the terms of a grammar."""
+
+    call: str
+    """The rule of one call; `inside` is its tool's name and arguments."""
+    opening: str
+    """What of `inside` comes before the arguments; NAME is the tool's name."""
+    closing: str
+    """What comes after them."""
+    thought: str | None = None
+    """The rule of reasoning before a call, where the markers do not say it."""
+    prose: str | None = None
+    """The regular expression of a text that is no call; None if it is not known."""
+    several: bool = True
+    """Whether a response may hold more than one call."""
+
+
+def hermes_form(markers: Markers) -> CallForm:
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Qwen's models write."""
+    return CallForm(
+        call=f"SPACE <[{markers.tool_open}]> SPACE inside SPACE <[{markers.tool_close}]>",
+        opening=json.dumps('{"name": NAME, "arguments":') + " SPACE",
+        closing='SPACE "}"',
+        prose=r"/(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/",
+    )
+
+
+BARE_FORM = CallForm(
+    call="inside",
+    opening=json.dumps('{"name": NAME, "parameters":') + " SPACE",
+    closing='SPACE "}"',
+    prose=r"/([ \n]*[^{ \n](.|\n)*)?/",
+    several=False,
+)
+"""The whole response is `{"name": …, "parameters": …}`, as Llama 3 writes."""
+
+
+def harmony_form(token: Callable[[str], int]) -> CallForm:
+    """A message on the commentary channel to the function, perhaps after one on the analysis channel (GPT-OSS)."""
+    start, end, channel, message, constrain, call = (
+        f"<[{token(f'<|{name}|>')}]>" for name in ("start", "end", "channel", "message", "constrain", "call")
+    )
+    return CallForm(
+        call=f"{channel} inside",
+        opening=f'"commentary to=functions." NAME " " {constrain} "json" {message}',
+        closing=call,
+        thought=f'{channel} "analysis" {message} TEXT {end} {start} "assistant"',
+        several=False,
+    )
+
+
 def answer_grammar(
     schema: Mapping[str, Any],
     markers: Markers = NO_MARKERS,
     *,
     in_reasoning: bool = False,
     tools: Sequence[Tool] | None = None,
-    calls_in_json: bool = False,
+    form: CallForm | None = None,
 ) -> str:
     """The grammar of a response: reasoning if the model likes (its end, if the prompt ends inside), then an answer by
     the schema or calls of `tools`. What is inside a call is held to the tools' own schemas where calls are written as
-    `{"name": …, "arguments": …}`, and free otherwise.
+    `form` says, and free otherwise.
     """
-    start, rules = ["body"], [f"answer: %json {_compiled(schema)}"]
-    if markers.think_close is not None:
-        close = f"TEXT <[{markers.think_close}]> SPACE"
-        if in_reasoning:
-            start.insert(0, "reasoning")
-            rules.append(f"reasoning: {close}")
-        elif markers.think_open is not None:
-            start.insert(0, "reasoning?")
-            rules.append(f"reasoning: <[{markers.think_open}]> {close}")
+    start, rules = _reasoning(markers, in_reasoning)
+    rules.append(f"answer: %json {_compiled(schema)}")
     if tools and markers.tool_open is not None and markers.tool_close is not None:
         rules.append("body: answer | call+")
-        rules.append(f"call: SPACE <[{markers.tool_open}]> SPACE inside SPACE <[{markers.tool_close}]>")
-        rules += _calls_in_json(tools) if calls_in_json else ["inside: TEXT"]
+        free = f"SPACE <[{markers.tool_open}]> SPACE TEXT SPACE <[{markers.tool_close}]>"
+        rules += [f"call: {free}"] if form is None else _calls(tools, form)
     else:
         rules.append("body: answer")
-    rules += ["TEXT: /(.|\\n)*/", "SPACE: /[ \\n]{0,8}/"]
-    return _lark("\n".join([f"start: {' '.join(start)}", *rules]))
+    return _grammar(start, rules)
 
 
-def _calls_in_json(tools: Sequence[Tool]) -> list[str]:
-    """The rule `inside`: a call of one of the tools; arguments whose schema cannot be enforced are any object."""
-    rules = ["inside: " + " | ".join(f"inside_{n}" for n in range(len(tools)))]
+def call_grammar(
+    tools: Sequence[Tool], form: CallForm, markers: Markers, *, in_reasoning: bool, required: bool, several: bool
+) -> str | None:
+    """The grammar of a response that calls one of `tools` (or, unless it is `required`, says anything else), with
+    arguments by the tool's schema; None if the form does not say what is no call.
+    """
+    start, rules = _reasoning(markers, in_reasoning)
+    if form.thought is not None:
+        start, rules = ["thought?"], [f"thought: {form.thought}"]
+    more = " call*" if several and form.several else ""
+    if required:
+        rules.append(f"body: call{more}")
+    elif form.prose is None:
+        return None
+    else:
+        rules += [f"body: PROSE (call{more})? | call{more}" if form.several else "body: PROSE | call"]
+        rules.append(f"PROSE: {form.prose}")
+    return _grammar(start, [*rules, *_calls(tools, form)])
+
+
+def _reasoning(markers: Markers, in_reasoning: bool) -> tuple[list[str], list[str]]:
+    """What a response begins with, and the rules for it."""
+    close = f"TEXT <[{markers.think_close}]> SPACE"
+    if markers.think_close is None:
+        return [], []
+    if in_reasoning:
+        return ["reasoning"], [f"reasoning: {close}"]
+    if markers.think_open is None:
+        return [], []
+    return ["reasoning?"], [f"reasoning: <[{markers.think_open}]> {close}"]
+
+
+def _calls(tools: Sequence[Tool], form: CallForm) -> list[str]:
+    """The rule `call`; arguments whose schema cannot be enforced are any object."""
+    rules = [f"call: {form.call}", "inside: " + " | ".join(f"inside_{n}" for n in range(len(tools)))]
     for n, tool in enumerate(tools):
         function = tool["function"]
         parameters = function.get("parameters") or {}
         if parameters.get("type") != "object" or _problem(json.dumps(parameters)):
             parameters = {"type": "object"}
-        opening = json.dumps(f'{{"name": {json.dumps(function["name"])}, "arguments":')
-        rules.append(f'inside_{n}: {opening} SPACE %json {_compiled(parameters)} SPACE "}}"')
+        rules.append(
+            f"inside_{n}: {_named(form.opening, function['name'])} %json {_compiled(parameters)} {form.closing}"
+        )
     return rules
+
+
+def _named(opening: str, name: str) -> str:
+    """The opening of a call of this tool; inside a JSON text its name is a JSON string."""
+    if "{" in opening:
+        return opening.replace("NAME", json.dumps(json.dumps(name))[1:-1])
+    return opening.replace("NAME", json.dumps(name))
+
+
+def _grammar(start: Sequence[str], rules: Sequence[str]) -> str:
+    words = ["TEXT: /(.|\\n)*/", "SPACE: /[ \\n]{0,8}/"]
+    return _lark("\n".join([f"start: {' '.join([*start, 'body'])}", *rules, *words]))
 
 
 def _compiled(schema: Mapping[str, Any]) -> str:

@@ -11,7 +11,16 @@ import numpy as np
 
 from agentlightning.errors import ModelError
 from agentlightning.rendering.base import Parsed, ParsedCall
-from agentlightning.rendering.grammar import Markers, answer_grammar
+from agentlightning.rendering.grammar import (
+    BARE_FORM,
+    NO_MARKERS,
+    CallForm,
+    Markers,
+    answer_grammar,
+    call_grammar,
+    harmony_form,
+    hermes_form,
+)
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Int32Array
 
@@ -33,10 +42,12 @@ class RenderersRendering:
         parses_tools: bool,
         marked: bool | None = None,
         bare: bool | None = None,
+        calls: str | None = None,
     ) -> None:
         """
         keeping: the same renderer told to keep all reasoning, if the format knows the difference.
         marked: whether single tokens delimit reasoning and tool calls; None if the name says so. Likewise `bare`.
+        calls: the name of the format in which tool calls are written, if `name` does not say it.
         """
         self.name = name
         self.parses_tools = parses_tools
@@ -47,6 +58,7 @@ class RenderersRendering:
         self.stop_token_ids = tuple(renderer.get_stop_token_ids())
         self.markers = _markers(tokenizer) if (name in MARKED if marked is None else marked) else None
         self.bare = name in BARE if bare is None else bare
+        self._form = _call_form(calls or name, tokenizer, self.markers)
         special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
         marked_ids = msgspec.structs.astuple(self.markers) if self.markers else ()
         self.odd_ids = frozenset(special - {*self.stop_token_ids, *marked_ids})
@@ -120,16 +132,24 @@ class RenderersRendering:
             self._tokenizer, self._prompt_tail(prompt_ids), stop_ids=set(self.stop_token_ids)
         )
 
-    def forced_call(self, name: str | None) -> Int32Array | None:
-        opening = _FORCED.get(self.name)
-        if opening is None:
+    def call_grammar(
+        self, tools: Sequence[Tool], prompt_ids: Int32Array, *, required: bool, several: bool
+    ) -> str | None:
+        if self._form is None:
             return None
-        return self.encode(opening.any if name is None else opening.named.replace("NAME", json.dumps(name)[1:-1]))
+        return call_grammar(
+            tools,
+            self._form,
+            self.markers or NO_MARKERS,
+            in_reasoning=self.markers is not None and self.starts_in_reasoning(prompt_ids),
+            required=required,
+            several=several,
+        )
 
     def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
         if self.markers is not None:
-            in_reasoning, in_json = self.starts_in_reasoning(prompt_ids), self.name in _FORCED
-            return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, calls_in_json=in_json)
+            in_reasoning = self.starts_in_reasoning(prompt_ids)
+            return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, form=self._form)
         if self.bare and not tools:
             return answer_grammar(schema)
         return None
@@ -151,15 +171,6 @@ class RenderersRendering:
         return Parsed(text)
 
 
-class _Opening(msgspec.Struct, frozen=True):
-    any: str
-    named: str
-
-
-_HERMES = _Opening('<tool_call>\n{"name": "', '<tool_call>\n{"name": "NAME", "arguments":')
-_FORCED = {"qwen3": _HERMES}
-"""How a response that must be a tool call begins, by renderer."""
-
 BARE = frozenset({"llama-3"})
 """Renderers without reasoning, whose answers begin where the prompt ends."""
 
@@ -168,6 +179,17 @@ MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "gl
 
 
 # ---- small conversions ---------------------------------------------------------------------------------------------
+
+
+def _call_form(name: str, tokenizer: Any, markers: Markers | None) -> CallForm | None:
+    """How the format of this name writes calls, where they are JSON."""
+    if name == "qwen3" and markers is not None and markers.tool_open is not None and markers.tool_close is not None:
+        return hermes_form(markers)
+    if name == "llama-3":
+        return BARE_FORM
+    if name == "gpt-oss":
+        return harmony_form(tokenizer.convert_tokens_to_ids)
+    return None
 
 
 def _markers(tokenizer: Any) -> Markers:

@@ -93,7 +93,7 @@ def _by_template(
         if tools_survive(made[0]):
             logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
             return RenderersRendering(
-                "default", tokenizer, *made, parses_tools=True, marked=name in MARKED, bare=name in BARE
+                "default", tokenizer, *made, parses_tools=True, marked=name in MARKED, bare=name in BARE, calls=name
             )
     if tools_required:
         raise ModelError(

@@ -35,10 +35,9 @@ class StreamReader:
         *,
         tools: bool,
         stop: Sequence[str],
-        holding: bool = False,
         raw: bool = False,
     ) -> None:
-        """`holding`: everything comes at the end (the response begins inside a tool call, say). `raw`: all is text."""
+        """`raw`: all is text."""
         self._rendering = rendering
         self._markers = NO_MARKERS if raw or rendering.bare else rendering.markers
         self._may_be_call = rendering.bare and tools and not raw
@@ -48,7 +47,7 @@ class StreamReader:
         self._tools = tools
         self._content = _Channel(rendering, stop, strip=not raw)
         self._reasoning = _Channel(rendering, (), strip=True)
-        self._held = holding or self._markers is None
+        self._held = self._markers is None
         reasons = not self._held and not raw and rendering.starts_in_reasoning(prompt_ids)
         self._channel: _Channel | None = None if self._held else self._reasoning if reasons else self._content
         self._open = reasons

@@ -145,8 +145,8 @@ async def test_train_seeds_differ_between_rollouts_and_calls(site: Site) -> None
     assert len({params.seed for params in site.engine.params}) == 3
 
 
-async def test_forced_tools_are_called(site: Site) -> None:
-    site.engine.script = lambda prompt, params: ' {"a": 1, "b": 2}}\n</tool_call>'
+async def test_required_tools_are_called(site: Site) -> None:
+    site.engine.script = lambda prompt, params: call_text(1, 2) if params.grammar else "No."
     async with site.client() as client:
         choices: Any = ("required", {"type": "function", "function": {"name": "calc"}})
         for choice in choices:

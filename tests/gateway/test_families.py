@@ -94,7 +94,6 @@ class Talk:
         numbers = np.arange(len(ids), dtype=np.float32) + 1000 * self.count
         turn = self.session.commit(
             prompt,
-            prompt.piece,
             message,
             name,
             segment_id=f"{name}/r",

@@ -50,7 +50,6 @@ class Talk:
         flat = np.zeros(len(response), np.float32)
         turn = self.session.commit(
             prompt,
-            prompt.piece,
             message,
             name,
             segment_id=f"{name}/r",

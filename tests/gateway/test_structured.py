@@ -110,7 +110,8 @@ async def test_with_tools_the_model_may_call_one_instead(site: Site, reader: Rea
     assert not accepts(reader, auto, call_text(2, 3).replace("calc", "rm")), "only tools that are there"
     assert not accepts(reader, auto, call_text(2, 3).replace("3", '"three"')), "arguments follow the tool's schema"
     assert not accepts(reader, none, call_text(2, 3))
-    assert required is None, "a call that is forced is no answer"
+    assert accepts(reader, required, call_text(2, 3)), "a call that is required is no answer"
+    assert not accepts(reader, required, GOOD)
 
 
 @pytest.mark.parametrize(

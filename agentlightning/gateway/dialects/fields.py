@@ -109,6 +109,19 @@ def function_tools(tools: Any) -> list[Tool] | None:
     return found
 
 
+def strict_tools(tools: Any, where: str = "parameters") -> frozenset[str]:
+    """The names of the tools with `strict: true`. Raises `Refusal` for a schema, found under `where`, that cannot be
+    enforced.
+    """
+    found = set()
+    for index, tool in enumerate(tools or ()):
+        function = tool.get("function", tool)
+        if function.get("strict") is True:
+            check_schema(function.get(where) or {"type": "object"}, f"tools[{index}].{where}")
+            found.add(function["name"])
+    return frozenset(found)
+
+
 def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
     """OpenAI's tool_choice: auto, none, required, or a named function (in both shapes that are in use)."""
     if choice is None or choice == "auto" or (choice == "none" and not tools):

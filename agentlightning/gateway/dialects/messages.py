@@ -16,6 +16,7 @@ from agentlightning.gateway.dialects.fields import (
     part_text,
     required,
     sent_call,
+    strict_tools,
     text_of,
     typed,
 )
@@ -106,6 +107,7 @@ class MessagesDialect(Dialect):
             messages=messages,
             tools=tools,
             tool_choice=_tool_choice(choice, tools),
+            strict=strict_tools(body.get("tools"), "input_schema"),
             parallel_tool_calls=not typed(choice, "disable_parallel_tool_use", bool, False),
             stream=typed(body, "stream", bool, False),
             schema=_schema(body),

@@ -204,7 +204,6 @@ class Session:
         prompt = Prompt(piece, self._insert(known, messages), parent, 0, None)
         turn = self.commit(
             prompt,
-            piece,
             answer,
             call_id,
             segment_id=f"{call_id}/r",
@@ -221,14 +220,9 @@ class Session:
         """Whether a request holds an answer that this session has never seen."""
         return any(m["role"] == "assistant" and similar_key(m) not in self._seen for m in messages)
 
-    def force(self, prompt: Prompt, ids: Int32Array, segment_id: str) -> Piece:
-        """The prompt with tokens put into the assistant's mouth, which are not sampled and not trained."""
-        return self._grow(prompt.piece, prompt.piece.end, ids, segment_id)
-
     def commit(
         self,
         prompt: Prompt,
-        piece: Piece,
         message: Message,
         call_id: str,
         *,
@@ -239,7 +233,8 @@ class Session:
         versions: tuple[VersionRun, ...],
         complete: bool = True,
     ) -> Turn:
-        """Add a response to the prompt that ends in `piece`. A later request may extend it if it is `complete`."""
+        """Add a response to the prompt. A later request may extend it if it is `complete`."""
+        piece = prompt.piece
         segment = Segment(
             segment_id, piece.segment.segment_id, len(piece.segment.ids), ids, logprobs, plain_logprobs, versions
         )

@@ -17,12 +17,12 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.session import Piece, Prompt, Question, Session, path_ids
+from agentlightning.gateway.history.session import Prompt, Question, Session, path_ids
 from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.settings import Overrides, settle
-from agentlightning.rendering import Rendering
+from agentlightning.rendering import Rendering, Tool
 from agentlightning.types.call import Int32Array
 
 _LONG = 50_000
@@ -46,10 +46,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     arrival: Arrival
     prompt: Prompt
-    piece: Piece
-    """Where the prompt ends, forced tokens included."""
     prompt_ids: Int32Array
-    forced: Int32Array | None
     grammar: str | None
     used: Mapping[str, Any]
 
@@ -100,21 +97,13 @@ class Planner:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
         if cut and prompt.divergence is not None:
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
-        forced = self._forced(request)
-        piece = (
-            prompt.piece
-            if forced is None
-            else live.session(self._policy).force(prompt, forced, f"{arrival.response_id}/f")
-        )
-        prompt_ids = path_ids(piece)
+        prompt_ids = path_ids(prompt.piece)
         self._check_room(live, len(prompt_ids))
         return Asked(
             arrival=arrival,
             prompt=prompt,
-            piece=piece,
             prompt_ids=prompt_ids,
-            forced=forced,
-            grammar=None if forced is not None else self._grammar(request, prompt_ids),
+            grammar=self._grammar(request, prompt_ids),
             used={**self._settle(arrival), **({"cut": cut} if cut else {})},
         )
 
@@ -161,27 +150,35 @@ class Planner:
         tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
         return session.place(question, tokens, segment_id)
 
-    def _forced(self, request: CallRequest) -> Int32Array | None:
-        choice = request.tool_choice
-        if choice.mode != "required":
-            return None
-        names = [tool["function"]["name"] for tool in request.tools or ()]
-        name = names[0] if choice.name is None and len(names) == 1 else choice.name
-        forced = self._rendering.forced_call(name)
-        if forced is None:
+    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
+        """What the response must look like: a call, an answer by a schema, or calls of strict tools."""
+        if request.tool_choice.mode == "required":
+            return self._required_call(request, prompt_ids)
+        if request.schema is not None:
+            return self._answer_grammar(request, request.schema, prompt_ids)
+        if request.tools and request.strict and reads_tools(request):
+            tools = [tool if _name(tool) in request.strict else _loose(tool) for tool in request.tools]
+            several = request.parallel_tool_calls
+            return self._rendering.call_grammar(tools, prompt_ids, required=False, several=several)
+        return None
+
+    def _required_call(self, request: CallRequest, prompt_ids: Int32Array) -> str:
+        name = request.tool_choice.name
+        tools = [tool for tool in request.tools or () if name is None or _name(tool) == name]
+        several = request.parallel_tool_calls and name is None
+        grammar = self._rendering.call_grammar(tools, prompt_ids, required=True, several=several)
+        if grammar is None:
             raise Refusal(
                 f"tool_choice 'required' and named tools are not supported with the renderer '{self._rendering.name}'. "
                 "Use tool_choice 'auto'.",
                 code="unsupported_value",
                 param="tool_choice",
             )
-        return forced
+        return grammar
 
-    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
-        if request.schema is None:
-            return None
+    def _answer_grammar(self, request: CallRequest, schema: Mapping[str, Any], prompt_ids: Int32Array) -> str:
         tools = request.tools if reads_tools(request) else None
-        grammar = self._rendering.grammar(request.schema, prompt_ids, tools)
+        grammar = self._rendering.grammar(schema, prompt_ids, tools)
         if grammar is None:
             together = " together with tools" if tools else ""
             raise Refusal(
@@ -222,7 +219,7 @@ class Planner:
     def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
         request, live = arrival.request, arrival.live
         used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
-        if request.tools and not request.parallel_tool_calls:
+        if request.tools and not request.parallel_tool_calls and request.tool_choice.mode != "required":
             markers = self._rendering.markers
             if markers is None or markers.tool_close is None:
                 raise Refusal(
@@ -247,6 +244,15 @@ def _size(request: CallRequest) -> int:
     if request.prompt is not None:
         return len(request.prompt) if isinstance(request.prompt, str) else 0
     return sum(len(message["content"]) for message in request.messages)
+
+
+def _name(tool: Tool) -> str:
+    return tool["function"]["name"]
+
+
+def _loose(tool: Tool) -> Tool:
+    """The tool with arguments that may be anything."""
+    return {**tool, "function": {**tool["function"], "parameters": {"type": "object"}}}
 
 
 def reads_tools(request: CallRequest) -> bool:

@@ -145,7 +145,6 @@ class Sampler:
                 asked.prompt_ids,
                 tools=reads_tools(request),
                 stop=params.stop,
-                holding=asked.forced is not None,
                 raw=request.prompt is not None,
             )
             async for chunk in stream:
@@ -169,9 +168,6 @@ class Sampler:
             text = self.rendering.decode(_without_stop(whole.ids, self.rendering.stop_token_ids))
             return Parsed(text if whole.stop_string is None else text.partition(whole.stop_string)[0])
         ids, prompt_ids = whole.ids, asked.prompt_ids
-        if asked.forced is not None:
-            ids = np.concatenate([asked.forced, ids])
-            prompt_ids = prompt_ids[: len(prompt_ids) - len(asked.forced)]
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
         return msgspec.structs.replace(parsed, content=_cut(parsed.content, whole.stop_string))
 
@@ -201,7 +197,6 @@ class Sampler:
         call_id = f"{asked.arrival.response_id}:{index}"
         return asked.arrival.live.session(self._policy).commit(
             asked.prompt,
-            asked.piece,
             message,
             call_id,
             segment_id=f"{call_id}/r",

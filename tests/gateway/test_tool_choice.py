@@ -1,0 +1,164 @@
+"""Calls that are required, and strict tools: whatever a model would like to say, it calls, by the tool's schema.
+
+The model here is the worst there is: it draws any token that the grammar allows.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anthropic
+import jsonschema
+import numpy as np
+import openai
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from agentlightning.engine.base import SamplingParams
+from agentlightning.gateway import Gateway
+from agentlightning.rendering import RenderersRendering
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types.call import Int32Array
+from tests.gateway.conftest import Site
+from tests.gateway.families import FAMILIES, rendering_of
+from tests.gateway.scripted import ScriptedEngine
+
+ASK: Any = [{"role": "user", "content": "Weather?"}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Bern", "Ulm"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 7},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 5}, "maxItems": 2},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "description": "Asks.", "parameters": SCHEMA}}
+    for name in ("weather", "forecast")
+]
+LONGEST = 3000
+PATIENCE = 150
+"""Tokens after which the model wants to come to an end."""
+
+
+class DrawingEngine(ScriptedEngine):
+    """Draws any token that the request's grammar allows; without one, says no."""
+
+    def __init__(self, rendering: RenderersRendering) -> None:
+        super().__init__(rendering, lambda *_: "No.")
+        tokenizer = rendering._tokenizer._tokenizer  # pyright: ignore[reportPrivateUsage]
+        size = tokenizer.get_vocab_size()
+        self._size = size
+        self._stops = rendering.stop_token_ids
+        self._vocabulary = LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=list(self._stops))
+        added = tokenizer.get_added_tokens_decoder()
+        self._ends = {*added, *(i for i in range(size) if tokenizer.decode([i]) in ('"', "}", "]", "d", "n"))}
+        self._random = random.Random(7)
+
+    def _respond(self, prompt_ids: Int32Array, params: SamplingParams) -> tuple[Int32Array, str, str | None]:
+        if params.grammar is None:
+            return super()._respond(prompt_ids, params)
+        matcher = LLMatcher(self._vocabulary, params.grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids: list[int] = []
+        while len(ids) < LONGEST:
+            token = self._draw(matcher, len(ids) > PATIENCE)
+            ids.append(token)
+            if token in self._stops or token in params.stop_token_ids:
+                return np.array(ids, np.int32), "stop", None
+            assert matcher.consume_token(token), matcher.get_error()
+        raise AssertionError("it goes on for ever: " + self.rendering.decode(ids))
+
+    def _draw(self, matcher: LLMatcher, hurried: bool) -> int:
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+        allowed = np.flatnonzero(np.unpackbits(bits, count=self._size, bitorder="little")).tolist()
+        assert allowed, matcher.get_error()
+        stops = [token for token in allowed if token in self._stops]
+        ends = [token for token in allowed if token in self._ends]
+        if hurried and (stops or ends):
+            return self._random.choice(stops or ends)
+        return self._random.choice(ends if ends and self._random.random() < 0.2 else allowed)
+
+
+@asynccontextmanager
+async def served(store: InMemoryLightningStore, family: str) -> AsyncIterator[Site]:
+    rendering = rendering_of(family)
+    engine = DrawingEngine(rendering)
+    async with Gateway(store, engine, rendering) as gateway:
+        claimed = await store.start_rollout(input={})
+        yield Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+
+
+def check(calls: Any, *names: str) -> None:
+    assert calls
+    for call in calls:
+        assert call.function.name in names
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+NAMED: Any = {"type": "function", "function": {"name": "forecast"}}
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+async def test_a_required_call_is_made_and_follows_the_schema(
+    store: InMemoryLightningStore, family: str, choice: Any
+) -> None:
+    names = ("forecast",) if choice is NAMED else ("weather", "forecast")
+    async with served(store, family) as site:
+        async with site.client() as client:
+            create: Any = client.chat.completions.create
+            for parallel in (True, False) * 6:
+                got = await create(
+                    model="policy", messages=ASK, tools=TOOLS, tool_choice=choice, parallel_tool_calls=parallel
+                )
+                check(got.choices[0].message.tool_calls, *names)
+                assert got.choices[0].finish_reason == "tool_calls"
+                if choice is NAMED or not parallel:
+                    assert len(got.choices[0].message.tool_calls) == 1
+        site.check_exact(await site.close())
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-template", "llama3", "llama3-template"])
+async def test_strict_tools_are_called_by_their_schema_or_not_at_all(
+    store: InMemoryLightningStore, family: str
+) -> None:
+    strict: Any = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    async with served(store, family) as site:
+        async with site.client() as client:
+            for _ in range(20):
+                got = await client.chat.completions.create(model="policy", messages=ASK, tools=strict)
+                message = got.choices[0].message
+                if message.tool_calls:
+                    check(message.tool_calls, "weather", "forecast")
+                assert "tool_call>" not in (message.content or ""), "no broken call is left over"
+        assert all(params.grammar for params in site.engine.params)
+
+
+async def test_every_dialect_knows_strict_tools(store: InMemoryLightningStore) -> None:
+    async with served(store, "qwen3") as site, site.client() as client:
+        responses: Any = client.responses.create
+        tools = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
+        await responses(model="policy", input="?", tools=tools)
+        base_url = site.base_url.removesuffix("/v1")
+        async with anthropic.AsyncAnthropic(base_url=base_url, api_key=site.key, max_retries=0) as other:
+            create: Any = other.messages.create
+            named = [{"name": "weather", "input_schema": SCHEMA, "strict": True}]
+            await create(model="policy", messages=ASK, max_tokens=2000, tools=named)
+        await client.chat.completions.create(model="policy", messages=ASK, tools=TOOLS)
+        assert [params.grammar is not None for params in site.engine.params] == [True, True, False]
+
+
+async def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused(store: InMemoryLightningStore) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "format": "haiku"}}}
+    tools: Any = [{"type": "function", "function": {"name": "poem", "parameters": odd, "strict": True}}]
+    async with served(store, "qwen3") as site, site.client() as client:
+        with pytest.raises(openai.BadRequestError, match="haiku") as caught:
+            await client.chat.completions.create(model="policy", messages=ASK, tools=tools)
+        assert caught.value.param == "tools[0].parameters"
