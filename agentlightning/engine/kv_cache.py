@@ -15,57 +15,52 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
-
-from agentlightning.errors import ModelError
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
+
+
+_KEYS_AND_VALUES = {DynamicLayer.__name__, DynamicSlidingWindowLayer.__name__}
+"""transformers' layers of which slots keep the same; a window is a matter of the mask."""
+
+
+class DoesNotFit(Exception):
+    """Slots cannot hold a model's context; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
     """What a model keeps per token, found by running it on one token."""
 
-    layers: int
-    heads: int
-    key_size: int
-    value_size: int
+    layers: tuple[tuple[int, int, int], ...]
+    """Of each layer: heads, and the sizes of a head's key and value."""
     dtype: torch.dtype
     device: torch.device
 
     @property
     def bytes_per_token(self) -> int:
-        return self.layers * self.heads * (self.key_size + self.value_size) * self.dtype.itemsize
-
-
-def unsupported(reason: str) -> ModelError:
-    """The error for a model whose context does not fit into slots."""
-    return ModelError(
-        f"The embedded engine cannot sample from this model: {reason}. "
-        "Serve it with vLLM instead (`agl vllm`), or choose a decoder-only model with full attention in every layer."
-    )
+        return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype.itemsize
 
 
 @torch.inference_mode()
 def probe(model: PreTrainedModel) -> KVShape:
-    """The shape of the model's keys and values. Raises `ModelError` if slots cannot hold them."""
-    if model.config.is_encoder_decoder:
-        raise unsupported("it is an encoder-decoder")
+    """The shape of the model's keys and values. Raises `DoesNotFit` where it keeps something else."""
     attention = model.config._attn_implementation
     if attention not in SUPPORTED_ATTENTION:
-        raise unsupported(f"it was loaded with attn_implementation={attention!r}, not one of {SUPPORTED_ATTENTION}")
+        raise DoesNotFit(f"it was loaded with attn_implementation={attention!r}, not one of {SUPPORTED_ATTENTION}")
+    if "local" in model.config.to_dict().get("attention_layers", ()):
+        raise DoesNotFit("its local attention is not in the masks that it is given")
     cache = DynamicCache(config=model.config)
-    others = sorted({type(layer).__name__ for layer in cache.layers} - {DynamicLayer.__name__})
+    others = sorted({type(layer).__name__ for layer in cache.layers} - _KEYS_AND_VALUES)
     if others:
-        raise unsupported(f"some of its layers keep something else than all keys and values ({', '.join(others)})")
+        raise DoesNotFit(f"some of its layers keep something else than keys and values ({', '.join(others)})")
     device = next(model.parameters()).device
     model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device), past_key_values=cache, use_cache=True)
     layers: list[Any] = cache.layers
-    shapes = {(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers}
-    if len(shapes) != 1:
-        raise unsupported(f"its layers differ in the shape of keys and values ({sorted(shapes)})")
-    heads, key_size, value_size = shapes.pop()
-    return KVShape(len(layers), heads, key_size, value_size, layers[0].keys.dtype, device)
+    if not layers or any(not layer.is_initialized for layer in layers):
+        raise DoesNotFit("some of its layers keep no keys and values of their own")
+    shapes = tuple((layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]) for layer in layers)
+    return KVShape(shapes, layers[0].keys.dtype, device)
 
 
 class SlotCache(Cache):
@@ -74,9 +69,15 @@ class SlotCache(Cache):
     def __init__(self, shape: KVShape, slots: int, capacity: int) -> None:
         super().__init__(layers=[])
         self.capacity = capacity
-        self._keys = _zeros((shape.layers, slots, capacity, shape.heads, shape.key_size), shape)
-        self._values = _zeros((shape.layers, slots, capacity, shape.heads, shape.value_size), shape)
-        self._layers = list(zip(self._keys, self._values, strict=True))
+        # Layers of one shape lie in one tensor [L, S, C, H, D], so that a slot is copied in one go.
+        self._groups: list[torch.Tensor] = []
+        by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for heads, key_size, value_size in dict.fromkeys(shape.layers):
+            members = [n for n, layer in enumerate(shape.layers) if layer == (heads, key_size, value_size)]
+            keys, values = (_zeros((len(members), slots, capacity, heads, d), shape) for d in (key_size, value_size))
+            self._groups += [keys, values]
+            by_layer.update(zip(members, zip(keys, values, strict=True), strict=True))
+        self._layers = [by_layer[n] for n in range(len(shape.layers))]
         self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers]
         self._rows: slice | torch.Tensor = slice(0, 0)
         self._write = torch.empty(0, dtype=torch.long)
@@ -116,20 +117,20 @@ class SlotCache(Cache):
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` tokens of one slot to another."""
-        self._keys[:, target, :tokens] = self._keys[:, source, :tokens]
-        self._values[:, target, :tokens] = self._values[:, source, :tokens]
+        for tensor in self._groups:
+            tensor[:, target, :tokens] = tensor[:, source, :tokens]
 
     def swap(self, a: int, b: int, tokens: int) -> None:
         """Exchange the first `tokens` tokens of two slots."""
-        for tensor in (self._keys, self._values):
+        for tensor in self._groups:
             kept = tensor[:, a, :tokens].clone()
             tensor[:, a, :tokens] = tensor[:, b, :tokens]
             tensor[:, b, :tokens] = kept
 
     def clear(self, slot: int) -> None:
         """Zero a slot. Needed after NaN only: masked-out NaN values would still poison the attention's sum."""
-        self._keys[:, slot] = 0
-        self._values[:, slot] = 0
+        for tensor in self._groups:
+            tensor[:, slot] = 0
 
 
 def _zeros(size: tuple[int, ...], shape: KVShape) -> torch.Tensor:

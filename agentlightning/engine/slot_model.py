@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from agentlightning.engine.kv_cache import KVShape, SlotCache, unsupported
+from agentlightning.engine.kv_cache import DoesNotFit, KVShape, SlotCache
+from agentlightning.engine.masks import Masks
 from agentlightning.errors import ModelError
 
 _GAP_FLOAT32 = 1e-3
@@ -32,10 +33,7 @@ class SlotModel:
         self.cache = SlotCache(shape, slots, self.capacity)
         self._slots = slots
         self._device = shape.device
-        # Added to the attention's scores: what eager attention needs, and spares sdpa a conversion in every layer.
-        self._seen = torch.zeros((), dtype=shape.dtype, device=shape.device)
-        self._unseen = torch.full((), torch.finfo(shape.dtype).min, dtype=shape.dtype, device=shape.device)
-        self._context_T = torch.arange(self.capacity, device=shape.device)
+        self._masks = Masks(model, self.capacity, shape.dtype, shape.device)
 
     def prefill(self, tokens: list[np.ndarray], slots: np.ndarray, starts: np.ndarray) -> torch.Tensor:
         """Compute `tokens[r]` in slot `slots[r]` from position `starts[r]` on; logits after the last token, [R, V]."""
@@ -54,22 +52,26 @@ class SlotModel:
         index = torch.from_numpy(slots).to(self._device)
         return self._forward(ids, positions, index, write, context)
 
-    def decode(self, ids: np.ndarray, positions: np.ndarray, context: int) -> torch.Tensor:
-        """Compute one token in each of the first R slots, ids and positions [R]; logits after it, [R, V]."""
-        rows = len(ids)
-        write = positions + np.arange(rows) * self.capacity
-        return self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, rows), write, context)
+    def decode(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """Compute one token in each of the first slots, ids and positions [slots]; logits after it in `rows`, [R, V].
+
+        What lies between these rows is computed along: its one new token is written beyond what its slot holds.
+        """
+        span = len(ids)
+        write = positions + np.arange(span) * self.capacity
+        context = int(positions[rows].max()) + 1
+        logits = self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, span), write, context)
+        return logits if len(rows) == span else logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forward(
         self, ids_RQ: np.ndarray, positions_RQ: np.ndarray, rows: slice | torch.Tensor, write: np.ndarray, context: int
     ) -> torch.Tensor:
         positions = torch.from_numpy(positions_RQ).to(self._device)
-        mask_RQT = torch.where(self._context_T[:context] <= positions[:, :, None], self._seen, self._unseen)
         flat = torch.from_numpy(write.reshape(-1)).to(self._device)
         self.cache.plan(rows, flat, context, ids_RQ.shape[1])
         return self.model(
             input_ids=torch.from_numpy(ids_RQ).to(self._device),
-            attention_mask=mask_RQT[:, None],
+            attention_mask=self._masks.of(positions, context),
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
@@ -80,22 +82,15 @@ class SlotModel:
     def self_check(self) -> int:
         """Compare passes over slots with a plain forward of a few tokens; returns the size of the vocabulary.
 
-        Models that ignore the positions or the mask they are given would sample nonsense without any other sign.
+        Raises `DoesNotFit` for models that ignore the positions or masks they are given: they would sample nonsense
+        without any other sign.
         """
         try:
-            gap, logits = self._compare()
-        except (TypeError, ValueError, IndexError, RuntimeError) as error:
-            raise unsupported(f"its forward fails when it is given masks and positions ({error})") from error
-        allowed = _GAP_FLOAT32 if logits.dtype in (torch.float32, torch.float64) else _GAP_HALF
-        if math.isnan(gap):
-            raise ModelError(
-                "The model's log-probs are not finite (NaN): its weights are broken. Load another checkpoint."
-            )
-        if gap > allowed:
-            raise unsupported(
-                f"with its context in slots, its log-probs differ by {gap:.2g} from a plain forward ({allowed:.2g} "
-                "allowed), so it does not follow the positions and masks that it is given"
-            )
+            with self._masks.short_windows():
+                gap, logits = self._compare()
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+            raise DoesNotFit(f"its forward fails when it is given masks and positions ({error})") from error
+        check_gap(gap, logits)
         return logits.shape[-1]
 
     def _compare(self) -> tuple[float, torch.Tensor]:
@@ -106,15 +101,27 @@ class SlotModel:
             self.prefill([ids[: 4 - 2 * row]], np.array([row]), np.array([0]))
         counts = [5, 4][:rows]
         logits = self.prefill([ids[4:5], ids[2:4]][:rows], np.arange(rows), np.array([4, 2][:rows]))
-        gaps = [self._gap(logits[row], ids[:n]) for row, n in enumerate(counts)]
+        gaps = [gap_to_plain(self.model, logits[row], ids[:n]) for row, n in enumerate(counts)]
         while max(counts) < len(ids):
-            logits = self.decode(ids[counts], np.array(counts), max(counts) + 1)
+            logits = self.decode(ids[counts], np.array(counts), np.arange(rows))
             counts = [n + 1 for n in counts]
-            gaps += [self._gap(logits[row], ids[:n]) for row, n in enumerate(counts)]
+            gaps += [gap_to_plain(self.model, logits[row], ids[:n]) for row, n in enumerate(counts)]
         return float(np.max(gaps)), logits  # NaN if one of them is
 
-    def _gap(self, logits_V: torch.Tensor, sequence: np.ndarray) -> float:
-        """Mean difference of the log-probs from those of a plain forward, weighted by probability."""
-        ids = torch.from_numpy(sequence)[None].to(self._device)
-        plain_V = self.model(input_ids=ids, use_cache=False).logits[0, -1].float().log_softmax(-1)
-        return float((plain_V.exp() * (logits_V.float().log_softmax(-1) - plain_V).abs()).sum())
+
+def gap_to_plain(model: Any, logits_V: torch.Tensor, sequence: np.ndarray) -> float:
+    """Mean difference of the log-probs from those of a plain forward of the sequence, weighted by probability."""
+    ids = torch.from_numpy(sequence)[None].to(logits_V.device)
+    plain_V = model(input_ids=ids, use_cache=False).logits[0, -1].float().log_softmax(-1)
+    return float((plain_V.exp() * (logits_V.float().log_softmax(-1) - plain_V).abs()).sum())
+
+
+def check_gap(gap: float, logits: torch.Tensor, allowed: float = _GAP_FLOAT32) -> None:
+    """Raises `DoesNotFit` for a gap that is more than rounding, `ModelError` for weights that are broken."""
+    allowed = allowed if logits.dtype in (torch.float32, torch.float64) else _GAP_HALF
+    if math.isnan(gap):
+        raise ModelError("The model's log-probs are not finite (NaN): its weights are broken. Load another checkpoint.")
+    if gap > allowed:
+        raise DoesNotFit(
+            f"its log-probs over a cache differ by {gap:.2g} from those of a plain forward ({allowed:.2g} allowed)"
+        )

@@ -33,8 +33,11 @@ class Placement:
 class Slots:
     """Tokens and states of `count` slots with room for `capacity` tokens each."""
 
-    def __init__(self, count: int, capacity: int) -> None:
+    def __init__(self, count: int, capacity: int, *, cuts: bool = True, reuses: bool = True) -> None:
+        """`cuts` is whether the beginning of what a slot holds can be used alone, `reuses` whether anything can."""
         self.count = count
+        self._cuts = cuts
+        self._reuses = reuses
         self.tokens = np.zeros((count, capacity), dtype=np.int32)
         self.length = np.zeros(count, dtype=np.int64)
         self.computed = np.zeros(count, dtype=np.int64)
@@ -49,6 +52,8 @@ class Slots:
         """
         shared = np.minimum(self._shared(prompt), len(prompt) - 1)
         ready = np.minimum(shared, self.computed)
+        if not self._cuts:
+            ready = shared = np.where((shared == self.computed) & self._reuses, shared, 0)
         source = int(ready.argmax())
         reused = int(ready[source])
         promised = int((shared * self.busy).max())

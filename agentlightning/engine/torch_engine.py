@@ -21,12 +21,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.engine.contexts import make_contexts
 from agentlightning.engine.events import Ended, Event, Failed, Part, Request, Sampled
 from agentlightning.engine.grammar import Grammars, Matcher
-from agentlightning.engine.kv_cache import probe
-from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt, slot_count
+from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
-from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import EngineError
@@ -124,24 +123,24 @@ class TorchEngine:
         Raises `ModelError` for a model it cannot sample from, `ConfigError` for a budget too small.
         """
         model.eval()
-        shape = probe(model)
         # Not every configuration names a longest position; a model without one has no limit of its own.
         own_limit = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
         self.max_context = min(DEFAULT_CONTEXT if max_context is None else max_context, own_limit)
         check_engine(self.max_context, max_concurrency, prefill_tokens)
-        slots = slot_count(shape.bytes_per_token * (self.max_context + 1), kv_budget_bytes, max_concurrency)
+        self.contexts = make_contexts(model, self.max_context, kv_budget_bytes, max_concurrency)
+        slots = self.contexts.slots
         self.max_concurrency = min(max_concurrency, slots)
         self.version = version
         self.eos_ids = eos_ids
         self.counters = Counters()
-        self._model = SlotModel(model, shape, slots, self.max_context)
-        self.vocab_size = self._model.self_check()
+        self._model = self.contexts.model
+        self.vocab_size = self.contexts.vocab_size
         check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
         self._waiting: OrderedDict[int, Request] = OrderedDict()
         self._running: dict[int, _Running] = {}
         self._by_slot: list[_Running | None] = [None] * slots
-        self._slots = Slots(slots, self._model.capacity)
+        self._slots = Slots(slots, self._model.capacity, cuts=self.contexts.cuts, reuses=self.contexts.continues)
         self._columns = _Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
@@ -289,7 +288,8 @@ class TorchEngine:
         if not self._slots.unready().any():
             return
         for running in self._running.values():
-            count = min(self._slots.missing(running.slot), budget)
+            missing = self._slots.missing(running.slot)
+            count = min(missing, budget) if self.contexts.continues else missing * (budget > 0)
             if count > 1:
                 work.append((count, running.slot))
                 budget -= count
@@ -324,10 +324,8 @@ class TorchEngine:
         span = int(rows[-1]) + 1
         positions = self._slots.computed[:span].copy()
         ids = self._slots.tokens[np.arange(span), positions]
-        logits = self._model.decode(ids, positions, int(positions[rows].max()) + 1)
+        logits = self._model.decode(ids, positions, rows)
         self._slots.computed[rows] += 1
-        if len(rows) < span:
-            logits = logits[torch.from_numpy(rows).to(logits.device)]
         self._sample(rows, logits)
 
     def _compact(self, rows: np.ndarray) -> np.ndarray:

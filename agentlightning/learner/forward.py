@@ -50,8 +50,6 @@ def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
         return f"its layers of type {', '.join(sorted(other))} read tokens one after the other"
     if not model._supports_attention_backend:
         return f"{type(model).__name__} does not take attention functions from outside"
-    if config.to_dict().get("attn_logit_softcapping") or any(hasattr(m, "sinks") for m in model.modules()):
-        return "its attention does more to scores than a softmax"
     if "chunked_attention" in kinds:
         return "its attention is cut into chunks"
     windowed = "sliding_attention" in kinds or ("layer_types" not in config.to_dict() and window is not None)
@@ -101,7 +99,7 @@ def _tree(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarra
     """Hidden states of every node, [N, H], and where in them each entry's source is."""
     device = model.device
     with tree_attention(model):
-        hidden = model.get_decoder()(
+        hidden = decoder_of(model)(
             input_ids=as_long(batch.ids_N, device)[None],
             position_ids=as_long(batch.positions_N, device)[None],
             attention_mask=None,
@@ -120,7 +118,7 @@ def _rows(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarra
     """
 
     def passed(ids_BL: Tensor) -> Tensor:
-        return model.get_decoder()(input_ids=ids_BL, use_cache=False).last_hidden_state
+        return decoder_of(model)(input_ids=ids_BL, use_cache=False).last_hidden_state
 
     rows = sorted(leaf_rows(batch), key=lambda row: len(row[0]))
     hidden: list[Tensor] = []
@@ -157,15 +155,41 @@ def leaf_rows(batch: PackedBatch) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             yield np.concatenate([np.arange(batch.starts_S[s], ends_S[s]) for s in reversed(path)]), entries
 
 
+def decoder_of(model: PreTrainedModel) -> PreTrainedModel:
+    """The part of a causal LM that makes hidden states. Some families' own `get_decoder` answers something else."""
+    decoder = model.get_decoder()
+    if isinstance(decoder, PreTrainedModel) and decoder is not model:
+        return decoder
+    return next(part for part in model.children() if isinstance(part, PreTrainedModel))
+
+
+class _Decoded(tuple[Tensor]):
+    """A decoder's output that holds hidden states and nothing else: every other field is None."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+@contextmanager
+def _decoder_gives(model: PreTrainedModel, hidden_1UH: Tensor) -> Iterator[None]:
+    """Within the block the model's decoder computes nothing and returns these hidden states."""
+    decoder = decoder_of(model)
+    decoder.forward = lambda *_, **__: _Decoded((hidden_1UH,))
+    try:
+        yield
+    finally:
+        del decoder.forward
+
+
 def _logits(model: PreTrainedModel, hidden_UH: Tensor) -> Tensor:
-    """The model's head, with what some families do to logits. At least float32."""
-    head = model.get_output_embeddings()
-    assert head is not None, type(model)
-    logits_UV = head(hidden_UH)
-    settings = model.config.get_text_config().to_dict()
-    logits_UV = logits_UV * (settings.get("logit_scale") or 1.0) / (settings.get("logits_scaling") or 1.0)
-    if bound := settings.get("final_logit_softcapping"):
-        logits_UV = torch.tanh(logits_UV / bound) * bound
+    """The model's own way from last hidden states to logits, whatever it scales or caps there. At least float32."""
+    ids_1U = torch.zeros(1, len(hidden_UH), dtype=torch.long, device=hidden_UH.device)
+    with _decoder_gives(model, hidden_UH[None]):
+        logits_UV = model(input_ids=ids_1U, use_cache=False).logits[0]
     return logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
 
 

@@ -22,27 +22,26 @@ from agentlightning.learner.forward import Scores, score, why_no_tree
 from agentlightning.learner.loss import Entries, compute_loss
 from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_base
+from agentlightning.learner.trial import relative_error, tolerance, why_not, worst_error
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "optimizer.pt"
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
-"""Largest relative error of a certificate that holds, by dtype."""
-HALF_TOLERANCE = 0.1
 
 
 class TorchLearner:
     """Synchronous twin of the `Learner` protocol; owns the optimiser of one policy.
 
     `rows` is whether trees are computed as separate rows: because the model cannot do otherwise, or because a
-    certificate did not hold.
+    certificate did not hold; `why_rows` says what the model's reason is.
     """
 
     def __init__(self, policy: Policy, options: LearnerOptions | None = None) -> None:
         self.policy = policy
         self.options = options or LearnerOptions()
-        self.rows = False
+        self.rows, self.why_rows = False, ""
+        self._tried = False
         self._optimizer = Optimizer(policy.trainable())
         self._critic: Critic | None = None
         if self.options.critic:
@@ -83,17 +82,15 @@ class TorchLearner:
         """Compare the packed pass with separate rows; from one that does not hold on, rows are computed."""
         parameters = self.policy.trainable()
         found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
+        self._choose_passes(batch)
         before = self.rows
         for self.rows in (before, True):
             scores, value, _ = self._loss(batch, loss)
             gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
             found.append((scores.logprobs_E.detach(), gradients))
         (packed_E, packed), (rows_E, rows) = found
-        # Some gradients are nothing but rounding (of a bias that softmax cancels out): they are measured by the others.
-        least = 1e-3 * max(float(g.abs().max()) for g in rows)
-        worst = max(relative_error(a, b, least) for a, b in zip(packed, rows, strict=True))
-        logprobs = relative_error(packed_E, rows_E)
-        limit = TOLERANCE.get(packed_E.dtype if self.policy.model.dtype.itemsize >= 4 else torch.half, HALF_TOLERANCE)
+        worst, logprobs = worst_error(packed, rows), relative_error(packed_E, rows_E)
+        limit = tolerance(self.policy.model)
         self.rows = before or max(worst, logprobs) > limit
         return Certificate(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
 
@@ -146,21 +143,38 @@ class TorchLearner:
                 f"There is no token {largest} in this model's vocabulary of {vocabulary}. Triplets with token ids of "
                 "their own must hold those of the policy in training."
             )
-        if not self.rows:
-            reason = why_no_tree(self.policy.model, int(batch.positions_N.max()) + 1)
-            if reason is not None:
-                logger.warning("Every path of a token tree is computed as a row of its own: %s.", reason)
-                self.rows = True
+        self._choose_passes(batch)
         return score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
+
+    def _choose_passes(self, batch: PackedBatch) -> None:
+        """Turn to rows where the model cannot compute this batch as trees.
+
+        Raises `ModelError` for a model of which not even rows have the numbers of its own forward.
+        """
+        model = self.policy.model
+        if not self.rows:
+            reason = why_no_tree(model, int(batch.positions_N.max()) + 1)
+            if reason is None and not self._tried:
+                reason = why_not(model, rows=False)
+            if reason is not None:
+                self.rows, self.why_rows = True, reason.rstrip(".")
+                logger.warning("Every path of a token tree is computed as a row of its own: %s.", self.why_rows)
+        if self.rows and not self._tried and (reason := why_not(model, rows=True)):
+            raise ModelError(
+                f"{type(model).__name__} cannot be trained here: computed as rows, {reason.rstrip('.')}. "
+                "Choose a model of another architecture."
+            )
+        self._tried = True
 
     def _reference_logprobs(self, batch: PackedBatch) -> Tensor:
         """Without gradient. An adapter's reference is the adapter that it began as, or else the model beneath it."""
+        self._choose_passes(batch)
         with torch.no_grad():
             if self._reference is not None:
                 return score(self._reference, batch, self.options, rows=self.rows).logprobs_E
             if self.policy.peft is not None:
                 with self.policy.reference():
-                    return self._score(batch).logprobs_E
+                    return score(self.policy.model, batch, self.options, rows=self.rows).logprobs_E
         raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
 
     def _loss(self, batch: PackedBatch, loss: LossConfig) -> tuple[Scores, Tensor, dict[str, float]]:
@@ -192,9 +206,3 @@ class TorchLearner:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.policy.device)
-
-
-def relative_error(a: Tensor, b: Tensor, least: float = 0.0) -> float:
-    """The largest difference, relative to the largest value of either, or to `least` if that is more."""
-    scale = max(float(a.abs().max()), float(b.abs().max()), least, 1e-12)
-    return float((a - b).abs().max()) / scale

@@ -19,6 +19,8 @@ from agentlightning.errors import ModelError
 from agentlightning.learner.base import PackedBatch
 
 NAME = "agentlightning_tree"
+_MORE_THAN_SOFTMAX = ("softcap", "s_aux", "position_bias")
+"""Under which names models hand their attention function what it should do to scores besides scaling them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +86,18 @@ def _tree_attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     tree: TreePlan | None = None,
-    **_: object,
+    **given: object,
 ) -> tuple[Tensor, None]:
-    """query [1, H, N, D]; key and value [1, K, N, D] with H a multiple of K. Returns [1, N, H, D]."""
+    """query [1, H, N, D]; key and value [1, K, N, D] with H a multiple of K. Returns [1, N, H, D].
+
+    Raises `ModelError` where the model wants more of its attention than this.
+    """
     if tree is None:
-        raise ModelError(f"{type(module).__name__} does not pass the tree on to its attention function.")
+        raise ModelError(f"{type(module).__name__} does not pass the tree on to its attention function")
+    if attention_mask is not None:
+        raise ModelError(f"{type(module).__name__} makes an attention mask of its own")
+    if more := [name for name in _MORE_THAN_SOFTMAX if given.get(name) is not None]:
+        raise ModelError(f"its attention does more to scores than a softmax ({', '.join(more)})")
     q, k, v = (t.split(tree.lengths, dim=2) for t in (query, key, value))
     out: list[Tensor | None] = [None] * len(tree.lengths)
     for family in tree.families:

@@ -1,4 +1,4 @@
-"""Which models fit into slots: those that do are exact, the others are refused by name of the reason."""
+"""How the contexts of models are kept: in slots, in caches of their own, or not at all; exact in each case."""
 
 from __future__ import annotations
 
@@ -20,14 +20,20 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
 
-from agentlightning.engine.kv_cache import KVShape, SlotCache, probe
+from agentlightning.engine.kv_cache import DoesNotFit, KVShape, SlotCache, probe
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 from agentlightning.learner.policy import Policy
@@ -50,7 +56,10 @@ def opt() -> PreTrainedModel:
 
 
 def gemma_with_windows() -> PreTrainedModel:
-    return Gemma3ForCausalLM(Gemma3TextConfig(**SMALL, intermediate_size=64, num_key_value_heads=2, head_dim=8))
+    windows: dict[str, Any] = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
+    return Gemma3ForCausalLM(
+        Gemma3TextConfig(**SMALL, **windows, intermediate_size=64, num_key_value_heads=2, head_dim=8)
+    )
 
 
 def bloom() -> PreTrainedModel:
@@ -65,27 +74,75 @@ def t5() -> PreTrainedModel:
     return T5ForConditionalGeneration(T5Config(vocab_size=320, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4))
 
 
-@pytest.mark.parametrize("build", [llama, gpt2, opt])
-def test_other_families_are_exact(policy: Policy, build: type) -> None:
-    torch.manual_seed(0)
-    policy.model = build().eval()
-    requests = [request(i, random_ids(5 + 11 * i, i)) for i in range(4)]
-    responses = run(make_engine(policy), requests)
-    assert max(gap(policy, r, responses[r.request_id]) for r in requests) < 2e-5
+def mistral_with_windows() -> PreTrainedModel:
+    config = MistralConfig(**SMALL, intermediate_size=64, num_key_value_heads=2, sliding_window=7)
+    return MistralForCausalLM(config)
+
+
+def hybrid() -> PreTrainedModel:
+    config = Qwen3NextConfig(
+        **SMALL, intermediate_size=64, moe_intermediate_size=32, shared_expert_intermediate_size=32,
+        num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2,
+        linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8,
+        layer_types=["linear_attention", "full_attention"],
+    )  # fmt: skip
+    return Qwen3NextForCausalLM(config)
+
+
+def openai_gpt() -> PreTrainedModel:
+    return OpenAIGPTLMHeadModel(OpenAIGPTConfig(vocab_size=320, n_embd=32, n_layer=2, n_head=4))
 
 
 @pytest.mark.parametrize(
-    ("build", "reason"),
+    ("build", "kind"),
     [
-        (gemma_with_windows, "Sliding"),
-        (mamba, "Linear"),
-        (t5, "encoder-decoder"),
-        (bloom, "its forward fails"),
+        (llama, "slots"),
+        (gpt2, "slots"),
+        (opt, "slots"),
+        (gemma_with_windows, "slots"),
+        (mistral_with_windows, "slots"),
+        (hybrid, "own cache"),
+        (mamba, "own cache"),
+        (bloom, "own cache"),
+        (openai_gpt, "recomputed"),
     ],
 )
-def test_models_that_do_not_fit_are_refused(policy: Policy, build: type, reason: str) -> None:
+def test_other_families_are_exact(policy: Policy, build: type, kind: str) -> None:
+    """Many at once, then a second turn of each conversation, then all again under other weights."""
+    torch.manual_seed(0)
     policy.model = build().eval()
-    with pytest.raises(ModelError, match=f"(?s){reason}.*vLLM"):
+    engine = make_engine(policy, max_concurrency=3, max_context=160)
+    assert engine.contexts.kind == kind
+    requests = [request(i, random_ids(5 + 11 * i, i)) for i in range(4)]
+    responses = run(engine, requests)
+    turns = [
+        request(10 + i, np.concatenate([r.prompt_ids, responses[i].ids, random_ids(3, 9)]))
+        for i, r in enumerate(requests)
+    ]
+    responses |= run(engine, turns)
+    assert max(gap(policy, r, responses[r.request_id]) for r in requests + turns) < 2e-5
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.05)
+    engine.weights_changed(1)
+    responses = run(engine, turns)
+    assert max(gap(policy, r, responses[r.request_id]) for r in turns) < 2e-5
+
+
+def test_a_conversation_goes_on_in_its_own_cache(policy: Policy) -> None:
+    policy.model = hybrid().eval()
+    engine = make_engine(policy, max_concurrency=2)
+    first = request(0, random_ids(30, 0))
+    response = run(engine, [first])[0]
+    before = engine.counters.prefilled
+    run(engine, [request(1, np.concatenate([first.prompt_ids, response.ids, random_ids(4, 1)]))])
+    assert engine.counters.cached == 30 + len(response.ids) - 1
+    assert engine.counters.prefilled - before == 5
+
+
+def test_encoder_decoders_are_refused(policy: Policy) -> None:
+    policy.model = t5().eval()
+    with pytest.raises(ModelError, match="encoder-decoder"):
         make_engine(policy)
 
 
@@ -102,12 +159,12 @@ def test_a_model_that_ignores_its_positions_is_found_out(policy: Policy) -> None
             return super().forward(*args, **kwargs)
 
     model = Forgetful(policy.model.config).eval()
-    with pytest.raises(ModelError, match="does not follow the positions"):
+    with pytest.raises(DoesNotFit, match="differ by"):
         SlotModel(model, probe(model), 2, 64).self_check()
 
 
 def test_memory_is_taken_as_it_is_used() -> None:
-    shape = KVShape(layers=4, heads=8, key_size=64, value_size=64, dtype=torch.bfloat16, device=torch.device("cpu"))
+    shape = KVShape(layers=((8, 64, 64),) * 4, dtype=torch.bfloat16, device=torch.device("cpu"))
     before = resident_bytes()
     cache = SlotCache(shape, slots=64, capacity=2**14)  # 8 GiB of zeros
     cache.copy(0, 1, 10)
@@ -115,7 +172,7 @@ def test_memory_is_taken_as_it_is_used() -> None:
 
 
 def test_copy_and_swap() -> None:
-    shape = KVShape(layers=2, heads=1, key_size=3, value_size=2, dtype=torch.float32, device=torch.device("cpu"))
+    shape = KVShape(layers=((1, 3, 2),) * 2, dtype=torch.float32, device=torch.device("cpu"))
     cache = SlotCache(shape, slots=3, capacity=8)
     keys, values = torch.randn(2, 1, 1, 5, 3), torch.randn(2, 1, 1, 5, 2)
     cache.plan(slice(0, 1), torch.arange(5), 5, 5)

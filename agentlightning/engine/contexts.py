@@ -1,0 +1,87 @@
+"""How an engine keeps the contexts of a model: in slots where they fit, else in caches of the model's own class, and
+where those are not exact not at all. So any decoder of transformers can be sampled from.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from transformers import PreTrainedModel
+
+from agentlightning.engine.kv_cache import DoesNotFit, probe
+from agentlightning.engine.limits import slot_count
+from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
+from agentlightning.engine.slot_model import SlotModel
+from agentlightning.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """The passes of a model over `slots` contexts; they were compared with plain forwards."""
+
+    model: SlotModel | OwnCacheModel
+    slots: int
+    vocab_size: int
+    why_own: str = ""
+    """Why they are not in slots of the KV cache; empty if they are."""
+
+    @property
+    def kind(self) -> str:
+        """ "slots", "own cache" or "recomputed"."""
+        return {SlotModel: "slots", OwnCacheModel: "own cache", RecomputedModel: "recomputed"}[type(self.model)]
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a part of a context can be used again."""
+        return isinstance(self.model, SlotModel)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a prompt can be computed in pieces."""
+        return isinstance(self.model, SlotModel) or self.model.continues
+
+
+def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
+    """Room for as many contexts of `max_context` tokens as `budget` bytes hold, up to two per request.
+
+    Raises `ModelError` for a model that cannot be sampled from exactly, `ConfigError` for a budget too small.
+    """
+    if model.config.is_encoder_decoder:
+        raise ModelError("The embedded engine samples from decoders, and this model is an encoder-decoder.")
+    try:
+        return _in_slots(model, max_context, budget, concurrency)
+    except DoesNotFit as error:
+        why_own = str(error)
+    name = type(model).__name__
+    try:
+        contexts = _one_by_one(OwnCacheModel, model, max_context, budget, concurrency, why_own)
+        logger.warning("%s samples one request after the other, in caches of its own class: %s.", name, why_own)
+    except DoesNotFit as error:
+        why_own = f"{why_own}; {error}"
+        contexts = _one_by_one(RecomputedModel, model, max_context, budget, concurrency, why_own)
+        logger.warning("%s computes the whole context again for every token: %s.", name, why_own)
+    return contexts
+
+
+def _in_slots(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
+    try:
+        shape = probe(model)
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        raise DoesNotFit(f"its forward fails with transformers' own cache ({error})") from error
+    slots = slot_count(shape.bytes_per_token * (max_context + 1), budget, concurrency)
+    passes = SlotModel(model, shape, slots, max_context)
+    return Contexts(passes, slots, passes.self_check())
+
+
+def _one_by_one(
+    kind: type[OwnCacheModel], model: PreTrainedModel, max_context: int, budget: int, concurrency: int, why: str
+) -> Contexts:
+    trial = kind(model, 1, max_context)
+    vocab_size = trial.self_check()
+    slots = slot_count(trial.bytes_per_context(max_context), budget, concurrency)
+    passes = kind(model, slots, max_context)
+    passes.continues = trial.continues
+    return Contexts(passes, slots, vocab_size, why)
