@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner
 from agentlightning.metrics import Reporter
 from agentlightning.store.base import LightningStore
@@ -56,6 +57,27 @@ class PolicySpec:
     critic: bool = False
     gradient_checkpointing: bool = False
 
+    @property
+    def selection(self) -> dict[str, str]:
+        """The settings that choose which calls are trained, as far as they are set."""
+        given = {"train_agents": self.train_agents, "train_prompts": self.train_prompts}
+        return {name: pattern for name, pattern in given.items() if pattern is not None}
+
+
+def with_trained_agents(spec: PolicySpec, pattern: str | None) -> PolicySpec:
+    """The policy trained on the agents that an agent's own `trained_agents` names; None: as it is.
+
+    Raises ConfigError where the settings name others.
+    """
+    if pattern is None:
+        return spec
+    if spec.train_agents not in (None, pattern):
+        raise ConfigError(
+            f"The agent says trained_agents={pattern!r}, the algorithm says train_agents={spec.train_agents!r}. "
+            "Give only one of them."
+        )
+    return replace(spec, train_agents=pattern)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
@@ -78,6 +100,8 @@ class TrainingContext:
     """Async; how the model process spent its time: sampling_s, learning_s, idle_s."""
     turned_away: Mapping[str, int] = field(default_factory=dict)
     """How many requests to the gateway belonged to no attempt, by why they were refused; it goes on counting."""
+    selected_by: Mapping[str, str] = field(default_factory=dict)
+    """The settings that choose which calls are trained, by name; none: all are."""
     resume_from: Path | None = None
     """The checkpoint to go on from."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

@@ -38,8 +38,8 @@ class Episode:
     rollout: Rollout
     attempt: Attempt | None
     reward: float | None
-    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last. One
-    that was truncated before it earned anything has 0."""
+    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last, of
+    agents whose calls are trained. One that was truncated before it earned anything has 0."""
     calls: Sequence[Call]
     rewards: Sequence[Earned] = ()
     """All of them, in order."""
@@ -99,7 +99,7 @@ def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call
         if (given := span.attributes.get(f"{REWARD}.0.value")) is not None and get_reward_value(span) is None:
             logger.warning("A reward of rollout %s is %r, no finite number, and is left out.", span.rollout_id, given)
     rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
-    final = _final(rewards)
+    final = _final(rewards, calls)
     if final is None and attempt is not None and attempt.outcome is Outcome.TRUNCATED:
         final = 0.0
     refused = [s.status.description or "" for s in spans if s.attributes.get("error.type") == "refused"]
@@ -118,11 +118,13 @@ def _earned(span: Span, calls: Sequence[Call]) -> Earned:
     return Earned(value, found[-1] if found else None, span.attributes.get(REWARD_AGENT), named is not None)
 
 
-def _final(rewards: Sequence[Earned]) -> float | None:
+def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | None:
     common = [r for r in rewards if r.agent is None]
     if common:
         return ([r for r in common if not r.named] or common)[-1].value
-    last = {r.agent: r.value for r in rewards}
+    trained = {c.info.agent for c in calls if c.info.trained}
+    others = {c.info.agent for c in calls} - trained
+    last = {r.agent: r.value for r in rewards if r.agent not in others} or {r.agent: r.value for r in rewards}
     return sum(last.values()) / len(last) if last else None
 
 

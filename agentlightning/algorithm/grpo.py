@@ -208,6 +208,7 @@ class GRPO(TrainingSettings):
             compares=compares,
             flat_steps=self.flat_steps,
             turned_away=self.context.turned_away,
+            selected_by=self.context.selected_by,
         )
 
     def _is_over(self, position: int) -> bool:

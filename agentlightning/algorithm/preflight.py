@@ -65,6 +65,7 @@ class Preflight:
         compares: bool = True,
         flat_steps: int = FLAT_STEPS,
         turned_away: Mapping[str, int] | None = None,
+        selected_by: Mapping[str, str] | None = None,
     ) -> None:
         """
         rule: how rewards are handed out, and so what siblings must differ in.
@@ -73,7 +74,9 @@ class Preflight:
         compares: the algorithm learns from how rollouts of a step differ.
         flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: never.
         turned_away: what the gateway counts of requests that belonged to no attempt.
+        selected_by: the settings that choose which calls are trained.
         """
+        self._selected_by = selected_by or {}
         self._flat_steps = flat_steps
         self._turned_away = {} if turned_away is None else turned_away
         self._rule = rule
@@ -116,7 +119,7 @@ class Preflight:
         if not any(e.calls for e in usable):
             raise AgentError(never_called(episodes, self._turned_away))
         if not any(e.sampled_tokens for e in usable):
-            raise AgentError("The model calls of this step hold no sampled tokens of the policy in training.")
+            raise AgentError(_nothing_selected(usable, self._selected_by))
         self._check_names(usable)
         if self._compares:
             self._check_variance(usable)
@@ -190,6 +193,23 @@ class Preflight:
         if key not in self._told:
             self._told.add(key)
             self._reporter.warn(text)
+
+
+def _nothing_selected(usable: Sequence[Episode], selected_by: Mapping[str, str]) -> str:
+    """Why no call is trained: which settings chose none, and what there was to choose from."""
+    if not selected_by or not any(len(c.response_ids) for e in usable for c in e.calls):
+        return "The model calls of this step hold no sampled tokens of the policy in training."
+    names = {c.info.agent for e in usable for c in e.calls}
+    seen = [
+        *sorted(repr(name) for name in names if name),
+        *(["calls without an agent's name"] if None in names else []),
+    ]
+    settings = " and ".join(f"{name}={pattern!r}" for name, pattern in selected_by.items())
+    return (
+        f"{settings} chooses none of this step's calls, so nothing is trained. Seen were: {', '.join(seen)}. What an "
+        "agent says as trained_agents is train_agents here. Agents get their names from llm.for_agent(…) or from "
+        "a framework's spans."
+    )
 
 
 def _same(steps: int, rewards: Sequence[float]) -> str:

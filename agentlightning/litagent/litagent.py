@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES
 from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
 
@@ -22,8 +24,12 @@ class LitAgent(Generic[T]):
     """
 
     def __init__(self, *, trained_agents: str | None = None) -> None:
+        try:
+            re.compile(trained_agents or "")
+        except re.error as error:
+            raise ConfigError(f"trained_agents is no regular expression: {error}. Escape the character.") from None
         self.trained_agents = trained_agents
-        """Regular expression: only calls of agents with a matching name are trained. None trains all."""
+        """A regular expression: only calls of agents whose name it finds something in are trained. None trains all."""
 
     @property
     def key_scopes(self) -> Sequence[str]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm
+from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm, with_trained_agents
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.checkpoint import (
     latest_checkpoint,
@@ -152,6 +152,8 @@ class Trainer(GivenByName):
         self.resume_from = latest_checkpoint(Path(resume)) if resume else None
         self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
         self.console = console
+        self._trained_agents: str | None = None
+        """What the agent says of which agents are trained, while `fit` runs."""
         if self.algorithm.serial:
             self.n_runners = self.concurrency = 1
         if self.n_runners < 1 or concurrency < 1:
@@ -198,6 +200,7 @@ class Trainer(GivenByName):
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
         agent = as_agent(agent)
+        self._trained_agents = agent.trained_agents
         if self.strategy.role == "runner":
             return await self._be_a_runner(agent)
         check_tasks("training", train_dataset)
@@ -264,6 +267,7 @@ class Trainer(GivenByName):
                 learners={name: process.policy(name) for name in self._spec().policies} if process else {},
                 stats=process.stats if process else None,
                 turned_away=gateway.turned_away if gateway else {},
+                selected_by=self._spec().selection if process else {},
                 resume_from=self.resume_from,
                 stop=job.stop,
             )
@@ -364,9 +368,10 @@ class Trainer(GivenByName):
         return RunResult(self.run_dir, None, stop.is_set())
 
     def _spec(self) -> PolicySpec:
-        """The algorithm's policy, or the checkpoint to resume instead of the model it started from."""
+        """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
         spec = self.algorithm.policy
         assert spec is not None
+        spec = with_trained_agents(spec, self._trained_agents)
         if self.resume_from is None:
             return spec
         weights = model_path(self.resume_from)

@@ -25,13 +25,15 @@ from agentlightning.algorithm.checkpoint import (
     set_aside_later,
 )
 from agentlightning.algorithm.credit import credit, groups_that_differ
-from agentlightning.algorithm.episode import Earned, Episode
+from agentlightning.algorithm.episode import Earned, Episode, make_episode
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
-from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout
+from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
+from agentlightning.types.names import REWARD, REWARD_AGENT
+from agentlightning.types.reward import reward_attributes
 
 # ---- data ----------------------------------------------------------------------------------------------------------
 
@@ -283,6 +285,34 @@ def test_preflight_tells_when_rewards_name_agents_who_made_no_call(reporter: Rep
     with pytest.raises(AgentError, match=r"agents \['black'\].*without a name.*for_agent"):
         Preflight(reporter, CreditRule()).check(episodes)
     Preflight(reporter, CreditRule(), policies=["black", "white"]).check(episodes)
+
+
+def test_a_pattern_that_chooses_nobody_is_named_with_the_agents_it_saw(reporter: Reporter) -> None:
+    def of(agent: str | None, reward: float) -> Episode:
+        e = episode("g", reward)
+        return replace(e, calls=[replace(c, info=replace(c.info, agent=agent, trained=False)) for c in e.calls])
+
+    preflight = Preflight(reporter, CreditRule(), selected_by={"train_agents": "judge"})
+    with pytest.raises(AgentError, match=r"train_agents='judge' chooses none .* 'writer', calls without an"):
+        preflight.check([of("writer", 1.0), of(None, 0.0)])
+
+
+def test_a_game_is_rated_by_what_the_trained_agents_earned() -> None:
+    """A zero-sum pair would show 0 at every step otherwise."""
+
+    def reward(agent: str, value: float) -> Span:
+        attributes = {**reward_attributes(value), REWARD_AGENT: agent}
+        return Span.from_attributes(name=REWARD, attributes=attributes, rollout_id="r", attempt_id="a", start_time=9.0)
+
+    e = episode("g", None)
+    black, white = (
+        replace(c, info=replace(c.info, agent=name, trained=name == "black"))
+        for c, name in zip(e.calls, ("black", "white"), strict=True)
+    )
+    spans = [reward("black", 0.9), reward("white", -0.9)]
+    assert make_episode(e.rollout, e.attempt, [black, white], spans).reward == 0.9
+    assert make_episode(e.rollout, e.attempt, [white], spans).reward == 0.9, "it gave up before its first call"
+    assert make_episode(e.rollout, e.attempt, [], spans).reward == 0.0
 
 
 def test_preflight_bears_an_outage_in_a_run_that_has_learned(reporter: Reporter) -> None:
