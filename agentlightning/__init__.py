@@ -15,6 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from agentlightning.compat import finder
 from agentlightning.terminal import end_scripts_in_words
 
 __version__ = "0.3.0"
@@ -61,7 +62,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "NotFoundError",
         "StoreError",
     ),
-    "agentlightning.gateway": ("Gateway", "LLMProxy"),
+    "agentlightning.gateway": ("Gateway", "Provider"),
     "agentlightning.litagent": (
         "Bubblewrap",
         "Container",
@@ -75,7 +76,13 @@ _HOMES: dict[str, tuple[str, ...]] = {
     ),
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
     "agentlightning.runner.air": ("Air", "air"),
-    "agentlightning.store": ("InMemoryLightningStore", "SqliteLightningStore"),
+    "agentlightning.store": (
+        "InMemoryLightningStore",
+        "LightningStoreClient",
+        "LightningStoreServer",
+        "PostgresLightningStore",
+        "SqliteLightningStore",
+    ),
     "agentlightning.store.base": ("LightningStore",),
     "agentlightning.tracer": ("GATEWAY_URL", "AgentOpsTracer", "DummyTracer", "OtelTracer", "Tracer", "WeaveTracer"),
     "agentlightning.trainer": ("RunResult", "Trainer"),
@@ -152,7 +159,7 @@ if TYPE_CHECKING:
         NotFoundError,
         StoreError,
     )
-    from agentlightning.gateway import Gateway, LLMProxy
+    from agentlightning.gateway import Gateway, Provider
     from agentlightning.litagent import (
         Bubblewrap,
         Container,
@@ -166,7 +173,13 @@ if TYPE_CHECKING:
     )
     from agentlightning.runner import LitAgentRunner, Runner
     from agentlightning.runner.air import Air, air
-    from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+    from agentlightning.store import (
+        InMemoryLightningStore,
+        LightningStoreClient,
+        LightningStoreServer,
+        PostgresLightningStore,
+        SqliteLightningStore,
+    )
     from agentlightning.store.base import LightningStore
     from agentlightning.tracer import GATEWAY_URL, AgentOpsTracer, DummyTracer, OtelTracer, Tracer, WeaveTracer
     from agentlightning.trainer import RunResult, Trainer
@@ -205,10 +218,13 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        raise AttributeError(f"module 'agentlightning' has no attribute '{name}'")
+        return finder.resolve(__name__, name)
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value
+
+
+finder.install()
 
 
 def __dir__() -> list[str]:

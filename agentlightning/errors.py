@@ -4,7 +4,8 @@ AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
-│   └── UnknownResourceError  it asked for a resource that there is not; a KeyError too
+│   ├── UnknownResourceError  it asked for a resource that there is not; a KeyError too
+│   └── RewardError          a reward that is no finite number (also a TypeError and a ValueError)
 ├── JudgeError       what gives the reward failed, not the agent
 ├── StoreError       the store refused or could not do an operation
 │   ├── NotFoundError        no such rollout, attempt, …
@@ -47,6 +48,10 @@ class UnknownResourceError(AgentError, KeyError):
     """The agent asked for a resource by a name that there is not."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class RewardError(AgentError, TypeError, ValueError):
+    """A reward that is no finite number, or of whose parts none is the one that trains."""
 
 
 class JudgeError(AgentLightningError):

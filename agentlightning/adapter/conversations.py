@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from agentlightning.types import Span
@@ -91,7 +92,7 @@ def _read(span: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversatio
     a = span.attributes
     parent = known.get(a.get(PARENT_CALL_ID, ""))
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
-    answers = _messages(a.get("gen_ai.output.messages"))
+    answers = _messages(a.get("gen_ai.output.messages")) or _numbered(a, "gen_ai.completion")
     tools = _json(a.get("gen_ai.tool.definitions"), [])
     return Conversation(
         span=span,
@@ -99,7 +100,7 @@ def _read(span: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversatio
         response_id=a.get("gen_ai.response.id"),
         parent_call_id=a.get(PARENT_CALL_ID),
         agent=agent_of(span, by_id),
-        messages=[*before, *_messages(a.get("gen_ai.input.messages"))],
+        messages=[*before, *(_messages(a.get("gen_ai.input.messages")) or _numbered(a, "gen_ai.prompt"))],
         answer=answers[0] if answers else None,
         tools=tools or (parent.tools if parent else ()),
         prompt_ids=_first(a, _PROMPT_IDS),
@@ -181,6 +182,36 @@ def _message(shaped: Mapping[str, Any]) -> Message:
         message["tool_calls"] = calls
         message["content"] = message["content"] or None
     return message
+
+
+def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
+    """Messages as AgentOps and OpenLLMetry write them: `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, …"""
+    found: list[Message] = []
+    for index in count():
+        at = f"{prefix}.{index}"
+        keys = {key[len(at) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{at}.")}
+        if not keys:
+            return found
+        role = "assistant" if prefix == "gen_ai.completion" else "user"
+        message: Message = {"role": keys.get("role") or role, "content": keys.get("content", "")}
+        if "tool_call_id" in keys:
+            message["tool_call_id"] = keys["tool_call_id"]
+        if calls := _numbered_calls(keys):
+            message |= {"content": message["content"] or None, "tool_calls": calls}
+        found.append(message)
+    raise AssertionError("count() has no end")
+
+
+def _numbered_calls(keys: Mapping[str, Any]) -> list[Any]:
+    calls: list[Any] = []
+    for index in count():
+        name = keys.get(f"tool_calls.{index}.name", keys.get(f"tool_calls.{index}.function.name"))
+        if name is None:
+            return calls
+        arguments = keys.get(f"tool_calls.{index}.arguments", keys.get(f"tool_calls.{index}.function.arguments", "{}"))
+        function = {"name": name, "arguments": arguments}
+        calls.append({"id": keys.get(f"tool_calls.{index}.id"), "type": "function", "function": function})
+    raise AssertionError("count() has no end")
 
 
 def _json(text: Any, default: Any) -> Any:

@@ -96,6 +96,10 @@ class TrainingContext:
     learner: Learner | None = None
     learners: Mapping[str, Learner] = field(default_factory=dict)
     """Where there are several policies: each one's, by alias."""
+    adapter: Any = None
+    """What the trainer was given to read spans with; its `adapt` turns those of an attempt into data."""
+    llm_proxy: Any = None
+    """The gateway in front of the policy, or the one that the trainer was given; None if there is neither."""
     stats: Callable[[], Any] | None = None
     """Async; how the model process spent its time: sampling_s, learning_s, idle_s."""
     turned_away: Mapping[str, int] = field(default_factory=dict)

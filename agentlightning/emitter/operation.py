@@ -42,9 +42,12 @@ class Operation:
         """Attach attributes to the span."""
         self._attributes.update(plain(attributes))
 
-    def set_input(self, value: Any) -> None:
-        """Record what the operation works on. What JSON cannot hold is recorded as its repr."""
-        self._put(OPERATION_INPUT, value)
+    def set_input(self, *values: Any, **named: Any) -> None:
+        """Record what the operation works on: one value, or several by name. What JSON cannot hold is recorded as its
+        repr.
+        """
+        one = len(values) == 1 and not named
+        self._put(OPERATION_INPUT, values[0] if one else {**({"args": values} if values else {}), **named})
 
     def set_output(self, value: Any) -> None:
         """Record what came out. What JSON cannot hold is recorded as its repr."""
@@ -114,12 +117,17 @@ class Operation:
 @overload
 def operation(name: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
-def operation(name: str | None = None, /, **attributes: Any) -> Operation: ...
-def operation(name: Callable[..., Any] | str | None = None, /, **attributes: Any) -> Any:
-    """`@operation`, `@operation("name", key=value)` or `with operation("name", key=value):`"""
-    if callable(name):
-        return Operation(None, attributes)(name)
-    return Operation(name, attributes)
+def operation(what: str | None = None, /, *, name: str | None = None, **attributes: Any) -> Operation: ...
+def operation(what: Callable[..., Any] | str | None = None, /, *, name: str | None = None, **attributes: Any) -> Any:
+    """`@operation`, `@operation("name", key=value)` or `with operation(name="name", key=value):`
+
+    Raises ConfigError for two different names.
+    """
+    if callable(what):
+        return Operation(name, attributes)(what)
+    if what is not None and name is not None and what != name:
+        raise ConfigError(f"The operation has two names: '{what}' and name='{name}'. Give one of them.")
+    return Operation(what if name is None else name, attributes)
 
 
 class _Running:

@@ -16,16 +16,12 @@ from agentlightning.gateway.routing.models import Frozen, Trained
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.rendering import Rendering, load_rendering
 
-LLMProxy = Gateway
-"""The same object under the name that other systems of this kind use."""
-
 __all__ = [
     "DIALECTS",
     "AttemptSummary",
     "Dialect",
     "Frozen",
     "Gateway",
-    "LLMProxy",
     "Provider",
     "Rendering",
     "Trained",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from agentlightning.errors import ConfigError
@@ -69,11 +69,17 @@ class LitAgent(Generic[T]):
         return any(_overridden(type(self), n) for n in names)
 
     def method_for(self, mode: RolloutMode | None) -> Any:
-        """The method that runs a rollout of this mode."""
-        validation = mode in (RolloutMode.VAL, RolloutMode.TEST)
-        if self.is_async():
-            return self.validation_rollout_async if validation else self.training_rollout_async
-        return self.validation_rollout if validation else self.training_rollout
+        """The method that runs a rollout of this mode: the training one for mode train, for all others the other."""
+        kind = "training_rollout" if mode is RolloutMode.TRAIN else "validation_rollout"
+        return _by_name(getattr(self, f"{kind}_async" if self.is_async() else kind))
+
+
+def _by_name(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method as it is called here. One that was written as (task, rollout_id, resources) is told by its names."""
+    names = list(inspect.signature(method).parameters)
+    if names[1:3] != ["rollout_id", "resources"]:
+        return method
+    return lambda task, resources, rollout: method(task, rollout.rollout_id, resources)
 
 
 def _overridden(cls: type, name: str) -> bool:

@@ -54,6 +54,8 @@ class Ending:
     error: str | None = None
     rewarded: bool = True
     """Whether a reward is known by now. One may have come to the gateway by HTTP instead."""
+    exception: BaseException | None = None
+    """What the agent, its tracer or its judge raised."""
 
 
 def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:

@@ -12,7 +12,10 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, Protocol
+
+from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import AgentError, ConfigError, ConflictError, JudgeError, StoreError
@@ -22,6 +25,7 @@ from agentlightning.runner.air import air
 from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.runner.presence import Presence, Watched
+from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen
 from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
@@ -43,6 +47,9 @@ from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
 from agentlightning.types.reward import find_final_reward, reward_attributes
 
 logger = logging.getLogger(__name__)
+
+current_runner: ContextVar[LitAgentRunner | None] = ContextVar("agentlightning_runner", default=None)
+"""The runner whose rollout this code belongs to."""
 
 CLAIM_SECONDS = 30.0
 """How long one claim waits in the store for work before it is repeated."""
@@ -118,14 +125,23 @@ class LitAgentRunner:
         self._tracer.teardown()
 
     async def step(
-        self, input: Any, *, resources: NamedResources | None = None, mode: RolloutMode | None = None
+        self, input: Any, resources: NamedResources | None = None, mode: RolloutMode | None = None
     ) -> AttemptedRollout:
-        """Run the agent once on `input`, outside any queue, and return the finished rollout."""
+        """Run the agent once on `input`, outside any queue, and return the finished rollout.
+
+        Raises what the agent raised; the failed rollout is in the store all the same.
+        """
         store = self._ready_store()
         resources_id = (await store.add_resources(resources)).resources_id if resources else None
         claimed = await store.start_rollout(input, mode, resources_id, worker_id=self._worker_id)
         async with self._presence.shown(self._ready_store(), self._worker_id):
-            await self._execute(claimed)
+            outside = current_runner.set(self)
+            try:
+                ending = await self._execute(claimed)
+            finally:
+                current_runner.reset(outside)
+        if ending.exception is not None:
+            raise ending.exception
         finished = await store.get_rollout_by_id(claimed.rollout_id)
         assert isinstance(finished, AttemptedRollout), finished
         return finished
@@ -135,8 +151,9 @@ class LitAgentRunner:
 
         Cancelling this task cancels the agents too; their attempts end as cancelled.
         """
+        current_runner.set(self)
         stop = stop or asyncio.Event()
-        running: set[asyncio.Task[None]] = set()
+        running: set[asyncio.Task[Ending]] = set()
         stopping = asyncio.create_task(stop.wait())
         claimed = 0
         try:
@@ -183,7 +200,7 @@ class LitAgentRunner:
             await asyncio.sleep(1.0)
             return ()
 
-    async def _execute(self, claimed: AttemptedRollout) -> None:
+    async def _execute(self, claimed: AttemptedRollout) -> Ending:
         """Run one attempt from start to its finish in the store."""
         agent, store = self._ready_agent(), self._ready_store()
         self._presence.respect(claimed)
@@ -192,9 +209,7 @@ class LitAgentRunner:
         interrupted: asyncio.CancelledError | None = None
         try:
             await self._hook("on_rollout_start", agent=agent, runner=self, rollout=claimed)
-            async with self._tracer.trace_context(
-                claimed.rollout_id, store=store, rollout_id=rollout_id, attempt_id=attempt_id
-            ) as trace:
+            async with opened_trace(self._tracer, store, rollout_id, attempt_id) as trace:
                 await self._hook("on_trace_start", agent=agent, runner=self, tracer=self._tracer, rollout=claimed)
                 ending = await self._run_agent(agent, claimed, trace)
                 await self._hook("on_trace_end", agent=agent, runner=self, tracer=self._tracer, rollout=claimed)
@@ -203,10 +218,13 @@ class LitAgentRunner:
             ending, interrupted = Ending(Outcome.CANCELLED, "The run was stopped."), error
         except StoreError as error:
             ending = Ending(Outcome.INFRA_ERROR, str(error))
+        except Exception as error:  # the tracer may be the user's own
+            ending = Ending(Outcome.AGENT_ERROR, f"The tracer failed. {describe(error)}", exception=error)
         await asyncio.shield(self._finish(claimed, ending))
         await self._hook("on_rollout_end", agent=agent, runner=self, rollout=claimed, spans=spans)
         if interrupted is not None:
             raise interrupted
+        return ending
 
     async def _run_agent(self, agent: LitAgent[Any], claimed: AttemptedRollout, trace: Trace) -> Ending:
         """The agent under its deadline; every way it can end becomes an `Ending`."""
@@ -230,11 +248,11 @@ class LitAgentRunner:
         except StoreError as error:
             return Ending(Outcome.INFRA_ERROR, str(error))
         except JudgeError as error:
-            return Ending(Outcome.JUDGE_ERROR, str(error))
+            return Ending(Outcome.JUDGE_ERROR, str(error), exception=error)
         except (AgentError, ConfigError) as error:
-            return Ending(Outcome.AGENT_ERROR, str(error))
+            return Ending(Outcome.AGENT_ERROR, str(error), exception=error)
         except Exception as error:  # whatever user code raises is data about this attempt
-            return Ending(Outcome.AGENT_ERROR, describe(error))
+            return Ending(Outcome.AGENT_ERROR, describe(error), exception=error)
         return Ending(Outcome.OK, rewarded=rewarded)
 
     async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:
@@ -344,11 +362,17 @@ def _check_attributes(span: Span) -> None:
         raise AgentError(f"The span '{span.name}' that the agent returned cannot be stored: {error}") from error
 
 
+def _recorded(item: Any, trace: Trace) -> Any:
+    """A span of OpenTelemetry's SDK as one of ours; anything else as it is."""
+    return Span.from_opentelemetry(item, trace.rollout_id, trace.attempt_id) if isinstance(item, ReadableSpan) else item
+
+
 def _add_all(result: Sequence[Any], trace: Trace) -> bool:
     """Record the spans or the triplets that an agent returned; returns whether there is a reward.
 
     Raises AgentError for anything else.
     """
+    result = [_recorded(item, trace) for item in result]
     if not all(isinstance(item, Span | Triplet) for item in result):
         raise AgentError("The agent returned a list that holds something else than spans or triplets.")
     for item in result:

@@ -30,6 +30,8 @@ class Tracer:
     `trace_context`s, `teardown_worker`, `teardown`. All four may be left out, and repeated without harm.
     """
 
+    _store: LightningStore | None = None
+
     def __init__(self, *, flush_seconds: float = FLUSH_SECONDS) -> None:
         self._flush_seconds = flush_seconds
         self._last: Trace | None = None
@@ -37,12 +39,14 @@ class Tracer:
     def init(self) -> None:
         """Set up what the whole process shares."""
 
-    def init_worker(self, worker_id: int | str) -> None:
-        """Set up what a runner process needs."""
+    def init_worker(self, worker_id: int | str, store: LightningStore | None = None) -> None:
+        """Set up what a runner process needs. With a store, traces of an attempt go there unless told otherwise."""
+        self._store = store
         self.init()
 
     def teardown_worker(self, worker_id: int | str) -> None:
         """Undo `init_worker`."""
+        self._store = None
 
     def teardown(self) -> None:
         """Undo `init`."""
@@ -63,6 +67,8 @@ class Tracer:
         """
         if store is not None and (rollout_id is None or attempt_id is None):
             raise ConfigError("A trace that goes to a store needs both rollout_id and attempt_id.")
+        if rollout_id is not None and attempt_id is not None:
+            store = store or self._store
         trace = Trace(name, rollout_id, attempt_id)
         self._last = trace
         _last_trace.set(trace)

@@ -30,12 +30,16 @@ def check_parts(**parts: object) -> None:
             raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")
 
 
-def as_agent(agent: LitAgent[Any] | Callable[..., Any]) -> LitAgent[Any]:
+def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
     """A plain function is taken as if it were decorated with `@rollout`. Raises ConfigError for what is no agent."""
     if isinstance(agent, LitAgent):
         return agent
     if isinstance(agent, type):
         raise ConfigError(f"The agent is the class {agent.__name__}; give an instance of it: {agent.__name__}(…).")
+    if agent is None:
+        raise ConfigError(
+            "There is no agent. It may be left out where runners are elsewhere: Trainer(strategy='remote')."
+        )
     if callable(agent):
         return FunctionAgent(agent)
     raise ConfigError(f"The agent must be a function or a LitAgent, not {type(agent).__name__}.")

@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from agentlightning.errors import ConfigError
@@ -40,6 +40,8 @@ class Strategy:
     port: int
     key: str | None = field(repr=False)
     managed_store: bool = True
+    n_runners: int | None = None
+    """How many, where the strategy says it; None leaves it to the trainer."""
 
     @classmethod
     def read(cls, runners: str | None, environment: Mapping[str, str] = os.environ) -> Strategy:
@@ -67,6 +69,11 @@ class Strategy:
         return cls(role, chosen, host, port, key, managed)  # pyright: ignore[reportArgumentType]
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process decides, and runs no agent itself."""
+        return self.runners == "remote" and self.role != "runner"
+
+    @property
     def gateway_host(self) -> str:
         """The address for the gateway to listen on: where runners elsewhere reach the store."""
         return self.host if self.runners == "remote" else "127.0.0.1"
@@ -81,7 +88,7 @@ class Strategy:
         """Runner processes are told a key that is made for this run."""
         if self.runners != "processes":
             return self
-        return Strategy(self.role, self.runners, "127.0.0.1", 0, secrets.token_hex(32), self.managed_store)
+        return replace(self, host="127.0.0.1", port=0, key=secrets.token_hex(32))
 
     @property
     def secret(self) -> bytes | None:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
+from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm, with_trained_agents
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.checkpoint import (
@@ -56,6 +58,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer", default=None)
+"""The trainer whose run this code belongs to."""
+
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
 RUN_FILE = "run.json"
@@ -69,7 +74,7 @@ class _Job:
     """What `fit` was asked to do."""
 
     agent: LitAgent[Any]
-    train_dataset: Dataset[Any]
+    train_dataset: Dataset[Any] | None
     val_dataset: Dataset[Any] | None
     stop: asyncio.Event
 
@@ -98,6 +103,8 @@ class Trainer(GivenByName):
             join from elsewhere); see `trainer.strategy` for what the environment can say about it.
         store: Where everything is recorded; None is a SQLite file in `run_dir`. A store that is given is not closed.
         tracer: Records what happens inside the agent.
+        adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
+        llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
         initial_resources: Resources by name, beside the policy's endpoint `llm`.
         hooks: See every stage of every rollout.
         max_rollouts: Each runner stops after so many.
@@ -121,6 +128,8 @@ class Trainer(GivenByName):
         concurrency: int = 64,
         store: LightningStore | None = None,
         tracer: Tracer | None = None,
+        adapter: Any = None,
+        llm_proxy: Any = None,
         initial_resources: NamedResources | None = None,
         hooks: Sequence[Hook] | Hook | None = None,
         max_rollouts: int | None = None,
@@ -134,10 +143,15 @@ class Trainer(GivenByName):
             raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
         check_parts(algorithm=algorithm, store=store, tracer=tracer)
         self.algorithm = algorithm or Baseline()
-        self.n_runners = next((n for n in (n_runners, n_workers) if n is not None), 1)
         self.concurrency = concurrency
         self.store = store
         self.tracer = tracer or OtelTracer()
+        self.adapter = adapter or TracerTraceToTriplet()
+        self.llm_proxy = llm_proxy
+        if llm_proxy is not None and self.algorithm.policy is not None:
+            raise ConfigError(
+                f"{type(self.algorithm).__name__} serves its own model: leave llm_proxy out, and give port= here."
+            )
         self.initial_resources = initial_resources or {}
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         for hook in self.hooks:
@@ -146,6 +160,8 @@ class Trainer(GivenByName):
             check_parts(resource=resource)
         self.max_rollouts = max_rollouts
         self.strategy = (strategy if isinstance(strategy, Strategy) else Strategy.read(strategy)).with_key()
+        given = (self.strategy.n_runners, n_runners, n_workers, 1)
+        self.n_runners = next(n for n in given if n is not None)
         self.address: asyncio.Future[Address] | None = None
         """While `fit` runs with runners elsewhere: where they find the store."""
         self.port = port
@@ -161,13 +177,16 @@ class Trainer(GivenByName):
 
     def fit(
         self,
-        agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any],
+        agent: LitAgent[Any] | Callable[..., Any] | None,
+        train_dataset: Dataset[Any] | None = None,
         val_dataset: Dataset[Any] | None = None,
         *,
         val_data: Dataset[Any] | None = None,
     ) -> RunResult:
-        """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly."""
+        """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly.
+
+        `agent` may be None where all runners are elsewhere, the tasks where the algorithm brings its own.
+        """
         val = val_dataset if val_dataset is not None else val_data
         try:
             return run_sync(self.fit_async(agent, train_dataset, val))
@@ -194,16 +213,18 @@ class Trainer(GivenByName):
 
     async def fit_async(
         self,
-        agent: LitAgent[Any] | Callable[..., Any],
-        train_dataset: Dataset[Any],
+        agent: LitAgent[Any] | Callable[..., Any] | None,
+        train_dataset: Dataset[Any] | None = None,
         val_dataset: Dataset[Any] | None = None,
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
-        agent = as_agent(agent)
+        agent = LitAgent() if agent is None and self.strategy.is_elsewhere else as_agent(agent)
         self._trained_agents = agent.trained_agents
+        current_trainer.set(self)
         if self.strategy.role == "runner":
             return await self._be_a_runner(agent)
-        check_tasks("training", train_dataset)
+        if train_dataset is not None:
+            check_tasks("training", train_dataset)
         if val_dataset is not None:
             check_tasks("validation", val_dataset)
         self._refuse_to_overwrite()
@@ -257,12 +278,16 @@ class Trainer(GivenByName):
                 self.address.set_result(address)
             process, gateway = await self._start_policy(stack, store, reporter)
             resources = {**({"llm": gateway.as_resource()} if gateway else {}), **self.initial_resources}
+            if self.llm_proxy is not None:
+                gateway = await self._start_llm_proxy(stack, store)
             context = TrainingContext(
                 store=store,
                 run_dir=self.run_dir,
                 reporter=reporter,
                 resources=await store.add_resources(resources),
                 initial_resources=self.initial_resources,
+                adapter=self.adapter,
+                llm_proxy=gateway,
                 learner=process,
                 learners={name: process.policy(name) for name in self._spec().policies} if process else {},
                 stats=process.stats if process else None,
@@ -290,6 +315,14 @@ class Trainer(GivenByName):
         return await start_policy(
             stack, store, self._spec(), self.port, host=strategy.gateway_host, secret=strategy.secret
         )
+
+    async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:
+        """The gateway that was given, recording in this run's store."""
+        if not self.llm_proxy.is_running():
+            self.llm_proxy.set_store(store)
+            await self.llm_proxy.start()
+            stack.push_async_callback(self.llm_proxy.stop)
+        return self.llm_proxy
 
     async def _run_beside_runners(
         self,

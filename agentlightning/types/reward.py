@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from itertools import count
 from typing import SupportsFloat
 
-from agentlightning.errors import AgentError
+from agentlightning.errors import RewardError
 from agentlightning.types.names import REWARD, REWARD_RESPONSE
 from agentlightning.types.span import Attributes, Span
 
@@ -22,7 +22,7 @@ PRIMARY = "primary"
 def reward_attributes(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None = None) -> Attributes:
     """The span attributes of a reward, or of several named ones of which `primary_key` trains.
 
-    Raises AgentError when there is no primary reward to be found or when a value is not a finite number.
+    Raises RewardError when there is no primary reward to be found or when a value is not a finite number.
     """
     rewards = _by_name(value, primary_key)
     attributes: Attributes = {}
@@ -38,22 +38,22 @@ def _by_name(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: st
         return {primary_key or PRIMARY: value}
     if primary_key is None:
         if len(value) != 1:
-            raise AgentError(
+            raise RewardError(
                 f"A reward with the parts {sorted(value)} needs primary_key=…: the name of the one that trains."
             )
         primary_key = next(iter(value))
     if primary_key not in value:
-        raise AgentError(f"The primary reward '{primary_key}' is not among the parts given: {sorted(value)}.")
+        raise RewardError(f"The primary reward '{primary_key}' is not among the parts given: {sorted(value)}.")
     return {primary_key: value[primary_key], **{k: v for k, v in value.items() if k != primary_key}}
 
 
 def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
-    """The reward as a float. Raises AgentError for anything that is not a finite number."""
+    """The reward as a float. Raises RewardError for anything that is not a finite number."""
     if not isinstance(value, SupportsFloat):
-        raise AgentError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
+        raise RewardError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
     number = float(value)
     if not math.isfinite(number):
-        raise AgentError(f"The reward '{name}' is {number}; a reward must be a finite number.")
+        raise RewardError(f"The reward '{name}' is {number}; a reward must be a finite number.")
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -57,7 +58,7 @@ class Rollout(Record):
 
     rollout_id: str
     input: Any
-    start_time: float
+    start_time: float = Field(default_factory=time.time)
     end_time: float | None = None
     mode: RolloutMode | None = None
     resources_id: str | None = None

@@ -1,0 +1,9 @@
+"""What scripts for agentlightning 0.2 and 0.3 expect and this version calls otherwise, or does otherwise.
+
+table      THE TABLE: every old name with where it leads, or why it is not kept
+finder     serves the old module paths and adds the old names to modules and classes as they are loaded
+notice     the one notice that a script gets
+the rest   thin adapters, a module for each area; each is imported when something in it is used
+
+Nothing of the package imports this but its front door. A script that uses no old name never loads more than the table.
+"""

@@ -1,0 +1,30 @@
+"""What older scripts asked of stores besides their methods."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from agentlightning.store.base import LightningStore
+from agentlightning.types import FINISHED_ROLLOUT, Rollout, RolloutStatus
+
+Store = TypeVar("Store", bound=LightningStore)
+
+
+def LightningStoreThreaded(store: Store) -> Store:
+    """The store itself: every store may be used from any thread and any event loop."""
+    return store
+
+
+def is_queuing(rollout: Rollout) -> bool:
+    """Whether it waits to be claimed."""
+    return rollout.status in (RolloutStatus.QUEUING, RolloutStatus.REQUEUING)
+
+
+def is_running(rollout: Rollout) -> bool:
+    """Whether it was claimed and has not ended."""
+    return rollout.status in (RolloutStatus.PREPARING, RolloutStatus.RUNNING)
+
+
+def is_finished(rollout: Rollout) -> bool:
+    """Whether it has ended."""
+    return rollout.status in FINISHED_ROLLOUT

@@ -1,0 +1,493 @@
+"""THE TABLE of names of agentlightning 0.2 and 0.3: where each leads, and what differs.
+
+A name is written in one of four ways:
+
+    package.module                  a module: every name that the newer module has can be had from the old one too
+    package.module:name             a name in a module, old or new
+    package.module:Class.member     a method or property that the class of today lacks
+    package.module:callable(word=)  an argument that the callable of today lacks
+
+`to` is the newer name in the same form. An argument leads to a newer word, to a function of this package that reads it,
+or to "" where it has no meaning any more. `None` is what is not kept: `note` says why and what to do instead, and is
+the error's text. Names that lead into this package have no newer form; `note` says what is better.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Old(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    to: str | None
+    note: str = ""
+
+    @property
+    def is_module(self) -> bool:
+        return ":" not in self.name
+
+    @property
+    def is_argument(self) -> bool:
+        return self.name.endswith("=)")
+
+    @property
+    def is_member(self) -> bool:
+        return not self.is_module and not self.is_argument and "." in self.name.partition(":")[2]
+
+    @property
+    def newer(self) -> str | None:
+        """What to write today; None where there is nothing newer."""
+        if not self.to or self.to.startswith(COMPAT):
+            return None
+        return self.to.replace(":", ".")
+
+
+COMPAT = "agentlightning.compat."
+_FIRST = "The protocol of version 0.1 (AgentLightningClient, AgentLightningServer) is not kept: use Trainer.fit."
+_NO_APO = (
+    "APO is not part of this version: it trains weights (GRPO and its family). To compare prompts by hand, run "
+    "Baseline with initial_resources={'prompt_template': PromptTemplate(…)} for each."
+)
+_NO_MONGO = (
+    "MongoDB is not supported, because nothing that cannot be tested is shipped. A store that several machines share "
+    "is PostgresLightningStore('postgresql://…')  (pip install 'agentlightning[postgres]')."
+)
+_NO_COLLECTIONS = "Stores are SQL now; there are no collections below them. Use InMemoryLightningStore()."
+_NO_TREE = "Trees of spans are not kept as an adapter's internals; tracer.get_last_trace() prints and draws them."
+_NO_INSTRUMENTATION = "Nothing is patched by hand: AgentOpsTracer and WeaveTracer start their instrumentation."
+_NO_LAUNCHER = "Servers run inside the event loop that starts them: LightningStoreServer, Gateway; host= and port=."
+_NO_METRICS = "The store's counters are at /metrics of `agl store`, in Prometheus' format; nothing is set up for them."
+_OWN_IMPORT = "imported from here"
+
+MODULES = (
+    Old("agentlightning.adapter.base", "agentlightning.compat.adapters"),
+    Old("agentlightning.adapter.triplet", "agentlightning.adapter.triplets"),
+    Old("agentlightning.algorithm.apo", None, _NO_APO),
+    Old("agentlightning.algorithm.fast", "agentlightning.algorithm"),
+    Old("agentlightning.algorithm.utils", "agentlightning.compat.algorithms"),
+    Old("agentlightning.algorithm.verl", "agentlightning.compat.verl"),
+    Old("agentlightning.client", None, _FIRST),
+    Old("agentlightning.config", "agentlightning.compat.commands"),
+    Old("agentlightning.emitter.annotation", "agentlightning.emitter"),
+    Old("agentlightning.emitter.exception", "agentlightning.emitter"),
+    Old("agentlightning.emitter.message", "agentlightning.emitter"),
+    Old("agentlightning.emitter.object", "agentlightning.emitter"),
+    Old("agentlightning.emitter.reward", "agentlightning.emitter"),
+    Old("agentlightning.env_var", "agentlightning.compat.environment"),
+    Old("agentlightning.execution", "agentlightning.compat.execution"),
+    Old("agentlightning.execution.base", "agentlightning.compat.execution"),
+    Old("agentlightning.execution.client_server", "agentlightning.compat.execution"),
+    Old("agentlightning.execution.events", "agentlightning.compat.execution"),
+    Old("agentlightning.execution.shared_memory", "agentlightning.compat.execution"),
+    Old("agentlightning.instrumentation", None, _NO_INSTRUMENTATION),
+    Old("agentlightning.llm_proxy", "agentlightning.compat.llm_proxy"),
+    Old("agentlightning.logging", "agentlightning.compat.loggers"),
+    Old("agentlightning.reward", "agentlightning.compat.emitting"),
+    Old("agentlightning.runner.agent", "agentlightning.runner"),
+    Old("agentlightning.runner.base", "agentlightning.runner"),
+    Old("agentlightning.runner.legacy", None, _FIRST),
+    Old("agentlightning.semconv", "agentlightning.compat.semconv"),
+    Old("agentlightning.server", None, _FIRST),
+    Old("agentlightning.store.client_server", "agentlightning.store"),
+    Old("agentlightning.store.collection", None, _NO_COLLECTIONS),
+    Old("agentlightning.store.collection_based", None, _NO_COLLECTIONS),
+    Old("agentlightning.store.memory", "agentlightning.store"),
+    Old("agentlightning.store.mongo", None, _NO_MONGO),
+    Old("agentlightning.store.threading", "agentlightning.compat.stores"),
+    Old("agentlightning.store.utils", "agentlightning.compat.stores"),
+    Old("agentlightning.trainer.init_utils", "agentlightning.compat.components"),
+    Old("agentlightning.trainer.legacy", None, _FIRST),
+    Old("agentlightning.types.core", "agentlightning.types"),
+    Old("agentlightning.types.resources", "agentlightning.types"),
+    Old("agentlightning.types.tracer", "agentlightning.types"),
+    Old("agentlightning.utils", "agentlightning.compat.utils"),
+    Old("agentlightning.utils.id", "agentlightning.types.ids"),
+    Old("agentlightning.utils.metrics", None, _NO_METRICS),
+    Old("agentlightning.utils.otel", "agentlightning.compat.otel"),
+    Old("agentlightning.utils.otlp", "agentlightning.compat.utils"),
+    Old("agentlightning.utils.server_launcher", None, _NO_LAUNCHER),
+    Old("agentlightning.verl", "agentlightning.compat.verl"),
+)
+
+NAMES = (
+    # ---- adapters ----
+    Old("agentlightning.adapter:Adapter", "agentlightning.compat.adapters:Adapter"),
+    Old("agentlightning.adapter:TraceAdapter", "agentlightning.compat.adapters:TraceAdapter"),
+    Old("agentlightning.adapter:OtelTraceAdapter", "agentlightning.compat.adapters:OtelTraceAdapter"),
+    Old("agentlightning.adapter:TraceToTripletBase", "agentlightning.compat.adapters:TraceToTripletBase"),
+    Old("agentlightning.adapter.triplet:TraceToTripletBase", "agentlightning.compat.adapters:TraceToTripletBase"),
+    Old("agentlightning.adapter.triplet:RewardMatchPolicy", "agentlightning.compat.adapters:RewardMatchPolicy"),
+    Old("agentlightning.adapter.triplet:TraceTree", None, _NO_TREE),
+    Old("agentlightning.adapter.triplet:Transition", None, _NO_TREE),
+    Old(
+        "agentlightning.adapter.messages:OpenAIMessages",
+        "agentlightning.compat.adapters:OpenAIMessages",
+        "TraceToMessages gives plain dictionaries of this shape",
+    ),
+    # ---- algorithms ----
+    Old(
+        "agentlightning.algorithm:FastAlgorithm",
+        "agentlightning.algorithm:Baseline",
+        "any algorithm can be run by Trainer.dev",
+    ),
+    Old(
+        "agentlightning.algorithm:VERL",
+        "agentlightning.compat.verl:VERL",
+        "GRPO(model=…) and its family take the same settings by name",
+    ),
+    Old("agentlightning.algorithm:APO", None, _NO_APO),
+    # ---- the protocol of 0.1 ----
+    Old("agentlightning:AgentLightningClient", None, _FIRST),
+    Old("agentlightning:AgentLightningServer", None, _FIRST),
+    Old("agentlightning:DevTaskLoader", None, _FIRST),
+    Old("agentlightning.runner:LegacyAgentRunner", None, _FIRST),
+    Old("agentlightning.types:Task", None, _FIRST),
+    Old("agentlightning.types:TaskIfAny", None, _FIRST),
+    Old("agentlightning.types:RolloutLegacy", None, _FIRST),
+    Old("agentlightning.types:RolloutRawResultLegacy", None, _FIRST),
+    Old("agentlightning.types:GenericResponse", None, _FIRST),
+    # ---- emitters and readers of what they emit ----
+    Old(
+        "agentlightning.emitter:reward",
+        "agentlightning.compat.emitting:reward",
+        "return the number from the agent, or call emit_reward",
+    ),
+    Old(
+        "agentlightning.emitter:OperationContext", "agentlightning.emitter:Operation", "what `with operation(…)` gives"
+    ),
+    Old("agentlightning.emitter:get_rewards_from_span", "agentlightning.compat.emitting:get_rewards_from_span"),
+    Old("agentlightning.emitter:get_message_value", "agentlightning.compat.emitting:get_message_value"),
+    Old("agentlightning.emitter:get_object_value", "agentlightning.compat.emitting:get_object_value"),
+    # ---- environment, logging, command line ----
+    Old("agentlightning:LightningEnvVar", "agentlightning.compat.environment:LightningEnvVar"),
+    Old("agentlightning:resolve_bool_env_var", "agentlightning.compat.environment:resolve_bool_env_var"),
+    Old("agentlightning:resolve_int_env_var", "agentlightning.compat.environment:resolve_int_env_var"),
+    Old("agentlightning:resolve_str_env_var", "agentlightning.compat.environment:resolve_str_env_var"),
+    Old("agentlightning:setup_logging", "agentlightning.compat.loggers:setup"),
+    Old("agentlightning:setup_module_logging", "agentlightning.compat.loggers:setup_module"),
+    Old(
+        "agentlightning:configure_logger",
+        "agentlightning.compat.loggers:configure_logger",
+        "logging.basicConfig does the same",
+    ),
+    Old(
+        "agentlightning:lightning_cli",
+        "agentlightning.compat.commands:lightning_cli",
+        "write your own argparse, or use `agl train`",
+    ),
+    # ---- where runners are ----
+    Old(
+        "agentlightning:ExecutionStrategy",
+        "agentlightning.compat.execution:ExecutionStrategy",
+        "Trainer(strategy='inline' | 'processes' | 'remote')",
+    ),
+    Old(
+        "agentlightning:ClientServerExecutionStrategy",
+        "agentlightning.compat.execution:ClientServerExecutionStrategy",
+        "Trainer(strategy='processes', n_runners=…)",
+    ),
+    Old(
+        "agentlightning:SharedMemoryExecutionStrategy",
+        "agentlightning.compat.execution:SharedMemoryExecutionStrategy",
+        "Trainer(strategy='inline', n_runners=…)",
+    ),
+    Old("agentlightning:ExecutionEvent", "agentlightning.compat.execution:ExecutionEvent"),
+    Old("agentlightning:ThreadingEvent", "agentlightning.compat.execution:ThreadingEvent"),
+    Old("agentlightning:MultiprocessingEvent", "agentlightning.compat.execution:MultiprocessingEvent"),
+    # ---- the gateway ----
+    Old("agentlightning:LLMProxy", "agentlightning.compat.llm_proxy:LLMProxy"),
+    Old("agentlightning:ModelConfig", "agentlightning.compat.llm_proxy:ModelConfig"),
+    # ---- the store ----
+    Old("agentlightning.store:LightningStoreCapabilities", "agentlightning.store:Capabilities"),
+    Old("agentlightning.store:LightningStoreStatistics", "agentlightning.store:Statistics"),
+    Old("agentlightning.store.base:LightningStoreCapabilities", "agentlightning.store:Capabilities"),
+    Old("agentlightning.store.base:LightningStoreStatistics", "agentlightning.store:Statistics"),
+    Old("agentlightning.store.base:is_queuing", "agentlightning.compat.stores:is_queuing"),
+    Old("agentlightning.store.base:is_running", "agentlightning.compat.stores:is_running"),
+    Old("agentlightning.store.base:is_finished", "agentlightning.compat.stores:is_finished"),
+    Old("agentlightning.store:CollectionBasedLightningStore", None, _NO_COLLECTIONS),
+    Old("agentlightning.store:MongoLightningStore", None, _NO_MONGO),
+    Old(
+        "agentlightning.store:LightningStoreThreaded",
+        "agentlightning.compat.stores:LightningStoreThreaded",
+        "every store may be used from any thread",
+    ),
+    # ---- tracers ----
+    Old("agentlightning.tracer:get_active_tracer", "agentlightning.compat.tracing:get_active_tracer"),
+    Old("agentlightning.tracer:set_active_tracer", "agentlightning.compat.tracing:set_active_tracer"),
+    Old("agentlightning.tracer:clear_active_tracer", "agentlightning.compat.tracing:clear_active_tracer"),
+    Old("agentlightning.tracer.base:get_active_tracer", "agentlightning.compat.tracing:get_active_tracer"),
+    Old("agentlightning.tracer.base:set_active_tracer", "agentlightning.compat.tracing:set_active_tracer"),
+    Old("agentlightning.tracer.base:clear_active_tracer", "agentlightning.compat.tracing:clear_active_tracer"),
+    Old(
+        "agentlightning.tracer.base:with_active_tracer_context",
+        "agentlightning.compat.tracing:with_active_tracer_context",
+    ),
+    # ---- the trainer ----
+    Old(
+        "agentlightning.trainer:build_component",
+        "agentlightning.compat.components:build_component",
+        "give the object itself",
+    ),
+    # ---- types ----
+    Old("agentlightning:Attributes", "agentlightning.types:Attributes"),
+    Old("agentlightning:SpanContext", "agentlightning.types:SpanContext"),
+    Old("agentlightning:Event", "agentlightning.types:Event"),
+    Old("agentlightning:Link", "agentlightning.types:Link"),
+    Old("agentlightning:OtelResource", "agentlightning.types:OtelResource"),
+    Old("agentlightning.types:TaskInput", "agentlightning.compat.types:TaskInput"),
+    Old("agentlightning.types:RolloutRawResult", "agentlightning.litagent.litagent:RolloutResult"),
+    Old("agentlightning.types:ParallelWorkerBase", "agentlightning.compat.types:ParallelWorkerBase"),
+    Old("agentlightning.types:FilterField", "agentlightning.compat.types:FilterField"),
+    Old("agentlightning.types:FilterOptions", "agentlightning.compat.types:FilterOptions"),
+    Old("agentlightning.types:SortOptions", "agentlightning.compat.types:SortOptions"),
+    Old("agentlightning.types:ResourceUnion", "agentlightning.types:Resource", "resources may be of types of your own"),
+    Old("agentlightning.types:AttributeValue", "agentlightning.compat.types:AttributeValue"),
+    Old("agentlightning.types:TraceState", "agentlightning.compat.types:TraceState"),
+    Old("agentlightning.types:TraceStatus", "agentlightning.types:SpanStatus"),
+    Old(
+        "agentlightning.types:SpanNames",
+        "agentlightning.compat.types:SpanNames",
+        "agentlightning.types.names has them as constants",
+    ),
+    Old(
+        "agentlightning.types:SpanAttributeNames",
+        "agentlightning.compat.types:SpanAttributeNames",
+        "agentlightning.types.names has them as constants",
+    ),
+    Old("agentlightning.types:SpanLike", "agentlightning.types:Span"),
+    Old("agentlightning.types:StatusCode", "agentlightning.compat.types:StatusCode"),
+    Old(
+        "agentlightning.types:SpanCoreFields",
+        "agentlightning.compat.types:SpanCoreFields",
+        "emitters give a whole Span",
+    ),
+    Old("agentlightning.types:SpanRecordingContext", "agentlightning.compat.types:SpanRecordingContext"),
+    # ---- OTLP ----
+    Old(
+        "agentlightning.utils.otlp:LightningStoreOTLPExporter",
+        None,
+        "Spans go to a served store by OpenTelemetry's own OTLPSpanExporter(endpoint=store.otlp_traces_endpoint()).",
+    ),
+    Old(
+        "agentlightning.utils.otlp:handle_otlp_export",
+        None,
+        "`agl store` takes OTLP at /v1/traces; there is nothing to handle in a script.",
+    ),
+    Old(
+        "agentlightning.utils.otlp:spans_from_proto",
+        None,
+        "`agl store` takes OTLP at /v1/traces; there is nothing to handle in a script.",
+    ),
+)
+
+MEMBERS = (
+    Old("agentlightning.adapter.triplets:TracerTraceToTriplet.__call__", "agentlightning.compat.adapters:adapt"),
+    Old("agentlightning.adapter.messages:TraceToMessages.__call__", "agentlightning.compat.adapters:adapt"),
+    Old(
+        "agentlightning.algorithm.base:Algorithm.get_store",
+        "agentlightning.compat.algorithms:get_store",
+        "self.context.store",
+    ),
+    Old("agentlightning.algorithm.base:Algorithm.set_store", "agentlightning.compat.algorithms:set_store"),
+    Old(
+        "agentlightning.algorithm.base:Algorithm.get_adapter",
+        "agentlightning.compat.algorithms:get_adapter",
+        "self.context.adapter",
+    ),
+    Old("agentlightning.algorithm.base:Algorithm.set_adapter", "agentlightning.compat.algorithms:set_adapter"),
+    Old(
+        "agentlightning.algorithm.base:Algorithm.get_llm_proxy",
+        "agentlightning.compat.algorithms:get_llm_proxy",
+        "self.context.llm_proxy",
+    ),
+    Old("agentlightning.algorithm.base:Algorithm.set_llm_proxy", "agentlightning.compat.algorithms:set_llm_proxy"),
+    Old(
+        "agentlightning.algorithm.base:Algorithm.get_initial_resources",
+        "agentlightning.compat.algorithms:get_initial_resources",
+        "self.context.resources",
+    ),
+    Old(
+        "agentlightning.algorithm.base:Algorithm.set_initial_resources",
+        "agentlightning.compat.algorithms:set_initial_resources",
+    ),
+    Old("agentlightning.algorithm.base:Algorithm.is_async", "agentlightning.compat.algorithms:is_async"),
+    Old("agentlightning.algorithm.base:Algorithm.__call__", "agentlightning.compat.algorithms:call"),
+    Old("agentlightning.algorithm.base:Algorithm.get_client", None, _FIRST),
+    Old(
+        "agentlightning.litagent.litagent:LitAgent.tracer",
+        "agentlightning.compat.runners:agents_tracer",
+        "emit_*, operation",
+    ),
+    Old("agentlightning.litagent.litagent:LitAgent.runner", "agentlightning.compat.runners:agents_runner"),
+    Old("agentlightning.litagent.litagent:LitAgent.trainer", "agentlightning.compat.runners:agents_trainer"),
+    Old("agentlightning.litagent.litagent:LitAgent.get_runner", "agentlightning.compat.runners:get_runner"),
+    Old("agentlightning.litagent.litagent:LitAgent.get_trainer", "agentlightning.compat.runners:get_trainer"),
+    Old("agentlightning.litagent.litagent:LitAgent.set_runner", "agentlightning.compat.runners:set_runner"),
+    Old("agentlightning.litagent.litagent:LitAgent.set_trainer", "agentlightning.compat.runners:set_trainer"),
+    Old("agentlightning.runner.runner:LitAgentRunner.__class_getitem__", "agentlightning.compat.runners:of_type"),
+    Old("agentlightning.runner.runner:LitAgentRunner.get_agent", "agentlightning.compat.runners:get_agent"),
+    Old("agentlightning.runner.runner:LitAgentRunner.get_store", "agentlightning.compat.runners:get_store"),
+    Old(
+        "agentlightning.runner.runner:LitAgentRunner.get_worker_id",
+        "agentlightning.compat.runners:get_worker_id",
+        "worker_id",
+    ),
+    Old("agentlightning.runner.runner:LitAgentRunner.run_context", "agentlightning.compat.runners:run_context"),
+    Old(
+        "agentlightning.runner.runner:LitAgentRunner.teardown_worker",
+        "agentlightning.compat.runners:teardown_worker",
+        "teardown",
+    ),
+    Old("agentlightning.runner.runner:LitAgentRunner.tracer", "agentlightning.compat.runners:tracer"),
+    Old(
+        "agentlightning.tracer.base:Tracer.create_span", "agentlightning.compat.tracing:create_span", "emit_annotation"
+    ),
+    Old(
+        "agentlightning.tracer.base:Tracer.get_langchain_handler",
+        "agentlightning.compat.tracing:get_langchain_handler",
+        "the gateway records LangChain's calls",
+    ),
+    Old(
+        "agentlightning.tracer.base:Tracer.lifespan",
+        "agentlightning.compat.tracing:lifespan",
+        "trace_context alone is enough",
+    ),
+    Old(
+        "agentlightning.tracer.base:Tracer.operation_context",
+        "agentlightning.compat.tracing:operation_context",
+        "operation",
+    ),
+    Old("agentlightning.tracer.base:Tracer.trace_run", "agentlightning.compat.tracing:trace_run", "trace_context"),
+    Old(
+        "agentlightning.tracer.base:Tracer.trace_run_async",
+        "agentlightning.compat.tracing:trace_run_async",
+        "trace_context",
+    ),
+    Old(
+        "agentlightning.types.resource:ProxyLLM.with_attempted_rollout",
+        "agentlightning.compat.resources:with_attempted_rollout",
+        "the runner does it",
+    ),
+    Old("agentlightning.types.span:Span.from_core_fields", "agentlightning.compat.types:from_core_fields"),
+)
+
+_DECIDED = "the emitters decide by themselves"
+_LOOP = "claims wait in the store; nothing polls"
+_HEARTBEAT = "heartbeats are the runner's own business"
+_THREADS = "stores are safe to use from any thread"
+_MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
+_REWARDS = "a reward names its response, or belongs to the last call"
+
+ARGUMENTS = (
+    Old("agentlightning.emitter.emit:emit_annotation(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_exception(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_message(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_object(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_reward(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old(
+        "agentlightning.emitter.operation:operation(propagate=)",
+        "",
+        "an operation outside a rollout is recorded nowhere anyway",
+    ),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(repair_hierarchy=)",
+        "",
+        "calls are joined by their response ids",
+    ),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(exclude_llm_call_in_reward=)",
+        "",
+        "calls of a judge have another model's name",
+    ),
+    Old("agentlightning.adapter.triplets:TracerTraceToTriplet(reward_match=)", "", _REWARDS),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(_skip_empty_token_spans=)",
+        "",
+        "token ids come from the gateway",
+    ),
+    Old("agentlightning.runner.runner:LitAgentRunner(poll_interval=)", "", _LOOP),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(interval_jitter=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_launch_mode=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
+    Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task"),
+    Old("agentlightning.store.stores:InMemoryLightningStore(thread_safe=)", "", _THREADS),
+    Old("agentlightning.store.stores:InMemoryLightningStore(eviction_memory_threshold=)", "", _MEMORY),
+    Old("agentlightning.store.stores:InMemoryLightningStore(safe_memory_threshold=)", "", _MEMORY),
+    Old("agentlightning.store.stores:InMemoryLightningStore(span_size_estimator=)", "", _MEMORY),
+    Old(
+        "agentlightning.store.stores:InMemoryLightningStore(scan_debounce_seconds=)", "", "the watchdog runs by itself"
+    ),
+    Old("agentlightning.store.stores:InMemoryLightningStore(tracker=)", "", "`agl store` has /metrics"),
+    Old(
+        "agentlightning.tracer.agentops:AgentOpsTracer(agentops_managed=)",
+        "",
+        "AgentOps is started without its account",
+    ),
+    Old("agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)", "", "its instrumentation is started"),
+    Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "no process is started for it"),
+    Old(
+        "agentlightning.tracer.weave:WeaveTracer(project_name=)",
+        "",
+        "there is no server that it would name a project on",
+    ),
+    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server"),
+    Old("agentlightning.tracer.weave:WeaveTracer(instrument_managed=)", "", "weave's patches are applied"),
+    Old("agentlightning.trainer.trainer:Trainer(daemon=)", "", "no daemon process is started"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(dev=)",
+        "agentlightning.compat.trainers:dev",
+        "Trainer.dev(agent, tasks)",
+    ),
+    Old("agentlightning.trainer.trainer:Trainer(max_tasks=)", "max_rollouts"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(runner=)",
+        "agentlightning.compat.trainers:runner",
+        "concurrency= and hooks=",
+    ),
+    Old("agentlightning.trainer.trainer:Trainer(triplet_exporter=)", "adapter"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(adapter=)",
+        "agentlightning.compat.trainers:adapter",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(algorithm=)",
+        "agentlightning.compat.trainers:algorithm",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(llm_proxy=)",
+        "agentlightning.compat.trainers:llm_proxy",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(store=)",
+        "agentlightning.compat.trainers:store",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(strategy=)",
+        "agentlightning.compat.trainers:strategy",
+        "'inline', 'processes' or 'remote'",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(tracer=)",
+        "agentlightning.compat.trainers:tracer",
+        "give the object itself",
+    ),
+)
+"""An argument that the callable of today has too is read by its line only where it is described: given as a class, a
+factory, a text that today's words do not have, or a dictionary."""
+
+TABLE = (*MODULES, *NAMES, *MEMBERS, *ARGUMENTS)
+_PACKAGES = ("adapter", "algorithm", "emitter", "runner", "store", "tracer", "trainer", "types")
+"""All their public names could be had from `agentlightning` itself."""
+BY_NAME = {
+    **{old.name.replace(f".{p}:", ":"): old for p in _PACKAGES for old in NAMES if f"agentlightning.{p}:" in old.name},
+    **{old.name: old for old in TABLE},
+}

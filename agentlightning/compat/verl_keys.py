@@ -1,0 +1,301 @@
+"""The keys of VERL's nested configuration: what each means here. A table, and functions of a flat dictionary. Pure.
+
+A key is mapped (`MAPPED`), has no meaning here and is listed (`NO_MEANING`, by the beginning of its name), or is
+refused: by a rule of its own (`REFUSED`), or because nobody knows it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.errors import ConfigError
+
+NEVER = 10**9
+"""VERL's -1: not between the first step and the last."""
+ESTIMATORS = {
+    "grpo": "GRPO",
+    "gae": "PPO",
+    "rloo": "RLOO",
+    "reinforce_plus_plus": "ReinforcePP",
+    "reinforce_plus_plus_baseline": "ReinforcePPBaseline",
+}
+_KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_AGGREGATION = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
+_LOSSES = {"vanilla": "ppo_clip", "gspo": "gspo"}
+ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
+
+DEFAULTS: dict[str, Any] = {
+    "actor_rollout_ref.rollout.n": 1,
+    "actor_rollout_ref.actor.optim.lr": 1e-6,
+    "actor_rollout_ref.actor.clip_ratio": 0.2,
+    "algorithm.adv_estimator": "gae",
+    "trainer.total_epochs": 30,
+    "trainer.save_freq": -1,
+    "trainer.test_freq": -1,
+}
+"""VERL's own defaults, where they are not ours."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _often(value: Any) -> int:
+    return NEVER if int(value) < 0 else int(value)
+
+
+def _or_none(value: Any) -> Any:
+    return value or None
+
+
+def _one_of(choices: Mapping[str, str]) -> Callable[[Any], str]:
+    def choose(value: Any) -> str:
+        if value not in choices:
+            raise ValueError(f"is {value!r}; here it can be one of {', '.join(choices)}")
+        return choices[value]
+
+    return choose
+
+
+def _cut(value: Any) -> bool:
+    if value not in ("error", "truncate", "left", "right", "middle"):
+        raise ValueError(f"is {value!r}; it can be 'error' or 'truncate'")
+    return value != "error"
+
+
+MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "data.train_batch_size": ("tasks_per_step", int),
+    "data.truncation": ("cut_long_prompts", _cut),
+    "data.seed": ("seed", int),
+    ROLLOUT + "n": ("group_size", int),
+    ROLLOUT + "temperature": ("temperature", float),
+    ROLLOUT + "max_num_seqs": ("max_concurrency", int),
+    ROLLOUT + "max_model_len": ("max_context", int),
+    ACTOR + "ppo_epochs": ("update_epochs", int),
+    ACTOR + "optim.lr": ("learning_rate", float),
+    ACTOR + "optim.weight_decay": ("weight_decay", float),
+    ACTOR + "grad_clip": ("max_grad_norm", float),
+    ACTOR + "entropy_coeff": ("entropy_coef", float),
+    ACTOR + "kl_loss_type": ("kl_estimator", _one_of(_KL)),
+    ACTOR + "clip_ratio_low": ("clip_low", float),
+    ACTOR + "clip_ratio_high": ("clip_high", float),
+    ACTOR + "loss_agg_mode": ("normalization", _one_of(_AGGREGATION)),
+    ACTOR + "policy_loss.loss_mode": ("loss", _one_of(_LOSSES)),
+    ACTOR + "ppo_max_token_len_per_gpu": ("tokens_per_batch", int),
+    MODEL + "path": ("model", str),
+    MODEL + "lora_rank": ("lora_rank", _or_none),
+    MODEL + "enable_gradient_checkpointing": ("gradient_checkpointing", bool),
+    "critic.optim.lr": ("critic_learning_rate", float),
+    "algorithm.gamma": ("gamma", float),
+    "algorithm.lam": ("lam", float),
+    "trainer.total_epochs": ("epochs", int),
+    "trainer.total_training_steps": ("steps", _or_none),
+    "trainer.test_freq": ("val_every", _often),
+    "trainer.save_freq": ("save_every", _often),
+    "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", _same),
+}
+"""Keys that are one setting here."""
+
+TOGETHER = {
+    "data.max_prompt_length": "with data.max_response_length: max_context",
+    "data.max_response_length": "with data.max_prompt_length: max_context",
+    ACTOR + "ppo_mini_batch_size": "train_batch_size / ppo_mini_batch_size: minibatches",
+    ACTOR + "clip_ratio": "clip_low and clip_high, unless they are given",
+    ACTOR + "use_kl_loss": "kl_coef, in the loss",
+    ACTOR + "kl_loss_coef": "kl_coef, if use_kl_loss is true",
+    "algorithm.adv_estimator": "which algorithm: GRPO, PPO, RLOO, ReinforcePP, ReinforcePPBaseline",
+    "algorithm.norm_adv_by_std_in_grpo": "false: advantage='drgrpo'",
+    "algorithm.use_kl_in_reward": "kl_in='reward', with algorithm.kl_ctrl.kl_coef",
+    "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
+}
+"""Keys that are read with others."""
+
+_ENGINE = "the engine that samples decides by itself"
+_LEARNER = "the learner packs tokens into batches by itself (tokens_per_batch)"
+_PLACES = "where things compute is the backend's business"
+_METRICS = "every run writes metrics.jsonl and curve.png"
+_TREE = "turns are trained as one tree of tokens: both levels at once, nothing twice"
+NO_MEANING: dict[str, str] = {
+    ROLLOUT + "name": _ENGINE,
+    ROLLOUT + "mode": _ENGINE,
+    ROLLOUT + "gpu_memory_utilization": _ENGINE,
+    ROLLOUT + "tensor_model_parallel_size": _ENGINE,
+    ROLLOUT + "data_parallel_size": _ENGINE,
+    ROLLOUT + "multi_turn": "agents make as many turns as they like",
+    ROLLOUT + "engine_kwargs": _ENGINE,
+    ROLLOUT + "enforce_eager": _ENGINE,
+    ROLLOUT + "enable_chunked_prefill": _ENGINE,
+    ROLLOUT + "free_cache_engine": _ENGINE,
+    ROLLOUT + "max_num_batched_tokens": _ENGINE,
+    ROLLOUT + "load_format": _ENGINE,
+    ROLLOUT + "layered_summon": _ENGINE,
+    ROLLOUT + "dtype": _ENGINE,
+    ROLLOUT + "calculate_log_probs": "they are always kept",
+    ROLLOUT + "agent": "agents run in runners: Trainer(n_runners=…)",
+    ROLLOUT + "val_kwargs": "in validation the agent's own sampling settings hold",
+    ROLLOUT + "log_prob": _LEARNER,
+    ROLLOUT + "do_sample": "training always samples",
+    ACTOR + "ppo_micro_batch_size": _LEARNER,
+    ACTOR + "use_dynamic_bsz": _LEARNER,
+    ACTOR + "fsdp_config": _PLACES,
+    ACTOR + "megatron": _PLACES,
+    ACTOR + "strategy": _PLACES,
+    ACTOR + "ulysses_sequence_parallel_size": _PLACES,
+    ACTOR + "use_torch_compile": _PLACES,
+    ACTOR + "checkpoint": "checkpoints hold weights and optimizer",
+    ACTOR + "shuffle": "whole groups stay together",
+    ACTOR + "optim.lr_warmup": "there is no warm-up",
+    ACTOR + "optim.num_warmup_steps": "there is no warm-up",
+    ACTOR + "optim.min_lr_ratio": "the learning rate is constant",
+    ACTOR + "clip_ratio_c": "advantages below zero are clipped at the ratio only",
+    "actor_rollout_ref.ref": _PLACES,
+    "actor_rollout_ref.hybrid_engine": _PLACES,
+    MODEL + "use_remove_padding": "nothing is padded",
+    MODEL + "use_fused_kernels": _PLACES,
+    MODEL + "use_liger": _PLACES,
+    MODEL + "enable_activation_offload": _PLACES,
+    MODEL + "lora_alpha": "an adapter's scale is the backend's default",
+    MODEL + "target_modules": "an adapter is on all linear layers",
+    "critic": "the critic sits on the policy's hidden states",
+    "reward_model": "rewards come from the agent",
+    "custom_reward_function": "rewards come from the agent",
+    "data.val_batch_size": "validation runs all tasks at once",
+    "data.shuffle": "tasks are shuffled in every epoch",
+    "data.filter_overlong_prompts": "the agent makes the prompts",
+    "data.prompt_key": "a task goes to the agent as it is",
+    "data.reward_fn_key": "a task goes to the agent as it is",
+    "data.image_key": "a task goes to the agent as it is",
+    "data.return_raw_chat": "a task goes to the agent as it is",
+    "data.dataloader_num_workers": "tasks are a list",
+    "trainer.val_before_train": "validation runs before the first step where there are validation tasks",
+    "trainer.n_gpus_per_node": _PLACES,
+    "trainer.nnodes": _PLACES,
+    "trainer.device": _PLACES,
+    "trainer.use_legacy_worker_impl": _PLACES,
+    "trainer.logger": _METRICS,
+    "trainer.project_name": "a run's name is its folder: Trainer(run_dir=…)",
+    "trainer.experiment_name": "a run's name is its folder: Trainer(run_dir=…)",
+    "trainer.default_local_dir": "the folder is the trainer's: Trainer(run_dir=…)",
+    "trainer.default_hdfs_dir": "the folder is the trainer's: Trainer(run_dir=…)",
+    "trainer.resume_mode": "Trainer(resume=…) goes on with a run",
+    "trainer.log_val_generations": "`agl show` shows what was said",
+    "trainer.critic_warmup": "the critic learns from the first step on",
+    "trainer.max_critic_ckpt_to_keep": "the critic is in the policy's checkpoints",
+    "trainer.balance_batch": _LEARNER,
+    "trainer.esi_redundant_time": _PLACES,
+    "trainer.ray_wait_register_center_timeout": _PLACES,
+    "algorithm.kl_penalty": "in the reward it is k1's",
+    "algorithm.kl_ctrl": "the coefficient is fixed",
+    "algorithm.pf_ppo": _LEARNER,
+    "ray_init": _PLACES,
+    "ray_kwargs": _PLACES,
+    "global_profiler": _PLACES,
+    "hydra": "there is no Hydra",
+    "agentlightning.port": "the gateway's port is Trainer(port=…)",
+    "agentlightning.trace_aggregator": _TREE,
+}
+"""Keys, or what keys begin with, that have no meaning here."""
+
+REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    ROLLOUT + "top_p": (lambda v: v in (1, 1.0, None), "training samples from the whole distribution; use temperature"),
+    ROLLOUT + "top_k": (lambda v: v in (-1, 0, None), "training samples from the whole distribution; use temperature"),
+    ACTOR + "optim.lr_scheduler_type": (lambda v: v in ("constant", None), "set GRPO(schedule='linear') instead"),
+    ACTOR + "optim.warmup_style": (lambda v: v in ("constant", None), "set GRPO(schedule='linear') instead"),
+    MODEL + "trust_remote_code": (lambda v: not v, "code that comes with a model is not run; save it without"),
+    MODEL + "external_lib": (lambda v: v is None, "import it in your script"),
+    MODEL + "override_config": (lambda v: not v, "change the model's config.json"),
+    "reward_model.enable": (lambda v: not v, "let the agent ask the reward model, and return what it says"),
+    "custom_reward_function.path": (lambda v: v is None, "let the agent return the reward"),
+    "trainer.nnodes": (lambda v: int(v) == 1, "take it out: this runs on one machine"),
+    "data.train_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks)"),
+    "data.val_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks, val_dataset=…)"),
+    "algorithm.use_pf_ppo": (lambda v: not v, "take it out: there is nothing like it"),
+}
+"""Keys that may have one value only: what is accepted, and what to do for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a configuration means here."""
+
+    algorithm: str
+    settings: dict[str, Any]
+    ignored: dict[str, str]
+    """Keys without a meaning, and why."""
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dictionaries under dotted keys. Raises ConfigError for what is no dictionary of names."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def understand(flat: Mapping[str, Any]) -> Meaning:
+    """What the keys mean. Raises ConfigError that names each key that has to change, and how."""
+    problems, ignored, settings = [], {}, {}
+    flat = {**{key: value for key, value in DEFAULTS.items() if key not in flat}, **flat}
+    for key, value in flat.items():
+        if key in REFUSED:
+            accepted, advice = REFUSED[key]
+            if not accepted(value):
+                problems.append(f"{key} is {value!r}: {advice}.")
+            elif key in NO_MEANING:
+                ignored[key] = NO_MEANING[key]
+        elif key in MAPPED:
+            name, convert = MAPPED[key]
+            try:
+                if value is not None:
+                    settings[name] = convert(value)
+            except (TypeError, ValueError) as error:
+                problems.append(f"{key} {error}.")
+        elif key not in TOGETHER:
+            why = next((why for begin, why in NO_MEANING.items() if key == begin or key.startswith(begin)), None)
+            if why is None:
+                problems.append(f"{key} is not known; take it out, or say what it is to do by a setting of GRPO.")
+            else:
+                ignored[key] = why
+    algorithm = flat["algorithm.adv_estimator"]
+    if algorithm not in ESTIMATORS:
+        problems.append(f"algorithm.adv_estimator is {algorithm!r}; it can be one of {', '.join(ESTIMATORS)}.")
+    if "model" not in settings:
+        problems.append("actor_rollout_ref.model.path is missing: the model to train.")
+    problems += _combine(flat, settings)
+    if problems:
+        raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
+    return Meaning(ESTIMATORS[algorithm], settings, ignored)
+
+
+def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
+    """The keys that are read together; returns what is wrong with them."""
+    problems: list[str] = []
+    prompt, response = flat.get("data.max_prompt_length"), flat.get("data.max_response_length")
+    if prompt is not None and response is not None:
+        settings.setdefault("max_context", int(prompt) + int(response))
+    elif prompt is not None or response is not None:
+        problems.append("data.max_prompt_length and data.max_response_length go together; give both.")
+    batch, mini = settings.get("tasks_per_step"), flat.get(ACTOR + "ppo_mini_batch_size")
+    if batch is not None and mini is not None:
+        settings["minibatches"] = max(1, math.ceil(batch / int(mini)))
+    clip = flat.get(ACTOR + "clip_ratio")
+    if clip is not None:
+        settings.setdefault("clip_low", float(clip))
+        settings.setdefault("clip_high", float(clip))
+    if flat.get("algorithm.norm_adv_by_std_in_grpo") is False and flat.get("algorithm.adv_estimator") == "grpo":
+        settings["advantage"] = "drgrpo"
+    in_loss, in_reward = flat.get(ACTOR + "use_kl_loss"), flat.get("algorithm.use_kl_in_reward")
+    if in_loss and in_reward:
+        problems.append("use_kl_loss and use_kl_in_reward are both true; the divergence counts in one place.")
+    elif in_loss:
+        settings |= {"kl_coef": float(flat.get(ACTOR + "kl_loss_coef", 0.001)), "kl_in": "loss"}
+        settings.setdefault("kl_estimator", "k3")
+    elif in_reward:
+        settings |= {"kl_coef": float(flat.get("algorithm.kl_ctrl.kl_coef", 0.001)), "kl_in": "reward"}
+    return problems

@@ -1,0 +1,206 @@
+"""Every name that scripts for 0.2 and 0.3 import is there, or its error says why it is not and what to do instead."""
+
+# Old paths exist while the program runs, not for the checker.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import importlib
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.compat.finder import NotKept, resolve
+from agentlightning.compat.table import ARGUMENTS, BY_NAME, MEMBERS, MODULES, NAMES, TABLE
+
+TOP_LEVEL = """
+Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages
+Algorithm FastAlgorithm Baseline APO VERL AgentLightningClient DevTaskLoader AgentLightningServer lightning_cli reward
+operation emit_reward emit_annotation emit_message emit_object emit_exception get_reward_value get_rewards_from_span
+is_reward_span find_reward_spans find_final_reward get_message_value get_object_value LightningEnvVar
+resolve_bool_env_var resolve_int_env_var resolve_str_env_var ExecutionStrategy ClientServerExecutionStrategy
+SharedMemoryExecutionStrategy ExecutionEvent ThreadingEvent MultiprocessingEvent LitAgent rollout llm_rollout
+prompt_rollout LLMProxy configure_logger setup_logging setup_module_logging Runner LitAgentRunner LegacyAgentRunner
+LightningStore LightningStoreCapabilities LightningStoreStatistics LightningStoreClient LightningStoreServer
+InMemoryLightningStore CollectionBasedLightningStore LightningStoreThreaded Tracer AgentOpsTracer OtelTracer
+DummyTracer get_active_tracer set_active_tracer clear_active_tracer Trainer build_component Triplet Task TaskInput
+TaskIfAny RolloutLegacy RolloutRawResultLegacy RolloutRawResult RolloutMode GenericResponse ParallelWorkerBase Dataset
+AttemptStatus RolloutStatus RolloutConfig Rollout Attempt AttemptedRollout EnqueueRolloutRequest Hook Worker
+WorkerStatus PaginatedResult FilterOptions SortOptions FilterField Resource LLM ProxyLLM PromptTemplate ResourceUnion
+NamedResources ResourcesUpdate AttributeValue Attributes TraceState SpanContext TraceStatus Event Link OtelResource
+Span SpanNames SpanAttributeNames SpanLike StatusCode SpanCoreFields SpanRecordingContext
+"""
+
+IN_MODULES = {
+    "reward": "reward emit_reward find_final_reward find_reward_spans get_reward_value is_reward_span",
+    "llm_proxy": "LLMProxy ModelConfig",
+    "store.memory": "InMemoryLightningStore",
+    "store.client_server": "LightningStoreClient LightningStoreServer",
+    "store.base": "LightningStore UNSET Unset is_queuing is_running is_finished",
+    "store.threading": "LightningStoreThreaded",
+    "store.mongo": "MongoLightningStore",
+    "store.collection_based": "CollectionBasedLightningStore",
+    "semconv": "AGL_ANNOTATION AGL_REWARD AGL_VIRTUAL LightningResourceAttributes LightningSpanAttributes "
+    "RewardAttributes LinkAttributes RewardPydanticModel LinkPydanticModel",
+    "env_var": "LightningEnvVar resolve_bool_env_var",
+    "types.core": "Rollout Attempt Triplet Hook PaginatedResult TaskInput ParallelWorkerBase",
+    "types.resources": "LLM ProxyLLM PromptTemplate NamedResources ResourceUnion",
+    "types.tracer": "Span SpanContext TraceStatus SpanCoreFields Event Link OtelResource",
+    "adapter.triplet": "TracerTraceToTriplet LlmProxyTraceToTriplet RewardMatchPolicy TraceTree Transition",
+    "adapter.messages": "TraceToMessages OpenAIMessages",
+    "adapter.base": "Adapter TraceAdapter OtelTraceAdapter",
+    "utils.otel": "full_qualified_name get_tracer_provider get_tracer make_tag_attributes extract_tags_from_attributes "
+    "make_link_attributes query_linked_spans extract_links_from_attributes filter_attributes "
+    "filter_and_unflatten_attributes flatten_attributes unflatten_attributes sanitize_attribute_value "
+    "sanitize_list_attribute_sanity check_attributes_sanity format_exception_attributes",
+    "utils.otlp": "LightningStoreOTLPExporter handle_otlp_export spans_from_proto",
+    "config": "lightning_cli",
+    "algorithm.verl": "VERL",
+    "algorithm.apo": "APO",
+    "algorithm.fast": "Baseline FastAlgorithm",
+    "algorithm.utils": "batch_iter_over_dataset with_store with_llm_proxy",
+    "execution": "ExecutionStrategy",
+    "execution.events": "ThreadingEvent MultiprocessingEvent",
+    "execution.shared_memory": "SharedMemoryExecutionStrategy",
+    "execution.client_server": "ClientServerExecutionStrategy",
+    "emitter.reward": "emit_reward find_final_reward",
+    "emitter.annotation": "emit_annotation operation OperationContext",
+    "logging": "setup setup_module configure_logger",
+    "runner.agent": "LitAgentRunner",
+    "runner.base": "Runner",
+    "tracer.base": "Tracer get_active_tracer with_active_tracer_context",
+    "tracer.weave": "WeaveTracer",
+    "trainer.init_utils": "build_component",
+    "client": "AgentLightningClient",
+    "server": "AgentLightningServer",
+    "instrumentation": "instrument_all",
+}
+
+ALL = [("agentlightning", name) for name in TOP_LEVEL.split()] + [
+    (f"agentlightning.{module}", name) for module, names in IN_MODULES.items() for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("module", "name"), ALL, ids=lambda part: part.removeprefix("agentlightning."))
+def test_a_name_is_there_or_says_why_it_is_not(module: str, name: str) -> None:
+    scope: dict[str, object] = {}
+    old = BY_NAME.get(f"{module}:{name}") or BY_NAME.get(module)
+    if old is None or old.to is not None:
+        exec(f"from {module} import {name}", scope)
+        assert scope[name] is not None
+        return
+    assert len(old.note) > 30, "says what to do instead"
+    with pytest.raises(NotKept, match=re.escape(old.note)):
+        exec(f"from {module} import {name}", scope)
+
+
+def test_what_is_kept_leads_somewhere_and_what_is_not_says_why() -> None:
+    for old in (*MODULES, *NAMES, *MEMBERS):
+        if old.to is None:
+            assert old.note, old
+            continue
+        module, _, name = old.to.partition(":")
+        assert not name or hasattr(importlib.import_module(module), name), old
+    for old in ARGUMENTS:
+        assert old.to or old.note, old
+
+
+def test_the_table_has_each_name_once_and_no_path_that_exists() -> None:
+    assert len({old.name for old in TABLE}) == len(TABLE)
+    root = Path(agl.__file__).parent
+    for old in MODULES:
+        place = root.joinpath(*old.name.split(".")[1:])
+        assert not place.is_dir(), old
+        assert not place.with_suffix(".py").exists(), old
+
+
+def test_old_paths_are_modules_in_every_way() -> None:
+    import agentlightning.store.memory
+    import agentlightning.utils.otel as otel
+
+    from agentlightning.types import core
+
+    assert agentlightning.store.memory.InMemoryLightningStore is agl.InMemoryLightningStore
+    assert otel.make_tag_attributes(["a"]) == {"agentlightning.tag.0": "a"}
+    assert core.Rollout is agl.Rollout
+    assert "Rollout" in core.__all__
+    assert sys.modules["agentlightning.types.core"] is core
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from agentlightning.types.core import Nothing")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        agl.nothing  # noqa: B018
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("agentlightning.nowhere")
+
+
+def test_what_was_pickled_by_its_old_name_is_found() -> None:
+    task = agl.EnqueueRolloutRequest(input={"question": "?"})
+    old = pickle.dumps(task, protocol=0).replace(b"agentlightning.types.rollout", b"agentlightning.types.core")
+    assert b"agentlightning.types.core" in old
+    assert pickle.loads(old) == task
+    assert pickle.loads(pickle.dumps(agl.LLMProxy)) is agl.LLMProxy
+
+
+def test_reward_is_a_module_and_a_function() -> None:
+    import agentlightning.reward
+    from agentlightning.reward import reward
+
+    assert reward(lambda: None)() is None
+    assert agentlightning.reward(lambda: None)() is None
+    assert agentlightning.reward.emit_reward is agl.emit_reward
+
+
+def test_a_name_that_is_not_kept_is_an_error_of_ours_that_says_what_to_do() -> None:
+    with pytest.raises(agl.ConfigError, match=r"PostgresLightningStore"):
+        resolve("agentlightning.store", "MongoLightningStore")
+
+
+NOTICE = """
+import agentlightning as agl
+for _ in range(3):
+    from agentlightning.types.core import Rollout
+    agl.TraceStatus, agl.setup_logging
+agl.InMemoryLightningStore(thread_safe=True)
+print("done")
+"""
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_a_script_gets_one_notice_with_the_newer_names() -> None:
+    done = python("-c", NOTICE)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("This script uses names of agentlightning 0.2/0.3.")
+    assert [line.split("→")[1].strip() for line in lines[1:] if "Rollout" in line] == ["agentlightning.Rollout"]
+    assert len([line for line in lines if "TraceStatus" in line]) == 1
+    assert len([line for line in lines if "thread_safe=" in line]) == 1
+    assert not [line for line in lines if "setup_logging" in line], "it has no newer name"
+
+
+def test_a_script_that_uses_no_old_name_loads_nothing_but_the_table() -> None:
+    script = (
+        "import agentlightning as agl, sys, json; agl.Trainer, agl.emit_reward, agl.InMemoryLightningStore;"
+        "print(json.dumps([m for m in sys.modules if m.startswith('agentlightning.compat')]))"
+    )
+    done = python("-W", "error", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    parts = ("", ".finder", ".notice", ".table")
+    assert sorted(json.loads(done.stdout)) == [f"agentlightning.compat{part}" for part in parts]
+
+
+def test_the_names_of_the_table_come_with_their_module() -> None:
+    for name in ("agentlightning.trainer.trainer", "agentlightning.tracer.base"):
+        source = importlib.import_module(name).__spec__
+        assert source is not None
+        assert source.origin is not None
+        assert Path(source.origin).is_file(), "tools find the file as ever"
