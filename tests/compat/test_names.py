@@ -21,7 +21,7 @@ from agentlightning.compat.table import ARGUMENTS, BY_NAME, MEMBERS, MODULES, NA
 
 TOP_LEVEL = """
 Adapter TraceAdapter OtelTraceAdapter TraceToTripletBase TracerTraceToTriplet LlmProxyTraceToTriplet TraceToMessages
-Algorithm FastAlgorithm Baseline APO VERL AgentLightningClient DevTaskLoader AgentLightningServer lightning_cli reward
+Algorithm algo FastAlgorithm Baseline APO VERL AgentLightningClient DevTaskLoader AgentLightningServer lightning_cli reward
 operation emit_reward emit_annotation emit_message emit_object emit_exception get_reward_value get_rewards_from_span
 is_reward_span find_reward_spans find_final_reward get_message_value get_object_value LightningEnvVar
 resolve_bool_env_var resolve_int_env_var resolve_str_env_var ExecutionStrategy ClientServerExecutionStrategy
