@@ -90,9 +90,6 @@ class TrainingContext:
     """What rollouts run under, unless the algorithm makes others."""
     initial_resources: NamedResources = field(default_factory=dict)
     """What the user gave to the trainer."""
-    llm_proxy: Any = None
-    adapter: Any = None
-    """What the user gave to the trainer under these names, for algorithms that ask for it."""
     learner: Learner | None = None
     learners: Mapping[str, Learner] = field(default_factory=dict)
     """Where there are several policies: each one's, by alias."""

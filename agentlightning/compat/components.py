@@ -89,7 +89,10 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _make(maker: Any, given: dict[str, Any], defaults: dict[str, Any]) -> Any:
-    parameters = inspect.signature(maker).parameters
+    try:
+        parameters = inspect.signature(maker).parameters
+    except ValueError:  # one that is written in C
+        parameters = {}
     taken = {name: value for name, value in defaults.items() if name in parameters and name not in given}
     return maker(**given, **taken)
 

@@ -189,8 +189,18 @@ def _accept_words(module: ModuleType, path: str, rows: dict[str, Old]) -> None:
     owner = functools.reduce(getattr, outer, module)
     if isinstance(getattr(owner, name), type):
         owner, name = getattr(owner, name), "__init__"
+        if owner.__new__ is not object.__new__:  # it looks at the words too
+            owner.__new__ = _without_words(owner.__new__, rows)
     original = getattr(owner, name)
     setattr(owner, name, _with_words(original, rows))
+
+
+def _without_words(original: Callable[..., Any], rows: dict[str, Old]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return original(cls, *args, **{word: value for word, value in kwargs.items() if word not in rows})
+
+    return new
 
 
 def _with_words(original: Callable[..., Any], rows: dict[str, Old]) -> Callable[..., Any]:
