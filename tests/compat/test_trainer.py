@@ -69,7 +69,8 @@ def test_a_strategy_of_then_says_how_many_runners() -> None:
     assert (trainer.n_runners, trainer.strategy.runners) == (3, "inline")
     trainer = agl.Trainer(strategy="cs", n_runners=2)
     assert (trainer.n_runners, trainer.strategy.runners) == (2, "processes")
-    trainer = agl.Trainer(strategy={"type": "cs", "n_runners": 4})
+    described: Any = {"type": "cs", "n_runners": 4}
+    trainer = agl.Trainer(strategy=described)
     assert (trainer.n_runners, trainer.strategy.runners) == (4, "processes")
     with pytest.raises(agl.ConfigError, match="'inline', 'processes' or 'remote'"):
         agl.Trainer(strategy="ipc")
