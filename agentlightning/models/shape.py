@@ -1,0 +1,86 @@
+"""What a model's config.json says of its size, read without loading the model: for defaults, and for what fits where.
+
+Counts are those of the usual decoder (attention with grouped keys, a gated MLP or experts): right within a few percent,
+good enough to choose a learning rate or to see that a model does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentlightning.models import resolve_model
+from agentlightning.models.hub import config_from_hub
+
+BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that matter."""
+
+    hidden: int
+    """Width of the residual stream."""
+    layers: int
+    parameters: int
+    max_context: int | None
+    """The longest sequence it was made for; None where its configuration does not say."""
+    adapter: bool = False
+    """The directory holds a LoRA adapter of the model, not the model."""
+
+    def learning_rate(self, *, adapter: bool) -> float:
+        """A step size of Adam for reinforcement learning, to begin with: two significant digits.
+
+        1e-6 for all weights of a model 4096 wide and 30 layers deep, as DeepSeekMath 7B was trained with GRPO
+        (arXiv 2402.03300, section 4.2). Adam's best step falls with the width (Yang et al., arXiv 2203.03466, table 3)
+        and with the root of the depth (Yang et al., arXiv 2310.02244). A LoRA adapter wants ten times as much,
+        whatever its rank (Schulman et al., "LoRA Without Regret", Thinking Machines Lab, 2025).
+        """
+        full = 1e-6 * (4096 / self.hidden) * math.sqrt(30 / self.layers)
+        return float(f"{full * 10 if adapter or self.adapter else full:.1e}")
+
+    def training_bytes(self, dtype: str, *, adapter: bool) -> int:
+        """What weights, gradients and AdamW's two moments take; activations and the KV cache come on top.
+
+        Short types are trained through float32 copies. An adapter's own numbers are small beside the frozen weights.
+        """
+        each = BYTES_OF[dtype]
+        if adapter or self.adapter:
+            return int(self.parameters * each * 1.05)
+        trained = 3 * max(each, 4) + (0 if each >= 4 else 4)  # gradient and two moments, and the copy
+        return self.parameters * (each + trained)
+
+
+def read_shape(model: str | Path) -> ModelShape | None:
+    """Of a shipped model, a directory or a Hugging Face id; None where there is no config.json that can be understood.
+
+    Raises ModelError for what is no model, or one that cannot be had from here.
+    """
+    place = resolve_model(model)
+    adapter = Path(place) / "adapter_config.json"
+    if adapter.is_file():
+        base = read_shape(json.loads(adapter.read_text())["base_model_name_or_path"])
+        return base and ModelShape(base.hidden, base.layers, base.parameters, base.max_context, adapter=True)
+    file = Path(place) / "config.json" if Path(place).is_dir() else config_from_hub(place)
+    try:
+        return None if file is None else shape_of(json.loads(file.read_text()))
+    except (KeyError, TypeError, ValueError, OSError):
+        return None
+
+
+def shape_of(config: dict[str, Any]) -> ModelShape:
+    """Of a configuration as `transformers` writes it; of a model with pictures or sounds its text part."""
+    config = config.get("text_config", config)
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads = config["num_attention_heads"]
+    head = config.get("head_dim") or hidden // heads
+    keys = config.get("num_key_value_heads") or heads
+    attention = hidden * head * (2 * heads + 2 * keys)
+    experts = config.get("num_local_experts") or config.get("num_experts") or 1
+    inner = config.get("moe_intermediate_size") or config.get("intermediate_size") or 4 * hidden
+    embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings", True) else 2)
+    parameters = layers * (attention + 3 * hidden * inner * experts) + embeddings
+    return ModelShape(hidden, layers, parameters, config.get("max_position_embeddings"))
