@@ -116,13 +116,12 @@ def in_words(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost frame that is neither this package's nor a library's."""
-    import sysconfig
+    """The innermost frame that is the user's."""
     from traceback import extract_tb
 
-    libraries = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    others = ("<", *(place + os.sep for place in (os.path.dirname(__file__), *libraries)))
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    from agentlightning.frames import is_own
+
+    frames = [frame for frame in extract_tb(error.__traceback__) if is_own(frame.filename)]
     if not frames:
         return ""
     return f"\n(It came through {frames[-1].filename}, line {frames[-1].lineno}; AGL_DEBUG=1 shows the whole way.)"

@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "installation", "errors", "terminal", "keys", "files", "serving"},
+    {"types", "frames", "installation", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
     {"runner"},
@@ -36,6 +36,7 @@ SIBLINGS = {
     ("serving", "errors"),
     ("terminal", "errors"),
     ("errors", "installation"),
+    ("errors", "frames"),
     ("keys", "errors"),
     ("learner", "adapter"),
     ("learner", "models"),

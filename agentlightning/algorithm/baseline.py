@@ -14,7 +14,7 @@ from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.errors import ConfigError
-from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutConfig, RolloutMode
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode
 
 SHOWN_FAILURES = 3
 
@@ -78,7 +78,9 @@ class Baseline(GivenByName, Algorithm):
                 failed.setdefault((e.outcome.value, error), []).append(e)
         for (outcome, error), episodes in itertools.islice(failed.items(), SHOWN_FAILURES):
             reporter.warn(f"{len(episodes)} × {outcome}, first on {episodes[0].rollout.input!r:.200}\n{error}")
-        if self.policy is not None and not any(e.calls for e in self.episodes):
+        heard = any(e.calls for e in self.episodes) or self.context.turned_away
+        ended = heard or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
+        if self.policy is not None and ended and not any(e.calls for e in self.episodes):
             reporter.warn(never_called(self.episodes, self.context.turned_away))
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from agentlightning.errors import message_of
+from agentlightning.frames import is_library
 from agentlightning.keys import redacted
+from agentlightning.runner.hints import hint_for, hint_if_unheard
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -71,14 +73,20 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     if ending.outcome is Outcome.OK:
         outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
+    hint = hint_if_unheard(ending.exception) if summary.calls == 0 else None
+    if hint and ending.error:
+        message, _, way = ending.error.partition("\n")
+        return replace(ending, error="\n".join(filter(None, (message, hint, way))))
     return ending
 
 
 def describe(error: BaseException) -> str:
-    """Message first, then the traceback without our own frames."""
+    """The message, what it probably comes from, and the way through the user's own files (or, if none, all files)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_OURS)]
-    trace = "".join(traceback.format_list(frames))
-    text = redacted(f"{type(error).__name__}: {message_of(error)}\n{trace}".rstrip())
+    own = [f for f in frames if not is_library(f.filename)]
+    hint, trace = hint_for(error), "".join(traceback.format_list(own or frames))
+    said = f"{type(error).__name__}: {message_of(error)}" + (f"\n{hint}" if hint else "")
+    text = redacted(f"{said}\n{trace}".rstrip())
     if not isinstance(error, BaseExceptionGroup):
         return text
     return "\n".join([text, *(f"one of them: {describe(e)}" for e in error.exceptions[:3])])

@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from agentlightning.errors import AgentError
+from agentlightning.runner.blocking import watch_for_blocking
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,7 @@ class AgentLoop:
         self._loop.set_task_factory(lambda loop, coro, **options: _AgentTask(coro, loop=loop, **options))
         self._thread = threading.Thread(target=self._run_forever, name="agl-agents", daemon=True)
         self._thread.start()
+        watch_for_blocking(self._loop, self._thread)
 
     def _run_forever(self) -> None:
         while True:

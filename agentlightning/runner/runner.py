@@ -11,7 +11,7 @@ import inspect
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -274,6 +274,11 @@ class LitAgentRunner:
             return find_final_reward(trace.spans) is not None
         if isinstance(result, list):
             return _add_all(result, trace)
+        if isinstance(result, Mapping) and len(result) > 1:
+            raise AgentError(
+                f"The agent returned a dict with {sorted(map(str, result))}. Return the number that trains; to record "
+                "its parts as well:  agl.emit_reward({…}, primary_key='the one that trains')  and return None."
+            )
         emit_reward(result)  # refuses what is not a finite number
         return True
 

@@ -196,7 +196,8 @@ class Planner:
         raise Refusal(
             # The words by which the clients of both providers recognise this error.
             f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
-            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages.",
+            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages, or raise "
+            "max_context of the algorithm, if the model can do more.",
             code="context_length_exceeded",
             param="messages",
         )

@@ -1,0 +1,71 @@
+"""Finds async agents that block: code that waits or computes without `await` holds up all agents of the process.
+
+A thread of its own asks the agents' loop for an answer again and again. When none comes it looks at what the loop's
+thread is doing, and says so once, naming the line of the user's own. Nothing is stopped: such a run is slow, not wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+
+from agentlightning.frames import is_own
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS = 0.2
+"""Between two questions."""
+BLOCKED_SECONDS = 0.4
+"""An answer that takes longer was held up; a garbage collection or a busy machine holds it up for less."""
+TOLD_AFTER = 3
+"""So often at the same place, so that a first import or a slow start is not taken for a habit."""
+
+
+def watch_for_blocking(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Watch from a daemon thread until the loop has been told of, or is closed."""
+    threading.Thread(target=_watch, args=(loop, thread), name="agl-blocking", daemon=True).start()
+
+
+def _watch(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    seen: dict[str, int] = {}
+    while not loop.is_closed():
+        time.sleep(ASK_SECONDS)
+        place = _held_up_at(loop, thread)
+        if place is None:
+            continue
+        seen[place] = seen.get(place, 0) + 1
+        if seen[place] == TOLD_AFTER:
+            logger.warning(
+                "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. Await an "
+                "async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a plain "
+                "`def`: sync agents get a thread each.",
+                place,
+            )
+            return
+
+
+def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> str | None:
+    """The line of the user's that holds the loop; None if it answers, or if it is held by none."""
+    answered = threading.Event()
+    try:
+        loop.call_soon_threadsafe(answered.set)
+    except RuntimeError:  # closed meanwhile
+        return None
+    if answered.wait(BLOCKED_SECONDS):
+        return None
+    frame = sys._current_frames().get(thread.ident or 0)
+    place = None if frame is None else _own_line(frame)
+    answered.wait()
+    return place
+
+
+def _own_line(frame: FrameType) -> str | None:
+    """`agent.py, line 12, in agent: time.sleep(1)` of the innermost frame that is no library's."""
+    frames = traceback.extract_stack(frame)
+    own = next((f for f in reversed(frames) if is_own(f.filename)), None)
+    return None if own is None else f"{own.filename}, line {own.lineno}, in {own.name}: {own.line}"

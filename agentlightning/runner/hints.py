@@ -1,0 +1,37 @@
+"""What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them. Pure.
+
+Clients are told apart by the names of their errors: none of them is imported.
+"""
+
+from __future__ import annotations
+
+from agentlightning.errors import message_of
+
+OWN_ADDRESS = (
+    "Its client talks to another address than the model's. Give it the endpoint of the rollout:  "
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+)
+OWN_KEY = (
+    "No account is needed, and no environment variable: give the client the key of the rollout,  "
+    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+)
+ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
+
+_NOT_CONNECTED = ("APIConnectionError", "ConnectError", "ClientConnectorError", "ConnectionError", "APITimeoutError")
+_WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
+
+
+def hint_for(error: BaseException) -> str | None:
+    """What the error probably comes from; None where nothing is known."""
+    text = message_of(error)
+    if type(error).__module__.split(".")[0] in ("openai", "anthropic", "httpx", "builtins"):
+        if type(error).__name__ != "AuthenticationError" and any(words in text for words in _WANTS_A_KEY):
+            return OWN_KEY
+        if "/chat/completions/chat/completions" in text:
+            return ONE_V1_ONLY
+    return None
+
+
+def hint_if_unheard(error: BaseException | None) -> str | None:
+    """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
+    return OWN_ADDRESS if type(error).__name__ in (*_NOT_CONNECTED, "AuthenticationError") else None
