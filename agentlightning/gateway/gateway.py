@@ -228,8 +228,9 @@ class Gateway:
         found = self._samplers.get(name) or self._upstreams.get(name)
         if found is None:
             raise Refusal(
-                f"The model '{model}' does not exist here. Ask for the one that the agent is given, model=llm.model; there "
-                f"are: {', '.join(self.names())}. Other names can be given a meaning with the gateway's `models`.",
+                f"The model '{model}' does not exist here. Ask for the one that the agent is given, "
+                f"model=llm.model; there are: {', '.join(self.names())}. Other names can be given a meaning with the "
+                "gateway's `models`.",
                 status=404,
                 code="model_not_found",
                 param="model",

@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
+from collections.abc import Iterator
 from types import FrameType
 
 from agentlightning.frames import is_own
@@ -22,8 +24,8 @@ ASK_SECONDS = 0.2
 """Between two questions."""
 BLOCKED_SECONDS = 0.4
 """An answer that takes longer was held up; a garbage collection or a busy machine holds it up for less."""
-TOLD_AFTER = 3
-"""So often at the same place, so that a first import or a slow start is not taken for a habit."""
+TOLD_AFTER = 5
+"""Found so often at the same line: two seconds of waiting, more than a slow start takes."""
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -32,36 +34,33 @@ def watch_for_blocking(loop: asyncio.AbstractEventLoop, thread: threading.Thread
 
 
 def _watch(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
     while not loop.is_closed():
         time.sleep(ASK_SECONDS)
-        place = _held_up_at(loop, thread)
-        if place is None:
-            continue
-        seen[place] = seen.get(place, 0) + 1
-        if seen[place] == TOLD_AFTER:
-            logger.warning(
-                "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. Await an "
-                "async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a plain "
-                "`def`: sync agents get a thread each.",
-                place,
-            )
-            return
+        for place in _held_up_at(loop, thread):
+            seen[place] += 1
+            if seen[place] == TOLD_AFTER:
+                logger.warning(
+                    "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. Await "
+                    "an async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a "
+                    "plain `def`: sync agents get a thread each.",
+                    place,
+                )
+                return
 
 
-def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> str | None:
-    """The line of the user's that holds the loop; None if it answers, or if it is held by none."""
+def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> Iterator[str]:
+    """The line of the user's that holds the loop, again and again until it answers."""
     answered = threading.Event()
     try:
         loop.call_soon_threadsafe(answered.set)
     except RuntimeError:  # closed meanwhile
-        return None
-    if answered.wait(BLOCKED_SECONDS):
-        return None
-    frame = sys._current_frames().get(thread.ident or 0)
-    place = None if frame is None else _own_line(frame)
-    answered.wait()
-    return place
+        return
+    while not answered.wait(BLOCKED_SECONDS) and thread.is_alive():
+        frame = sys._current_frames().get(thread.ident or 0)
+        place = None if frame is None else _own_line(frame)
+        if place is not None:
+            yield place
 
 
 def _own_line(frame: FrameType) -> str | None:

@@ -262,6 +262,8 @@ class LitAgentRunner:
         else:
             result = await agent_loop().run(method(claimed.input, resources, claimed))
         if inspect.isawaitable(result):
+            if inspect.iscoroutine(result):
+                result.close()
             raise AgentError("The agent returned a coroutine: define it with `async def`, or await it inside.")
         return result
 

@@ -1,0 +1,141 @@
+"""What a first agent gets wrong, and the answer that mends it: on the shipped model, through the real gateway."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+import agentlightning as agl
+from agentlightning.metrics import SilentConsole
+
+TASK = {"question": "6 * 7", "answer": "42"}
+HI: Any = [{"role": "user", "content": "hi"}]
+MINE = Path(__file__).name
+
+
+async def ask(llm: agl.LLM, messages: Any = HI, model: str | None = None, **client: Any) -> None:
+    given = {"base_url": llm.endpoint, "api_key": llm.api_key, "max_retries": 0, **client}
+    async with AsyncOpenAI(**given) as openai:
+        await openai.chat.completions.create(model=model or llm.model, messages=messages, max_tokens=2)
+
+
+async def another_address(task: Any, llm: agl.LLM) -> float:
+    await ask(llm, base_url="http://127.0.0.1:9/v1")
+    return 1.0
+
+
+async def no_key(task: Any, llm: agl.LLM) -> float:
+    await ask(llm, api_key=None)
+    return 1.0
+
+
+async def another_model(task: Any, llm: agl.LLM) -> float:
+    await ask(llm, model="gpt-4o")
+    return 1.0
+
+
+async def the_path_twice(task: Any, llm: agl.LLM) -> float:
+    await ask(llm, base_url=f"{llm.endpoint}/chat/completions")
+    return 1.0
+
+
+async def too_long(task: Any, llm: agl.LLM) -> float:
+    await ask(llm, [{"role": "user", "content": "hi " * 2000}])
+    return 1.0
+
+
+async def a_dict(task: Any, llm: agl.LLM) -> Any:
+    await ask(llm)
+    return {"correct": 1.0, "format": 0.5}
+
+
+async def words_for_a_reward(task: Any, llm: agl.LLM) -> Any:
+    return "correct"
+
+
+async def a_tuple(task: Any, llm: agl.LLM) -> Any:
+    return 1.0, "because"
+
+
+async def not_a_number(task: Any, llm: agl.LLM) -> float:
+    return float("nan")
+
+
+async def nothing(task: Any, llm: agl.LLM) -> None:
+    await ask(llm)
+
+
+def a_forgotten_await(task: Any, llm: agl.LLM) -> Any:
+    return ask(llm)
+
+
+async def a_field_that_is_not_there(task: Any, llm: agl.LLM) -> float:
+    return float(task["anwser"] == "42")
+
+
+async def a_list_of_numbers(task: Any, llm: agl.LLM) -> Any:
+    return [1.0, 0.5]
+
+
+def exits(task: Any, llm: agl.LLM) -> float:
+    raise SystemExit(3)
+
+
+@agl.rollout
+async def every_agent(task: str, llm: agl.LLM) -> Any:
+    """The one that the task names."""
+    result = globals()[task](TASK, llm)
+    return await result if inspect.isawaitable(result) and task != "a_forgotten_await" else result
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What is said of each agent, on one model."""
+    algorithm = agl.Baseline(model="calc", max_context=256)
+    run_dir = tmp_path_factory.mktemp("first_day")
+    agl.Trainer(algorithm=algorithm, run_dir=run_dir, console=SilentConsole()).fit(every_agent, list(EXPECTED))
+    return {e.rollout.input: (e.attempt and e.attempt.error) or "nothing" for e in algorithm.episodes}
+
+
+EXPECTED = {
+    "another_address": ["Connection error", "talks to another address", "base_url=llm.endpoint", MINE],
+    "no_key": ["No account is needed", "api_key=llm.api_key", MINE],
+    "another_model": ["'gpt-4o' does not exist here", "model=llm.model"],
+    "the_path_twice": ["the client itself adds /chat/completions"],
+    "too_long": ["prompt is too long", "max_context of the algorithm"],
+    "a_dict": ["returned a dict", "Return the number that trains", "primary_key"],
+    "words_for_a_reward": ["must be a number, not str: 'correct'"],
+    "a_tuple": ["must be a number, not tuple"],
+    "not_a_number": ["must be a finite number"],
+    "nothing": ["Return a number from the agent", "emit_reward"],
+    "a_forgotten_await": ["returned a coroutine", "await it inside"],
+    "a_field_that_is_not_there": ["KeyError: 'anwser'", MINE, '"anwser"'],
+    "a_list_of_numbers": ["a list that holds something else than spans or triplets"],
+    "exits": ["SystemExit(3)"],
+}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_answer_mends_it(answers: dict[str, str], name: str) -> None:
+    for words in EXPECTED[name]:
+        assert words in answers[name], answers[name]
+    assert "/site-packages/" not in answers[name], "the user's own lines are enough"
+
+
+def test_code_that_blocks_the_loop_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def blocks(task: Any) -> float:
+        time.sleep(1.5)  # noqa: ASYNC251 - the mistake itself
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        agl.Trainer(run_dir=tmp_path, console=SilentConsole()).dev(blocks, [1, 2, 3, 4, 5])
+    (said,) = [r.getMessage() for r in caplog.records if "blocks its event loop" in r.getMessage()]
+    for words in (MINE, "time.sleep(1.5)", "plain `def`"):
+        assert words in said
