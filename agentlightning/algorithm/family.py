@@ -34,11 +34,13 @@ class REINFORCE(GRPO):
 
 @dataclass(kw_only=True)
 class RLOO(GRPO):
-    """REINFORCE with the mean of the other siblings as baseline (Ahmadian et al., arXiv 2402.14740)."""
+    """REINFORCE over whole sequences with the mean of the other siblings as baseline (Ahmadian et al., arXiv
+    2402.14740, eq. 8): log-probs are summed over a rollout.
+    """
 
     loss: Loss = "reinforce"
     advantage: Advantage = "rloo"
-    normalization: Normalization = "rollout"
+    normalization: Normalization = "sum"
 
 
 @dataclass(kw_only=True)
@@ -76,8 +78,9 @@ class DAPO(GRPO):
 
 @dataclass(kw_only=True)
 class GSPO(GRPO):
-    """Ratios and clipping of whole sequences (Zheng et al., arXiv 2507.18071, with its clip range)."""
+    """Ratios and clipping of whole sequences (Zheng et al., arXiv 2507.18071, with its clip range and minibatches)."""
 
+    minibatches: int = 4
     loss: Loss = "gspo"
     normalization: Normalization = "sequence"
     clip_low: float = 3e-4
@@ -88,6 +91,8 @@ class GSPO(GRPO):
 class CISPO(GRPO):
     """Clips importance weights and keeps every token's gradient (MiniMax-M1, arXiv 2506.13585)."""
 
+    minibatches: int = 4
+    """With one update per step no ratio would leave 1."""
     loss: Loss = "cispo"
     clip_low: float = 1.0
     clip_high: float = 2.0

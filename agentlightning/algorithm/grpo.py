@@ -43,8 +43,15 @@ COLUMNS = (
     ("sampling_seconds", "sample s", ".1f"),
     ("learning_seconds", "learn s", ".1f"),
 )
+CLIPS_NOTHING = (
+    "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
+    "minibatches=2 or update_epochs=2 make it count."
+)
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
+
+NOTHING = Sampled((), (), 0, 0.0, 0.0)
+"""Before the first step; saved too, so that a run can be resumed from its beginning on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,8 @@ class GRPO(TrainingSettings):
         self._schedule = TaskSchedule(train_dataset, self.tasks_per_step, self.seed)
         val = val_dataset if val_dataset is not None and len(val_dataset) else None
         reporter, updater = self.context.reporter, self._updater()
+        if self.clips_nothing:
+            reporter.note(CLIPS_NOTHING)
         done, position = await self._resume()
         self._carried: list[Group] = []
         taken = position - len(self._again)
@@ -80,9 +89,11 @@ class GRPO(TrainingSettings):
         reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
         learned, saved, val_reward = None, done, None
         try:
-            if done == 0 and val is not None:
-                val_reward = await self._validate(val, step=0)
-                reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
+            if self.context.resume_from is None:
+                if val is not None:
+                    val_reward = await self._validate(val, step=0)
+                    reporter.step({"step": 0, "val_reward": val_reward, "time": time.time()})
+                await self._save(0, NOTHING, None)
             sampling = AsynchronousSampling(
                 self._sample, done=done, position=position, max_staleness=self.max_staleness
             )

@@ -83,8 +83,8 @@ class TrainingSettings(GivenByName, Algorithm):
     rollout_return: Literal["final", "sum"] = "final"
     """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
     normalization: Normalization = "token"
-    """Whether every token, every sequence (conversation) or every rollout counts the same. With "constant" a token
-    counts 1 / (rollouts × max_context)."""
+    """Whether every token, every sequence (conversation) or every rollout counts the same. With "sum" a token counts
+    1 / rollouts, with "constant" 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     """Weight of the divergence from the model that the run started from."""
@@ -250,6 +250,11 @@ class TrainingSettings(GivenByName, Algorithm):
     def is_off_policy(self) -> bool:
         """Whether rollouts may be of older weights than those they are learned on."""
         return self.max_staleness > 0 or self.quorum < 1
+
+    @property
+    def clips_nothing(self) -> bool:
+        """Whether every token is learned once, under the very weights that sampled it, so that no ratio leaves 1."""
+        return self.loss_spec.clips and self.minibatches * self.update_epochs == 1 and not self.is_off_policy
 
     @property
     def correction_kind(self) -> str | None:

@@ -18,7 +18,7 @@ from agentlightning.types import Outcome
 from agentlightning.types.call import Call, Int32Array
 
 Use = Literal["train", "zero", "mask"]
-Normalization = Literal["token", "sequence", "rollout", "constant"]
+Normalization = Literal["token", "sequence", "rollout", "sum", "constant"]
 
 OUTCOME_USE: Mapping[Outcome, Use] = {
     Outcome.OK: "train",

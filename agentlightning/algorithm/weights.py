@@ -23,7 +23,8 @@ def entry_weights(
 
     `token`: every token counts the same, as in DAPO (arXiv 2503.14476, eq. 8); `rollout`: every unit counts the same,
     as in GRPO (arXiv 2402.03300, eq. 3). The weights of all tokens add up to 1. `constant`: 1 / (units × constant), as
-    in Dr.GRPO (arXiv 2503.20783), where the weight of a token depends on no length.
+    in Dr.GRPO (arXiv 2503.20783), where the weight of a token depends on no length. `sum`: 1 / units, the sum over each
+    unit's tokens, as in REINFORCE over whole sequences (RLOO, arXiv 2402.14740, eq. 2).
     """
     counted = counts_U & (tokens_U > 0)
     weights_U = np.zeros(len(tokens_U), dtype=np.float32)
@@ -33,10 +34,12 @@ def entry_weights(
         weights_U[counted] = 1.0 / tokens_U[counted].sum()
     elif normalization == "rollout":
         weights_U[counted] = 1.0 / (counted.sum() * tokens_U[counted])
+    elif normalization == "sum":
+        weights_U[counted] = 1.0 / counted.sum()
     elif normalization == "constant" and constant:
         weights_U[counted] = 1.0 / (counted.sum() * constant)
     else:
-        raise ValueError(f"normalization is 'token', 'rollout' or 'constant' (with a constant), not {normalization!r}")
+        raise ValueError(f"normalization is 'token', 'rollout', 'sum' or 'constant', not {normalization!r}")
     return weights_U
 
 

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ConfigError, ModelError
-from agentlightning.learner.policy import LoraSpec, Policy, load_policy, lora_config, peft_calls_deprecated_names
+from agentlightning.learner.policy import (
+    LoraSpec,
+    Policy,
+    load_policy,
+    lora_config,
+    peft_calls_deprecated_names,
+    seeded,
+)
 
 
 class Adapters:
@@ -80,7 +87,7 @@ def load_policies(
                 "for each policy: checkpoints/step-…/model/<policy>."
             )
     spec = lora or LoraSpec()
-    with peft_calls_deprecated_names():
+    with peft_calls_deprecated_names(), seeded(spec.seed):
         peft = _wrap(policy, first, _config(sources[first], spec))
         for name in others:
             peft.add_adapter(_key(name), _config(sources[name], spec))

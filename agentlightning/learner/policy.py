@@ -40,6 +40,8 @@ class LoraSpec:
     rank: int = 16
     alpha: int = 32
     target_modules: str | list[str] = "all-linear"
+    seed: int = 0
+    """Of a new adapter's weights."""
 
 
 @dataclass(slots=True)
@@ -176,7 +178,7 @@ def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
 def _add_lora(model: PreTrainedModel, spec: LoraSpec) -> tuple[PreTrainedModel, Any]:
     from peft import get_peft_model
 
-    with peft_calls_deprecated_names():
+    with peft_calls_deprecated_names(), seeded(spec.seed):
         peft_model = get_peft_model(model, lora_config(spec))
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]
 
@@ -192,6 +194,14 @@ def lora_config(spec: LoraSpec) -> Any:
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Within the block what is drawn on the CPU, where adapters are made, follows from the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

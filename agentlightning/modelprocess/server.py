@@ -292,7 +292,7 @@ def _load(settings: Settings) -> dict[str, Policy]:
     if settings.dtype not in DTYPES:
         raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")
     lora = settings.lora
-    spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules)
+    spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
     where = {"device": settings.device, "dtype": settings.dtype}
     if settings.policies:
         return load_policies(settings.model, settings.policies, frozen=settings.frozen, lora=spec, **where)

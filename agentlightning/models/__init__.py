@@ -15,7 +15,8 @@ def shipped_models() -> dict[str, Path]:
 
 
 def resolve_model(name: str | Path) -> str:
-    """A shipped model's name, a local directory or a Hugging Face id → what `from_pretrained` takes.
+    """A shipped model's name, a local directory or a Hugging Face id → what `from_pretrained` takes. Of a run's folder
+    that is its last checkpoint.
 
     Raises ModelError for something that is written like a path but is not a model directory.
     """
@@ -27,12 +28,13 @@ def resolve_model(name: str | Path) -> str:
     if path.is_dir():
         if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
             return str(path.resolve())
-        inner = path / "model"
+        written = sorted(path.glob("checkpoints/step-*/checkpoint.json"))
+        inner = (written[-1].parent if written else path) / "model"  # of a run, its last checkpoint's
         if (inner / "config.json").is_file() or (inner / "adapter_config.json").is_file():
             return str(inner.resolve())
         raise ModelError(
             f"The directory {path} holds no model: it has no config.json. "
-            "Give a Hugging Face model directory, or a checkpoint that a training run wrote."
+            "Give a Hugging Face model directory, a training run's folder, or one of its checkpoints."
         )
     if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
         raise ModelError(

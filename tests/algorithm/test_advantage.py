@@ -127,3 +127,9 @@ def test_corrections() -> None:
     assert correction_weights(sampled, sampled, sequences, "mask", 2.0, 0.5).tolist() == [1.0] * 4
     with pytest.raises(ValueError, match="no correction 'magic'"):
         weights("magic")
+
+
+def test_a_sum_over_the_sequence_is_the_gradient_of_rloo() -> None:
+    """1/R Σ_r A_r Σ_t log π (arXiv 2402.14740, eq. 8): a token's weight is 1 / rollouts, however long they are."""
+    tokens, counts = np.array([2, 30, 5], np.int32), np.array([True, True, False])
+    assert entry_weights(tokens, counts, "sum").tolist() == [0.5, 0.5, 0.0]

@@ -97,7 +97,7 @@ async def test_a_stop_during_validation_loses_no_step_of_the_metrics(tmp_path: P
     algorithm = Recorded(steps=8, val_every=3, save_every=10, val_rewards=[0.1, None])
     await run(tmp_path, algorithm, range(100), range(3))
     assert [m["step"] for m in read_metrics(tmp_path / "m.jsonl")] == [0, 1, 2, 3]
-    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [3]
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [0, 3]
 
 
 async def test_a_validation_that_was_stopped_rates_nothing(tmp_path: Path) -> None:
@@ -139,3 +139,27 @@ async def test_a_run_with_other_settings_cannot_be_resumed(
     assert f"model='{last / 'model'}'" in str(caught.value)
     await run(tmp_path, Recorded(steps=4, learning_rate=0.1, group_size=4), range(9), resume=last)
     assert [m["step"] for m in read_metrics(tmp_path / "m.jsonl")] == [1, 2, 3, 4]
+
+
+async def test_a_run_can_be_resumed_from_before_its_first_step(tmp_path: Path) -> None:
+    """A kill before the first save costs no more than the steps since the start."""
+    await run(tmp_path, Recorded(epochs=1), range(3), stopped=True)
+    (first,) = list_checkpoints(tmp_path)
+    assert (read_checkpoint(first).step, read_checkpoint(first).position) == (0, 0)
+    learner = await run(tmp_path, Recorded(epochs=1, val_rewards=[0.5] * 2), range(3), range(3), resume=first)
+    assert learner.version == 3
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told"),
+    [
+        (agl.GRPO(model="calc"), True),
+        (agl.GRPO(model="calc", minibatches=2), False),
+        (agl.RLOO(model="calc"), False),
+        (agl.GSPO(model="calc"), False),
+        (agl.GRPO(model="calc", max_staleness=1), False),
+    ],
+)
+def test_a_run_whose_ratios_are_all_one_says_so(algorithm: agl.GRPO, told: bool) -> None:
+    assert algorithm.clips_nothing is told

@@ -31,6 +31,7 @@ from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
+from agentlightning.models import resolve_model
 from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT
 from agentlightning.types.reward import reward_attributes
@@ -358,3 +359,11 @@ def test_siblings_differ_where_the_credit_mode_sees_a_difference() -> None:
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_runs_folder_is_a_model(tmp_path: Path) -> None:
+    learner: Any = FolderLearner()
+    for step in (1, 12):
+        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
+        (tmp_path / "checkpoints" / f"step-{step:06d}" / "model" / "config.json").write_text("{}")
+    assert resolve_model(tmp_path) == str((tmp_path / "checkpoints" / "step-000012" / "model").resolve())

@@ -55,3 +55,12 @@ def test_a_new_adapters_reference_is_its_base(tiny_model_dir: Path, group_of_con
     moved(policy)
     np.testing.assert_allclose(learner.forward(batch, reference=True), before, atol=1e-6)
     assert [n for n, p in policy.model.named_parameters() if p.requires_grad] == trained
+
+
+def test_a_new_adapter_follows_from_its_seed(tiny_model_dir: Path) -> None:
+    def first_weights(seed: int) -> torch.Tensor:
+        policy = load_policy(tiny_model_dir, device="cpu", lora=LoraSpec(rank=4, seed=seed))
+        return next(p for name, p in policy.model.named_parameters() if "lora_A" in name).detach()
+
+    assert torch.equal(first_weights(1), first_weights(1))
+    assert not torch.equal(first_weights(1), first_weights(2))
