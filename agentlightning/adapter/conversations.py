@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any
 
 from agentlightning.types import Span
-from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE
+from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE, SAME_INPUT
 from agentlightning.types.reward import find_final_reward, find_reward_spans, get_reward_value
 
 Message = dict[str, Any]
@@ -54,6 +54,7 @@ def conversations(
     A reward that names a response belongs to its call; the final reward to the last call that is taken.
     """
     by_id = {s.span_id: s for s in spans}
+    by_call = {s.attributes[CALL_ID]: s for s in spans if CALL_ID in s.attributes}
     known: dict[str, Conversation] = {}
     found: dict[str, Conversation] = {}
     ordered = sorted(spans, key=lambda s: (s.start_time or 0.0, s.sequence_id))
@@ -63,7 +64,7 @@ def conversations(
     for span in ordered:
         if _failed(span) or not _is_call(span, llm_call_match):
             continue
-        call = _read(span, by_id, known)
+        call = _read(span, by_call.get(span.attributes.get(SAME_INPUT, ""), span), by_id, known)
         if call.call_id:
             known[call.call_id] = found[call.call_id] = call
         elif call.response_id in gateways:
@@ -88,19 +89,23 @@ def _is_call(span: Span, pattern: str | None) -> bool:
     return says or CALL_ID in a or ("gen_ai.response.id" in a and "gen_ai.operation.name" not in a)
 
 
-def _read(span: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
+def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str, Conversation]) -> Conversation:
+    """`asked`: the span that holds the call's input, itself or that of the response's first choice."""
     a = span.attributes
     parent = known.get(a.get(PARENT_CALL_ID, ""))
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
     answers = _messages(a.get("gen_ai.output.messages")) or _numbered(a, "gen_ai.completion")
-    tools = _json(a.get("gen_ai.tool.definitions"), [])
+    tools = _json(asked.attributes.get("gen_ai.tool.definitions"), [])
     return Conversation(
         span=span,
         call_id=a.get(CALL_ID),
         response_id=a.get("gen_ai.response.id"),
         parent_call_id=a.get(PARENT_CALL_ID),
         agent=agent_of(span, by_id),
-        messages=[*before, *(_messages(a.get("gen_ai.input.messages")) or _numbered(a, "gen_ai.prompt"))],
+        messages=[
+            *before,
+            *(_messages(asked.attributes.get("gen_ai.input.messages")) or _numbered(a, "gen_ai.prompt")),
+        ],
         answer=answers[0] if answers else None,
         tools=tools or (parent.tools if parent else ()),
         prompt_ids=_first(a, _PROMPT_IDS),

@@ -120,6 +120,9 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: Float32Array | None = None
 
 
+_LONGEST_MESSAGE = 2000
+
+
 class Refusal(GatewayError):
     """A request the gateway does not serve. Each dialect says it in its provider's own error shape."""
 
@@ -132,6 +135,8 @@ class Refusal(GatewayError):
         code: str | None = None,
         param: str | None = None,
     ) -> None:
+        if len(message) > _LONGEST_MESSAGE:  # it repeats something that the request says
+            message = f"{message[:_LONGEST_MESSAGE]} … ({len(message) - _LONGEST_MESSAGE} more characters)"
         super().__init__(message)
         self.message = message
         self.status = status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from agentlightning.engine.base import Engine
@@ -17,6 +18,7 @@ from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.limits import RequestLimits, freeze_heap
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.routing.models import AttemptLimits, Frozen, Model, Selection, Trained, check_models
 from agentlightning.gateway.routing.upstream import Provider, Upstream
@@ -65,6 +67,7 @@ class Gateway:
         idle_seconds: float = 3600.0,
         keep_alive_seconds: float = 10.0,
         read_seconds: float = 60.0,
+        request_limits: RequestLimits | None = None,
     ) -> None:
         """
         engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
@@ -84,6 +87,7 @@ class Gateway:
         idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
         keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
         read_seconds: how long a client may take to send a request.
+        request_limits: how large one request may be, and how many an attempt may have open.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
@@ -116,6 +120,7 @@ class Gateway:
             dialects=dialects,
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
+            limits=request_limits or RequestLimits(),
         )
         self._server = LoopServer(self._app, self._host, port, what="gateway", error=GatewayError)
         self._sweeper: asyncio.Task[None] | None = None
@@ -132,6 +137,7 @@ class Gateway:
         await self.update_model_list(self._models)
         if not self.names():
             raise ConfigError("The gateway has nothing to serve: give it an engine, or models.")
+        freeze_heap()
         await self._server.start()
         self._recorder.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="gateway-sweeper")
@@ -228,7 +234,7 @@ class Gateway:
         found = self._samplers.get(name) or self._upstreams.get(name)
         if found is None:
             raise Refusal(
-                f"The model '{model}' does not exist here. Ask for the one that the agent is given, "
+                f"The model '{model[:200]}' does not exist here. Ask for the one that the agent is given, "
                 f"model=llm.model; there are: {', '.join(self.names())}. Other names can be given a meaning with the "
                 "gateway's `models`.",
                 status=404,
@@ -238,8 +244,8 @@ class Gateway:
         return found
 
     def names(self) -> Sequence[str]:
-        """The models that clients may name."""
-        return list(dict.fromkeys([*self._samplers, *self._models]))
+        """The models that clients may name. The directory of a model on this machine is none of their business."""
+        return [name for name in dict.fromkeys([*self._samplers, *self._models]) if not PurePath(name).is_absolute()]
 
     async def _make_sampler(self, name: str, engine: Engine, rendering: Rendering, *, trained: bool) -> Sampler:
         return Sampler(

@@ -6,7 +6,7 @@ tokenised.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -66,6 +66,12 @@ class Rendering(Protocol):
         ...
 
     def encode(self, text: str) -> Int32Array: ...
+
+    def exceeds(self, texts: Iterable[str], tokens: int, stopped: Callable[[], bool]) -> bool:
+        """Whether these texts have certainly more than so many tokens. Looks at no more of them than it must, leaves
+        the interpreter to others meanwhile, and gives up when it is `stopped`.
+        """
+        ...
 
     def decode(self, ids: Int32Array | Sequence[int]) -> str: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,8 @@ from agentlightning.rendering.grammar import (
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Int32Array
 
+_PIECE, _SEAM = 32 * 1024, 16
+"""A long text is counted in pieces of so many characters, each of which has at most so many tokens more than in it."""
 _TAIL = 512
 """Renderers of the families in `_TAIL_ONLY` look at no more of an earlier prompt than its last assistant header."""
 _TAIL_ONLY = frozenset({"qwen3", "prime-qwen3"})
@@ -67,6 +69,17 @@ class RenderersRendering:
 
     def encode(self, text: str) -> Int32Array:
         return _array(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def exceeds(self, texts: Iterable[str], tokens: int, stopped: Callable[[], bool]) -> bool:
+        count = 0
+        for text in texts:
+            for at in range(0, len(text), _PIECE):
+                if stopped():
+                    return False
+                count += max(0, len(self._tokenizer.encode(text[at : at + _PIECE], add_special_tokens=False)) - _SEAM)
+                if count > tokens:
+                    return True
+        return False
 
     def decode(self, ids: Int32Array | Sequence[int]) -> str:
         return self._tokenizer.decode(_ints(ids), skip_special_tokens=False)

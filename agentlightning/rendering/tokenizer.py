@@ -14,6 +14,9 @@ from typing import Any
 
 from agentlightning.errors import ModelError
 
+_LONG = 16 * 1024
+"""Characters."""
+
 
 class FileTokenizer:
     """`tokenizer.json`, the special tokens and the chat template of a model directory.
@@ -34,7 +37,10 @@ class FileTokenizer:
         self.unk_token_id = self._special_id("unk_token")
 
     def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < _LONG:
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        # Encoding in batches leaves the interpreter to other threads.
+        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

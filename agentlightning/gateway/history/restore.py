@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.history.session import Turn
-from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, message_of
+from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, SAME_INPUT, message_of
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes, Call
@@ -40,21 +40,23 @@ async def restore(store: LightningStore, live: LiveAttempt) -> None:
     attributes = {span.attributes[CALL_ID]: span.attributes for span in spans if CALL_ID in span.attributes}
     said: dict[str, _Said] = {}
     for call in calls:
-        _add(live, call, attributes.get(call.info.call_id, {}), said)
+        own = attributes.get(call.info.call_id, {})
+        _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said)
     live.requests = len({call.info.response_id for call in calls})
     live.restored = True
     logger.info("Attempt %s goes on with %d calls from the store.", live.attempt_id, len(calls))
 
 
-def _add(live: LiveAttempt, call: Call, attributes: Attributes, said: dict[str, _Said]) -> None:
+def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attributes, said: dict[str, _Said]) -> None:
+    """`input`: the attributes that hold the call's input, its own or those of the response's first choice."""
     info = call.info
     parent = said.get(info.parent_call_id) if info.parent_call_id else None
-    new = [message_of(m) for m in json.loads(attributes.get("gen_ai.input.messages", "[]"))]
+    new = [message_of(m) for m in json.loads(input.get("gen_ai.input.messages", "[]"))]
     outputs = [message_of(m) for m in json.loads(attributes.get("gen_ai.output.messages", "[]"))]
     if info.parent_call_id and parent is None:
         return  # it continues a call that is lost
     messages = [*(parent.messages if parent else ()), *new]
-    own_tools: Sequence[Tool] | None = json.loads(attributes.get("gen_ai.tool.definitions", "null"))
+    own_tools: Sequence[Tool] | None = json.loads(input.get("gen_ai.tool.definitions", "null"))
     tools = parent.tools if parent else own_tools
     answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
     turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None)

@@ -141,10 +141,11 @@ class Session:
     def look_up(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Question:
         """What the session knows of a request, before anything is tokenised."""
         root = self._root(tools)
-        walk = _walk(root, messages)
+        keys = _Keys(messages)
+        walk = _walk(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
             return Question(messages, tools, walk, walk.entry.prompt, None)  # a retry, or siblings
-        return Question(messages, tools, walk, None, self._cause(messages, root, walk) if self._turns else None)
+        return Question(messages, tools, walk, None, self._cause(keys, root, walk) if self._turns else None)
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing, so it may run in a thread while the session is used."""
@@ -200,7 +201,7 @@ class Session:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
-        known = _walk(self._root(tools), messages).entry  # as it was then, though the client left reasoning out
+        known = _walk(self._root(tools), _Keys(messages)).entry  # as it was then, though the client left reasoning out
         prompt = Prompt(piece, self._insert(known, messages), parent, 0, None)
         turn = self.commit(
             prompt,
@@ -276,19 +277,20 @@ class Session:
             entry = child
         return entry
 
-    def _cause(self, messages: Sequence[Message], root: Entry, walk: Walk) -> str:
+    def _cause(self, keys: _Keys, root: Entry, walk: Walk) -> str:
         """Why a request does not continue a known history (if it turns out not to)."""
+        messages = keys.messages
         if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
             return "history_edited"
         if walk.turn is not None:
             return "reasoning_stripped" if walk.turn.reasoned else "tokenizer_seam"
-        if any(_walk(other, messages).turn for other in self._roots.values() if other is not root):
+        if any(_walk(other, keys).turn for other in self._roots.values() if other is not root):
             return "tools_changed"
-        known = [similar_key(m) in self._seen for m in messages]
+        known = [keys.similar(i) in self._seen for i in range(len(messages))]
         answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
         if messages[0]["role"] == "system" and not known[0] and any(known[1:]):
             return "system_prompt_changed"
-        if messages[0]["role"] != "system" and any(_walk(e, messages).turn for e in root.systems):
+        if messages[0]["role"] != "system" and any(_walk(e, keys).turn for e in root.systems):
             return "system_prompt_changed"  # there was one
         if any(answers):
             return "history_edited" if _edited(known) else "compaction"
@@ -369,14 +371,33 @@ def similar_key(message: Message) -> bytes:
     return _digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
 
 
-def _walk(root: Entry, messages: Sequence[Message]) -> Walk:
-    """Follow `messages` down all branches at once, and remember the last answer on each way."""
+class _Keys:
+    """The keys of a request's messages, each made when it is first asked for and once."""
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self._exact: dict[int, bytes] = {}
+        self._similar: dict[int, bytes] = {}
+
+    def exact(self, index: int) -> bytes:
+        if index not in self._exact:
+            self._exact[index] = exact_key(self.messages[index])
+        return self._exact[index]
+
+    def similar(self, index: int) -> bytes:
+        if index not in self._similar:
+            self._similar[index] = similar_key(self.messages[index])
+        return self._similar[index]
+
+
+def _walk(root: Entry, keys: _Keys) -> Walk:
+    """Follow the messages down all branches at once, and remember the last answer on each way."""
     frontier = [Walk(root, None, 0)]
-    for message in messages:
-        key = exact_key(message)
+    for index, message in enumerate(keys.messages):
+        key = keys.exact(index)
         found = [(way, child) for way in frontier for child in way.entry.children.get(key, ())]
         if not found:
-            loose = similar_key(message)
+            loose = keys.similar(index)
             found = [(way, child) for way in frontier for child in way.entry.similar.get(loose, ())]
         found = [(way, child) for way, child in found if _same_reasoning(child, message)]
         if not found:
@@ -429,8 +450,11 @@ def _begins_with(ids: Int32Array, before: Int32Array) -> bool:
 
 def _common(a: Int32Array, b: Int32Array) -> int:
     """Length of the common prefix."""
-    n = min(len(a), len(b))
-    if n == 0 or a[0] != b[0]:
-        return 0
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
+    n, at, step = min(len(a), len(b)), 0, 16
+    while at < n:  # in growing steps, so that two that differ early are not compared to their ends
+        end = min(n, at + step)
+        differ = np.flatnonzero(a[at:end] != b[at:end])
+        if len(differ):
+            return at + int(differ[0])
+        at, step = end, 4 * step
+    return n

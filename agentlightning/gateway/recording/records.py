@@ -1,7 +1,8 @@
 """A call as a span for people and adapters, by OpenTelemetry's GenAI conventions. Pure.
 
 Messages have the conventions' shape: `[{"role": …, "parts": [{"type": "text", "content": …}, …]}]`, as JSON text. Input
-messages are only those since the call that is continued; the tool definitions are on the first call of a history.
+messages are only those since the call that is continued; the tool definitions are on the first call of a history. Both
+are with the first choice of a response only; the others name its call.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 from agentlightning.gateway.routing.overheard import Overheard
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
-from agentlightning.types.names import CALL_ID, PARENT_CALL_ID
+from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, SAME_INPUT
 
 REMEMBERS_FROM = "agentlightning.remembers_from"
 """On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
@@ -58,6 +59,7 @@ def call_span(
     *,
     input_messages: Sequence[Message],
     output: Message | None,
+    same_input_as: str | None,
     tools: Sequence[Tool] | None,
     prompt_tokens: int,
     response_tokens: int,
@@ -80,6 +82,8 @@ def call_span(
         attributes[PARENT_CALL_ID] = info.parent_call_id
     if input_messages:
         attributes["gen_ai.input.messages"] = _json([_parts(m) for m in input_messages])
+    if same_input_as is not None:
+        attributes[SAME_INPUT] = same_input_as
     if output is not None:
         attributes["gen_ai.output.messages"] = _json([{**_parts(output), "finish_reason": info.finish_reason}])
     if tools:

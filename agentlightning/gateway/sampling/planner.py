@@ -5,8 +5,8 @@ Knows limits, the room that a model's context has, and what to do when there is 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,14 +19,18 @@ from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
 from agentlightning.gateway.history.session import Prompt, Question, Session, path_ids
 from agentlightning.gateway.history.truncation import Truncation
+from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.settings import Overrides, settle
 from agentlightning.rendering import Rendering, Tool
+from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.call import Int32Array
 
-_LONG = 50_000
-"""Characters of a request from which on it is tokenised in a thread."""
+_LONG = 20_000
+"""Characters of a request from which on it is tokenised beside the event loop."""
+_COUNTED = 4
+"""Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +95,7 @@ class Planner:
             if self._cuts and request.prompt is None:
                 request, cut = await self._fit(arrival)
                 arrival, size = msgspec.structs.replace(arrival, request=request), _size(request)
-            self._check_room(live, size // self._rendering.longest_token)
+            await self._check_texts(request, size, live)
             prompt = await self._prompt(arrival, in_thread=size > _LONG)
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
@@ -107,18 +111,51 @@ class Planner:
             used={**self._settle(arrival), **({"cut": cut} if cut else {})},
         )
 
+    async def count(self, request: CallRequest) -> int:
+        """How many tokens the prompt of a request has, rendered anew. Raises `Refusal`."""
+        size = _size(request)
+        await self._check_texts(request, size, None, _COUNTED * self._info.max_context)
+        try:
+            messages = with_tool_names(request.messages)
+            if size <= _LONG:
+                return len(self._rendering.render(messages, request.tools))
+            return len(await in_background(self._rendering.render, messages, request.tools))
+        except ModelError as error:
+            raise Refusal(str(error), code="invalid_messages", param="messages") from error
+
+    async def _check_texts(
+        self, request: CallRequest, size: int, live: LiveAttempt | None, most: int | None = None
+    ) -> None:
+        """Refuse a request whose texts alone are too long, before all of them are tokenised."""
+        most = self._info.max_context if most is None else most
+        tokens = max(size // self._rendering.longest_token, len(request.messages))
+        if tokens < most and size > _LONG and await self._exceeds(request, most):
+            tokens = most + 1
+        self._check_room(live, tokens, most)
+
+    async def _exceeds(self, request: CallRequest, tokens: int) -> bool:
+        gone = threading.Event()
+        try:
+            return await in_background(self._rendering.exceeds, list(_texts(request)), tokens, gone.is_set)
+        finally:
+            gone.set()  # nobody waits any more
+
     async def _fit(self, arrival: Arrival) -> tuple[CallRequest, Mapping[str, int] | None]:
         """The request, cut if it is too long, and what was cut. One that no cut makes fit stays as it is."""
         request, most = arrival.request, self._info.max_context
         session = arrival.live.session(self._policy)
 
         question = session.look_up(request.messages, request.tools)
-        if await _length(session, question) < most:
+        size = _size(request)
+        if (size <= _LONG or not await self._exceeds(request, most)) and await _length(session, question) < most:
             return request, None
         # A conversation that has just been cut has room to be answered, and to grow; one that goes on may use it.
         room = min(request.asked.get("max_tokens", most // 8), most // 4)
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
+            shorter = msgspec.structs.replace(request, messages=messages)
+            if _size(shorter) > _LONG and await self._exceeds(shorter, most):
+                continue
             question = session.look_up(messages, request.tools)
             if await _length(session, question) <= (most - 1 if question.goes_on else most - room):
                 remember = None if request.remember is None else messages[forgets:]
@@ -140,14 +177,14 @@ class Planner:
                     )
                 ids = np.array(raw, dtype=np.int32)
             else:
-                ids = await asyncio.to_thread(self._rendering.encode, raw) if in_thread else self._rendering.encode(raw)
+                ids = await in_background(self._rendering.encode, raw) if in_thread else self._rendering.encode(raw)
             return session.plan_tokens(ids, segment_id)
         question = session.look_up(request.messages, request.tools)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
             arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
-        tokens = await asyncio.to_thread(session.tokenise, question) if in_thread else session.tokenise(question)
+        tokens = await in_background(session.tokenise, question) if in_thread else session.tokenise(question)
         return session.place(question, tokens, segment_id)
 
     def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
@@ -189,10 +226,12 @@ class Planner:
             )
         return grammar
 
-    def _check_room(self, live: LiveAttempt, prompt_tokens: int) -> None:
-        if prompt_tokens < self._info.max_context:
+    def _check_room(self, live: LiveAttempt | None, prompt_tokens: int, most: int | None = None) -> None:
+        if prompt_tokens < (self._info.max_context if most is None else most):
             return
-        live.mark_truncated(f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}.")
+        if live is not None:
+            why = f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}."
+            live.mark_truncated(why)
         raise Refusal(
             # The words by which the clients of both providers recognise this error.
             f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
@@ -236,15 +275,27 @@ async def _length(session: Session, question: Question) -> int:
     """How many tokens the prompt of a request has, as the session would continue it."""
     if question.known is not None:
         return question.known.piece.end
-    made = await asyncio.to_thread(session.tokenise, question)
+    made = await in_background(session.tokenise, question)
     return len(made.ids) + (0 if made.after is None else made.after.response.end)
 
 
 def _size(request: CallRequest) -> int:
     """Characters of a request's texts: no fewer than its tokens say."""
-    if request.prompt is not None:
-        return len(request.prompt) if isinstance(request.prompt, str) else 0
-    return sum(len(message["content"]) for message in request.messages)
+    return sum(map(len, _texts(request)))
+
+
+def _texts(request: CallRequest) -> Iterator[str]:
+    """All that a client may write at length."""
+    if isinstance(request.prompt, str):
+        yield request.prompt
+    for message in request.messages:
+        yield message["content"]
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["name"]
+            yield call["function"]["arguments"]
+    for tool in request.tools or ():
+        yield _name(tool)
+        yield str(tool["function"].get("description", ""))
 
 
 def _name(tool: Tool) -> str:

@@ -27,7 +27,7 @@ from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner, reads_tools
 from agentlightning.gateway.sampling.settings import Overrides, params_for
 from agentlightning.rendering import Parsed, Rendering
-from agentlightning.rendering.messages import Message, with_tool_names
+from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
 from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
 from agentlightning.types.call import Int32Array
@@ -94,11 +94,7 @@ class Sampler:
 
     async def count(self, request: CallRequest) -> int:
         """How many tokens the prompt of a request has, rendered anew. Raises `Refusal` if it cannot be rendered."""
-        try:
-            ids = await asyncio.to_thread(self.rendering.render, with_tool_names(request.messages), request.tools)
-        except ModelError as error:
-            raise Refusal(str(error), code="invalid_messages", param="messages") from error
-        return len(ids)
+        return await self._planner.count(request)
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
@@ -227,9 +223,10 @@ class Sampler:
     ) -> None:
         arrival = asked.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
-        messages = arrival.request.messages[asked.prompt.new_from :]
+        first = f"{arrival.response_id}:0"
+        messages = arrival.request.messages[asked.prompt.new_from :] if info.choice == 0 else ()
         remembered = arrival.request.remember
-        tools = arrival.request.tools if asked.prompt.parent is None else None
+        tools = arrival.request.tools if asked.prompt.parent is None and info.choice == 0 else None
 
         def draft() -> CallRecord:
             span = call_span(
@@ -237,6 +234,7 @@ class Sampler:
                 arrival.place,
                 input_messages=messages,
                 output=output,
+                same_input_as=first if info.choice else None,
                 tools=tools,
                 prompt_tokens=len(asked.prompt_ids),
                 response_tokens=response_tokens,

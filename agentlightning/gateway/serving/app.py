@@ -20,6 +20,7 @@ from agentlightning.gateway.dialects import Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.dialects.fields import required
 from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.limits import RequestLimits, in_background
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Place, refusal_span, trace_id_of
 from agentlightning.gateway.routing.upstream import Upstream
@@ -31,7 +32,6 @@ from agentlightning.gateway.serving.http import (
     Receive,
     Scope,
     Send,
-    decode,
     read_body,
     send_body,
     send_json,
@@ -47,6 +47,7 @@ _PATH = re.compile(
 _AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
 _CONTEXT = CONTEXT_HEADER.encode()
 _MOST_REASONS = 16
+_LONGEST_NAME = 256
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -74,6 +75,7 @@ class GatewayApp:
         dialects: Sequence[Dialect],
         keep_alive_seconds: float,
         read_seconds: float,
+        limits: RequestLimits,
     ) -> None:
         self._attempts = attempts
         self._router = router
@@ -82,6 +84,7 @@ class GatewayApp:
         self._secret = secret
         self._keep_alive_seconds = keep_alive_seconds
         self._read_seconds = read_seconds
+        self._limits = limits
         self._dialects = by_path(dialects)
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
         self.turned_away: Counter[str] = Counter()
@@ -123,13 +126,13 @@ class GatewayApp:
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         try:
-            body = await read_body(receive, self._read_seconds)
+            body = await read_body(receive, self._read_seconds, self._limits.body_bytes)
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
             live = await self._attempts.get(key.rollout_id, key.attempt_id)
             place = _place(live, headers, path["agent"])
-            handler = self._handler(dialect, path, body, live, place)
+            handler = await self._handler(dialect, path, body, live, place)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
@@ -147,7 +150,7 @@ class GatewayApp:
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(receive, self._read_seconds)
+            body = await read_body(receive, self._read_seconds, self._limits.body_bytes)
             key = self._attribute(path, dict(scope["headers"]))
             answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
@@ -158,12 +161,15 @@ class GatewayApp:
             return
         await send_json(send, 200, answer)
 
-    def _handler(self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place) -> Handler:
+    async def _handler(
+        self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place
+    ) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
         start = time.time()
         model, path = "unknown", found["rest"]
         try:
-            given = decode(body)
+            self._check_open(live)
+            given, large = await self._limits.decoded(body)
             model = required(given, "model", str)
             if found["key"] is not None and model not in self._router.names():
                 model = self._router.names()[0]  # a client that was given nothing but a URL
@@ -171,7 +177,9 @@ class GatewayApp:
             if isinstance(target, Upstream):
                 forwarding = target.forward(path, dialect, given, live, place)
                 return Relay(dialect, forwarding, live.running, self._recorder.admit)
-            request = dialect.parse(given, live.answered)
+            parse = dialect.parse
+            request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
+            self._limits.check_stops(request.asked.get("stop", ()))
         except Refusal as refusal:
             self._record(live, place, model, refusal, start)
             raise
@@ -180,8 +188,18 @@ class GatewayApp:
         arrival = _arrive(live, request, dialect, place, start)
         return Exchange(dialect, target, arrival, self._recorder.admit, self._keep_alive_seconds)
 
+    def _check_open(self, live: LiveAttempt) -> None:
+        if len(live.running) >= self._limits.open_requests:
+            raise Refusal(
+                f"This attempt has {len(live.running)} requests open, as many as it may (open_requests).",
+                status=429,
+                kind="rate_limit_error",
+                code="too_many_requests",
+            )
+
     def _record(self, live: LiveAttempt, place: Place, model: str, refusal: Refusal, start: float) -> None:
         live.count(failed=1)
+        model = model[:_LONGEST_NAME]
         call_id, end = f"refused-{uuid.uuid4().hex}:0", time.time()
         self._recorder.put(
             lambda: refusal_span(live.rollout_id, live.attempt_id, place, call_id, model, refusal.message, start, end)
@@ -299,6 +317,7 @@ def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None)
         name = unquote(found[1])
     else:
         name = agent
+    name = None if name is None else name[:_LONGEST_NAME]
     judge = headers.get(b"x-agl-role") == b"judge"
     found = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
     if found is None:

@@ -16,9 +16,9 @@ import msgspec
 from agentlightning.errors import AgentError, StoreError
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.limits import decode
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import trace_id_of
-from agentlightning.gateway.serving.http import decode
 from agentlightning.keys import CLOSE, REWARDS, AttemptKey
 from agentlightning.types import Span
 from agentlightning.types.names import REWARD

@@ -14,7 +14,6 @@ Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-MAX_BODY_BYTES = 64 * 2**20
 _JSON = (b"content-type", b"application/json")
 
 
@@ -22,28 +21,18 @@ class DisconnectedError(Exception):
     """The client went away while it was still sending its request."""
 
 
-def decode(body: bytes) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Refusal(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
-    if not isinstance(found, dict):
-        raise Refusal("The request body must be a JSON object.", code="invalid_json")
-    return found
-
-
-async def read_body(receive: Receive, seconds: float) -> bytes:
-    """The request's body. Raises `Refusal` if it is too large, or is not there after `seconds`."""
+async def read_body(receive: Receive, seconds: float, most: int) -> bytes:
+    """The request's body. Raises `Refusal` if it has more than `most` bytes, or is not there after `seconds`."""
     try:
         async with asyncio.timeout(seconds):
-            return await _read_body(receive)
+            return await _read_body(receive, most)
     except TimeoutError:
         raise Refusal(
             f"The request's body did not come within {seconds:g} seconds.", status=408, code="body_timeout"
         ) from None
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive, most: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -52,9 +41,9 @@ async def _read_body(receive: Receive) -> bytes:
             raise DisconnectedError
         part = message.get("body", b"")
         size += len(part)
-        if size > MAX_BODY_BYTES:
+        if size > most:
             raise Refusal(
-                f"The request body is larger than {MAX_BODY_BYTES // 2**20} MiB.", status=413, code="body_too_large"
+                f"The request body is larger than {most / 2**20:g} MiB (body_bytes).", status=413, code="body_too_large"
             )
         parts.append(part)
         if not message.get("more_body", False):

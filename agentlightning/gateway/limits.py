@@ -1,0 +1,120 @@
+"""What one request may be at most, so that no request holds up those of other agents. Normal agents meet none of it.
+
+A request that goes beyond is refused with a 4xx that names the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.exchange import Refusal
+
+T = TypeVar("T")
+
+_SMALL_BYTES = 256 * 1024
+_FEW_ELEMENTS = 4096
+"""Up to these a body is decoded where it came; it takes a few milliseconds."""
+_BLOCK = 2**20
+_background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
+"""For what takes long and mostly without the interpreter: large requests wait for each other, and no other waits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLimits:
+    """How large one request may be, and how many an attempt may have open."""
+
+    body_bytes: int = 32 * 2**20
+    """The body as it comes."""
+    elements: int = 100_000
+    """Values in the body's lists and objects, all levels together."""
+    stop_strings: int = 64
+    stop_characters: int = 4096
+    """Of all stop strings of a request together."""
+    open_requests: int = 1024
+    """Requests of one attempt that are being answered at the same time."""
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+    def check_stops(self, stops: tuple[str, ...]) -> None:
+        """Refuse more stop strings than allowed; they are kept with every choice."""
+        if len(stops) > self.stop_strings or sum(map(len, stops)) > self.stop_characters:
+            raise Refusal(
+                f"The request's stop strings go beyond a limit: at most {self.stop_strings} (stop_strings) of together "
+                f"{self.stop_characters} characters (stop_characters).",
+                code="too_many_stop_strings",
+                param="stop",
+            )
+
+    async def decoded(self, body: bytes) -> tuple[dict[str, Any], bool]:
+        """The JSON object in a body, and whether it is a large one. Raises `Refusal`."""
+        # Commas and brackets inside of texts count here too, so this is the most there can be.
+        most = body.count(b",") + body.count(b"[") + body.count(b"{")
+        if len(body) <= _SMALL_BYTES and most <= min(_FEW_ELEMENTS, self.elements):
+            return decode(body), False
+        return await in_background(self._decoded, body, most), True
+
+    def _decoded(self, body: bytes, most: int) -> dict[str, Any]:
+        if most > self.elements and _elements(body, self.elements) > self.elements:
+            raise Refusal(
+                f"The request body has more than {self.elements} values in its lists and objects (elements).",
+                status=413,
+                code="too_many_elements",
+            )
+        return decode(body)
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Raises `Refusal` if there is none."""
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Refusal(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(found, dict):
+        raise Refusal("The request body must be a JSON object.", code="invalid_json")
+    return found
+
+
+def _elements(body: bytes, enough: int) -> int:
+    """Commas and opening brackets outside of texts; stops counting once there are more than `enough`."""
+    count, inside, at = 0, False, 0
+    while at < len(body) and count <= enough:
+        end = at + _BLOCK
+        while end < len(body) and body[end - 1] == ord("\\"):  # an escape stays in one block
+            end += 1
+        block = np.frombuffer(body[at:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
+        quoted = np.logical_xor.accumulate(block == ord('"')) ^ inside
+        found = (block == ord(",")) | (block == ord("[")) | (block == ord("{"))
+        count += int(np.count_nonzero(found & ~quoted))
+        inside, at = bool(quoted[-1]), end
+    return count
+
+
+async def in_background(function: Callable[..., T], *arguments: Any) -> T:
+    """The result of a function that runs beside the event loop, after other large work."""
+    return await asyncio.get_running_loop().run_in_executor(_background, function, *arguments)
+
+
+_frozen = False
+
+
+def freeze_heap() -> None:
+    """Leave what the process has loaded out of garbage collection, once: a request of many values makes it run, and
+    looking through a large heap takes as long as many answers.
+    """
+    global _frozen
+    if not _frozen:
+        _frozen = True
+        gc.collect()
+        gc.freeze()
