@@ -15,13 +15,14 @@ from agentlightning.errors import ConfigError
 
 NEVER = 10**9
 """VERL's -1: not between the first step and the last."""
-ESTIMATORS = {
-    "grpo": "GRPO",
-    "gae": "PPO",
-    "rloo": "RLOO",
-    "reinforce_plus_plus": "ReinforcePP",
-    "reinforce_plus_plus_baseline": "ReinforcePPBaseline",
+ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("GRPO", {}),
+    "gae": ("PPO", {}),
+    "rloo": ("GRPO", {"advantage": "rloo"}),
+    "reinforce_plus_plus": ("GRPO", {"advantage": "reinforce++"}),
+    "reinforce_plus_plus_baseline": ("GRPO", {"advantage": "reinforce++baseline"}),
 }
+"""The algorithm of each, and its settings: in VERL an estimator changes the advantage and keeps the clipped loss."""
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _AGGREGATION = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
 _LOSSES = {"vanilla": "ppo_clip", "gspo": "gspo"}
@@ -32,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.actor.optim.lr": 1e-6,
     "actor_rollout_ref.actor.clip_ratio": 0.2,
     "algorithm.adv_estimator": "gae",
+    "algorithm.lam": 1.0,
     "trainer.total_epochs": 30,
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
@@ -106,7 +108,7 @@ TOGETHER = {
     ACTOR + "clip_ratio": "clip_low and clip_high, unless they are given",
     ACTOR + "use_kl_loss": "kl_coef, in the loss",
     ACTOR + "kl_loss_coef": "kl_coef, if use_kl_loss is true",
-    "algorithm.adv_estimator": "which algorithm: GRPO, PPO, RLOO, ReinforcePP, ReinforcePPBaseline",
+    "algorithm.adv_estimator": "GRPO with this advantage; gae: PPO",
     "algorithm.norm_adv_by_std_in_grpo": "false: advantage='drgrpo'",
     "algorithm.use_kl_in_reward": "kl_in='reward', with algorithm.kl_ctrl.kl_coef",
     "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
@@ -240,37 +242,43 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def understand(flat: Mapping[str, Any]) -> Meaning:
     """What the keys mean. Raises ConfigError that names each key that has to change, and how."""
-    problems, ignored, settings = [], {}, {}
+    problems: list[str] = []
+    ignored: dict[str, str] = {}
+    settings: dict[str, Any] = {}
     flat = {**{key: value for key, value in DEFAULTS.items() if key not in flat}, **flat}
     for key, value in flat.items():
-        if key in REFUSED:
-            accepted, advice = REFUSED[key]
-            if not accepted(value):
-                problems.append(f"{key} is {value!r}: {advice}.")
-            elif key in NO_MEANING:
-                ignored[key] = NO_MEANING[key]
-        elif key in MAPPED:
-            name, convert = MAPPED[key]
-            try:
-                if value is not None:
-                    settings[name] = convert(value)
-            except (TypeError, ValueError) as error:
-                problems.append(f"{key} {error}.")
-        elif key not in TOGETHER:
-            why = next((why for begin, why in NO_MEANING.items() if key == begin or key.startswith(begin)), None)
-            if why is None:
-                problems.append(f"{key} is not known; take it out, or say what it is to do by a setting of GRPO.")
-            else:
+        try:
+            if (why := _read(key, value, settings)) is not None:
                 ignored[key] = why
-    algorithm = flat["algorithm.adv_estimator"]
-    if algorithm not in ESTIMATORS:
-        problems.append(f"algorithm.adv_estimator is {algorithm!r}; it can be one of {', '.join(ESTIMATORS)}.")
+        except (TypeError, ValueError) as error:
+            problems.append(f"{key} {error}.")
+    estimator = flat["algorithm.adv_estimator"]
+    if estimator not in ESTIMATORS:
+        problems.append(f"algorithm.adv_estimator is {estimator!r}; it can be one of {', '.join(ESTIMATORS)}.")
     if "model" not in settings:
         problems.append("actor_rollout_ref.model.path is missing: the model to train.")
     problems += _combine(flat, settings)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
-    return Meaning(ESTIMATORS[algorithm], settings, ignored)
+    algorithm, own = ESTIMATORS[estimator]
+    return Meaning(algorithm, {**own, **settings}, ignored)
+
+
+def _read(key: str, value: Any, settings: dict[str, Any]) -> str | None:
+    """Map one key, or say why it has no meaning. Raises ValueError for what is refused."""
+    if key in REFUSED and not REFUSED[key][0](value):
+        raise ValueError(f"is {value!r}: {REFUSED[key][1]}")
+    if key in TOGETHER:
+        return None
+    if key in MAPPED:
+        name, convert = MAPPED[key]
+        if value is not None:
+            settings[name] = convert(value)
+        return None
+    why = next((why for begin, why in NO_MEANING.items() if key == begin or key.startswith(begin)), None)
+    if why is None and key not in REFUSED:
+        raise ValueError("is not known; take it out, or say what it is to do by a setting of GRPO")
+    return why
 
 
 def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

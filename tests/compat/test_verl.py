@@ -1,0 +1,221 @@
+"""VERL's nested configuration: every key is mapped, listed once, or refused by name with what to do."""
+
+# What is old is there while the program runs, not for the checker.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agentlightning.algorithm.verl import VERL
+
+import agentlightning as agl
+from agentlightning.compat.verl_keys import MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten
+from agentlightning.metrics import read_metrics
+
+ROOT = Path(__file__).parents[2]
+CONFIG: dict[str, Any] = {
+    "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+    "data": {"train_batch_size": 32, "max_prompt_length": 4096, "max_response_length": 2048, "truncation": "truncate"},
+    "actor_rollout_ref": {
+        "rollout": {
+            "tensor_model_parallel_size": 1,
+            "n": 4,
+            "name": "vllm",
+            "temperature": 0.9,
+            "gpu_memory_utilization": 0.6,
+            "log_prob_micro_batch_size_per_gpu": 4,
+            "multi_turn": {"format": "hermes"},
+            "engine_kwargs": {"vllm": {"enable_auto_tool_choice": True, "tool_call_parser": "hermes"}},
+        },
+        "actor": {
+            "ppo_mini_batch_size": 16,
+            "ppo_micro_batch_size_per_gpu": 4,
+            "optim": {"lr": 1e-6},
+            "use_kl_loss": False,
+            "kl_loss_coef": 0.0,
+            "entropy_coeff": 0,
+            "clip_ratio_low": 0.2,
+            "clip_ratio_high": 0.3,
+            "fsdp_config": {"param_offload": True, "optimizer_offload": True},
+        },
+        "ref": {"log_prob_micro_batch_size_per_gpu": 8, "fsdp_config": {"param_offload": True}},
+        "model": {"path": "calc", "use_remove_padding": True, "enable_gradient_checkpointing": True},
+    },
+    "trainer": {
+        "n_gpus_per_node": 1,
+        "val_before_train": True,
+        "critic_warmup": 0,
+        "logger": ["console", "wandb"],
+        "project_name": "AgentLightning",
+        "experiment_name": "calc_x",
+        "nnodes": 1,
+        "save_freq": 64,
+        "test_freq": 32,
+        "total_epochs": 2,
+    },
+    "agentlightning": {"trace_aggregator": {"level": "trajectory"}, "port": 9999},
+}
+"""What the documented scripts give."""
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    config = copy.deepcopy(CONFIG)
+    *outer, last = path.split(".")
+    at = config
+    for part in outer:
+        at = at.setdefault(part, {})
+    at[last] = value
+    return config
+
+
+def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        made = VERL(CONFIG)
+    assert type(made) is agl.GRPO
+    wanted = {
+        "model": "calc",
+        "tasks_per_step": 32,
+        "group_size": 4,
+        "max_context": 6144,
+        "cut_long_prompts": True,
+        "temperature": 0.9,
+        "minibatches": 2,
+        "learning_rate": 1e-6,
+        "clip_low": 0.2,
+        "clip_high": 0.3,
+        "entropy_coef": 0.0,
+        "kl_coef": 0.0,
+        "gradient_checkpointing": True,
+        "save_every": 64,
+        "val_every": 32,
+        "epochs": 2,
+    }
+    assert {name: getattr(made, name) for name in wanted} == wanted
+    (said,) = caplog.records
+    listed = {line.strip().partition(":")[0] for line in said.getMessage().splitlines()[1:]}
+    known = {*MAPPED, *TOGETHER}
+    assert listed == {key for key in flatten(CONFIG) if key not in known}, "all others, once"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "setting", "meaning"),
+    [
+        ("algorithm.adv_estimator", "rloo", "advantage", "rloo"),
+        ("algorithm.adv_estimator", "reinforce_plus_plus", "advantage", "reinforce++"),
+        ("algorithm.adv_estimator", "gae", "credit", "gae"),
+        ("algorithm.norm_adv_by_std_in_grpo", False, "advantage", "drgrpo"),
+        ("actor_rollout_ref.actor.use_kl_loss", True, "kl_in", "loss"),
+        ("algorithm.use_kl_in_reward", True, "kl_coef", 0.001),
+        ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean", "normalization", "sequence"),
+        ("actor_rollout_ref.model.lora_rank", 8, "lora_rank", 8),
+        ("actor_rollout_ref.model.lora_rank", 0, "lora_rank", None),
+        ("trainer.test_freq", -1, "val_every", 10**9),
+        ("trainer.total_training_steps", 7, "steps", 7),
+        ("data.truncation", "error", "cut_long_prompts", False),
+    ],
+)
+def test_a_key_changes_its_setting(path: str, value: Any, setting: str, meaning: Any) -> None:
+    assert getattr(VERL(changed(path, value)), setting) == meaning
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("actor_rollout_ref.rollout.top_p", 0.9, "whole distribution"),
+        ("trainer.nnodes", 2, "one machine"),
+        ("data.train_files", "train.parquet", "Trainer.fit"),
+        ("reward_model.enable", True, "let the agent ask"),
+        ("algorithm.adv_estimator", "remax", "it can be one of grpo"),
+        ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum", "can be one of"),
+        ("data.trian_batch_size", 4, "not known"),
+        ("actor_rollout_ref.model.trust_remote_code", True, "is not run"),
+    ],
+)
+def test_a_key_that_would_be_missed_is_refused_by_name(path: str, value: Any, words: str) -> None:
+    with pytest.raises(agl.ConfigError) as error:
+        VERL(changed(path, value))
+    assert path in str(error.value)
+    assert words in str(error.value)
+
+
+def test_all_problems_are_said_at_once() -> None:
+    config = changed("trainer.nnodes", 2)
+    del config["actor_rollout_ref"]["model"]
+    config["data"]["nonsense"] = {"a": 1}
+    with pytest.raises(agl.ConfigError) as error:
+        VERL(config)
+    assert [line.split()[0] for line in str(error.value).splitlines()[1:]] == [
+        "data.nonsense.a",
+        "trainer.nnodes",
+        "actor_rollout_ref.model.path",
+    ]
+
+
+def test_what_is_not_said_has_verls_defaults() -> None:
+    made = VERL(
+        {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 2, "actor_rollout_ref.model.path": "calc"}
+    )
+    assert (made.learning_rate, made.clip_low, made.clip_high, made.epochs) == (1e-6, 0.2, 0.2, 30)
+
+
+def test_no_key_is_in_two_tables() -> None:
+    assert not set(MAPPED) & set(TOGETHER)
+    assert not (set(MAPPED) | set(TOGETHER)) & set(REFUSED)
+    assert not (set(MAPPED) | set(TOGETHER)) & set(NO_MEANING)
+
+
+def test_classes_of_verls_own_trainer_are_refused() -> None:
+    with pytest.raises(agl.ConfigError, match="trainer_cls= is not kept"):
+        VERL(CONFIG, trainer_cls=object)
+
+
+AGENT = """
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+@agl.rollout
+async def agent(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key="dummy")
+    messages = [{"role": "user", "content": task["question"]}]
+    said = await client.chat.completions.create(model=llm.model, messages=messages)
+    return float(len(said.choices[0].message.content or "") % 2)
+"""
+
+
+@pytest.mark.slow
+def test_the_command_trains(tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    tasks = [json.dumps({"question": f"What is {n} + 1?"}) for n in range(4)]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(tasks))
+    command = [sys.executable, "-m", "agentlightning.verl", "agent=agent.py:agent", "data.train_files=tasks.jsonl"]
+    settings = {
+        "+algorithm.adv_estimator": "grpo",
+        "actor_rollout_ref.model.path": "calc",
+        "actor_rollout_ref.rollout.n": 4,
+        "data.train_batch_size": 2,
+        "trainer.total_training_steps": 1,
+        "trainer.default_local_dir": "run",
+        "data.max_prompt_length": 256,
+        "data.max_response_length": 64,
+        "trainer.val_before_train": "False",
+    }
+    command += [f"{key}={value}" for key, value in settings.items()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "agentlightning.verl", "algorithm.adv_estimator=grpo"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert "data.train_files is missing" in done.stderr
+    assert "Traceback" not in done.stderr
