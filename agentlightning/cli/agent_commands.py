@@ -35,7 +35,7 @@ class Strategy(StrEnum):
 
 
 Agent = Annotated[str, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")]
-Tasks = Annotated[Path, typer.Option(help="Tasks, one JSON value per line.")]
+Tasks = Annotated[Path, typer.Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet.")]
 TaskAsOption = Annotated[
     TaskAs | None, typer.Option(help="Where a program finds its task: stdin, the file $AGL_TASK_FILE, or $AGL_TASK.")
 ]
@@ -77,12 +77,13 @@ def run(
     run_dir: RunDir = None,
 ) -> None:
     """Run an agent on tasks without training, and show its rewards and what went wrong."""
-    from agentlightning.cli.agents import find_agent, read_tasks
+    from agentlightning.cli.agents import find_agent
     from agentlightning.cli.run import run_agent
+    from agentlightning.trainer.tasks import load_tasks
 
     run_agent(
         find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
-        read_tasks(tasks),
+        load_tasks(tasks),
         model=model,
         endpoint=endpoint,
         endpoint_model=endpoint_model,
@@ -121,13 +122,14 @@ def train(
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
 ) -> None:
     """Train the model behind any agent by GRPO, on this machine."""
-    from agentlightning.cli.agents import find_agent, read_tasks
+    from agentlightning.cli.agents import find_agent
     from agentlightning.cli.train import train_agent
+    from agentlightning.trainer.tasks import load_tasks
 
     train_agent(
         find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
-        read_tasks(tasks),
-        read_tasks(val_tasks) if val_tasks else None,
+        load_tasks(tasks),
+        load_tasks(val_tasks) if val_tasks else None,
         model=model,
         settings=settings or [],
         timeout=timeout,

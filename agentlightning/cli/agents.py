@@ -1,8 +1,7 @@
-"""What `--agent` and `--tasks` mean: a function in a file or a command, and lines of JSON."""
+"""What `--agent` means: a function in a file, or a command."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -57,19 +56,3 @@ def _check_command(command: str) -> None:
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
     if shutil.which(program) is None:
         raise ConfigError(f"There is no program '{program}'. Give a command that runs in a shell, or file.py:name.")
-
-
-def read_tasks(path: Path) -> list[Any]:
-    """One JSON value per line. Raises ConfigError that names the line which is none."""
-    if not path.is_file():
-        raise ConfigError(f"There is no file '{path}' with tasks. Give one JSON value per line.")
-    tasks: list[Any] = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        if line.strip():
-            try:
-                tasks.append(json.loads(line))
-            except ValueError as error:
-                raise ConfigError(f"{path}, line {number} is not JSON: {error}.") from error
-    if not tasks:
-        raise ConfigError(f"{path} holds no tasks.")
-    return tasks

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, read_checkpoint
-from agentlightning.cli.agents import find_agent, read_tasks
+from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
@@ -22,6 +22,7 @@ from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.metrics.intervals import mean_interval, paired_difference
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.trainer.trainer import RUN_FILE
 from agentlightning.types import RolloutMode
 
@@ -105,7 +106,7 @@ def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any])
     """Those that are given; else the agent of the run, and if that is an example its held-out tasks."""
     example = _example(run)
     if tasks is not None:
-        held_out = read_tasks(tasks)
+        held_out = load_tasks(tasks)
     elif example is not None and agent is None:
         held_out = load_example(example, "recipe").test_tasks()
     else:

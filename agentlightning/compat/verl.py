@@ -9,13 +9,12 @@ import json
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from agentlightning import algorithm as family
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.compat.verl_keys import flatten, understand
-from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
+from agentlightning.errors import AgentLightningError, ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -101,16 +100,9 @@ def _tasks(file: str | Sequence[str]) -> list[Any]:
     """The tasks of one file, or of several."""
     if not isinstance(file, str):
         return [task for one in file for task in _tasks(one)]
-    from agentlightning.cli.agents import read_tasks
+    from agentlightning.trainer.tasks import load_tasks
 
-    path = Path(file)
-    if path.suffix != ".parquet" or not path.is_file():
-        return read_tasks(path)
-    try:
-        from pyarrow.parquet import read_table
-    except ImportError:
-        raise missing_extra("parquet", "pyarrow") from None
-    return read_table(path).to_pylist()
+    return load_tasks(file)
 
 
 if __name__ == "__main__":

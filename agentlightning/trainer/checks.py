@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
@@ -10,6 +11,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
+from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import Dataset, Hook, Resource
 
 _PARTS: dict[str, tuple[type, str]] = {
@@ -45,9 +47,14 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
     raise ConfigError(f"The agent must be a function or a LitAgent, not {type(agent).__name__}.")
 
 
-def check_tasks(what: str, tasks: object) -> None:
-    """Raises ConfigError for tasks that cannot be counted and taken by number."""
-    if isinstance(tasks, str | bytes | Mapping):
+def as_tasks(what: str, tasks: object) -> Dataset[Any]:
+    """The tasks, read from a file if it is the name of one.
+
+    Raises ConfigError for tasks that cannot be counted and taken by number.
+    """
+    if isinstance(tasks, str | Path):
+        return load_tasks(tasks)
+    if isinstance(tasks, bytes | Mapping):
         raise ConfigError(f"The {what} tasks are a {type(tasks).__name__}. Give a list with one JSON value per task.")
     if not isinstance(tasks, Dataset):
         raise ConfigError(
@@ -55,7 +62,7 @@ def check_tasks(what: str, tasks: object) -> None:
             "Give a list of them: list(tasks)."
         )
     if len(tasks) == 0:
-        return
+        return tasks
     try:
         tasks[0]
     except Exception as error:  # what other people's data sets raise
@@ -63,3 +70,4 @@ def check_tasks(what: str, tasks: object) -> None:
             f"The {what} tasks are a {type(tasks).__name__}, and reading the first as tasks[0] failed: "
             f"{type(error).__name__}: {error}. Give a list of tasks; for a pandas frame: frame.to_dict('records')."
         ) from error
+    return tasks

@@ -47,7 +47,7 @@ from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.trainer.checks import as_agent, check_parts, check_tasks
+from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutConfig, RolloutStatus
@@ -60,6 +60,9 @@ logger = logging.getLogger(__name__)
 
 current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer", default=None)
 """The trainer whose run this code belongs to."""
+
+Tasks = Dataset[Any] | str | Path
+"""Tasks, or the name of a file that holds them."""
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
@@ -178,14 +181,15 @@ class Trainer(GivenByName):
     def fit(
         self,
         agent: LitAgent[Any] | Callable[..., Any] | None,
-        train_dataset: Dataset[Any] | None = None,
-        val_dataset: Dataset[Any] | None = None,
+        train_dataset: Tasks | None = None,
+        val_dataset: Tasks | None = None,
         *,
-        val_data: Dataset[Any] | None = None,
+        val_data: Tasks | None = None,
     ) -> RunResult:
         """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly.
 
-        `agent` may be None where all runners are elsewhere, the tasks where the algorithm brings its own.
+        Tasks are a list, or anything that has a length and is read by number; or the name of a file that ends in
+        .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, the tasks where the algorithm brings its own.
         """
         val = val_dataset if val_dataset is not None else val_data
         try:
@@ -196,7 +200,7 @@ class Trainer(GivenByName):
                 raise
             raise error.with_traceback(None) from None
 
-    def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Dataset[Any]) -> RunResult:
+    def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Tasks) -> RunResult:
         """A dry run: each task once, on the model that `algorithm` would train; says what came of it, learns nothing.
 
         Its files are in a folder of its own inside `run_dir`, so `fit` may follow.
@@ -214,8 +218,8 @@ class Trainer(GivenByName):
     async def fit_async(
         self,
         agent: LitAgent[Any] | Callable[..., Any] | None,
-        train_dataset: Dataset[Any] | None = None,
-        val_dataset: Dataset[Any] | None = None,
+        train_dataset: Tasks | None = None,
+        val_dataset: Tasks | None = None,
     ) -> RunResult:
         """`fit` for code that has an event loop already."""
         agent = LitAgent() if agent is None and self.strategy.is_elsewhere else as_agent(agent)
@@ -224,9 +228,9 @@ class Trainer(GivenByName):
         if self.strategy.role == "runner":
             return await self._be_a_runner(agent)
         if train_dataset is not None:
-            check_tasks("training", train_dataset)
+            train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
-            check_tasks("validation", val_dataset)
+            val_dataset = as_tasks("validation", val_dataset)
         self._refuse_to_overwrite()
         self._make_run_dir()
         processes = self._fork_runners(agent)  # before there are threads

@@ -13,7 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.metrics import SilentConsole
-from agentlightning.trainer.checks import as_agent, check_tasks
+from agentlightning.trainer.checks import as_agent, as_tasks
 
 
 class Frame:
@@ -31,20 +31,20 @@ class Frame:
     [
         ((task for task in "ab"), "list(tasks)"),
         ({"question": "?"}, "Give a list"),
-        ("questions.jsonl", "Give a list"),
+        ("questions.jsonl", "There is no file 'questions.jsonl'"),
         (Frame(), "to_dict('records')"),
         (3, "list(tasks)"),
     ],
 )
 def test_tasks_that_cannot_be_read_by_number(tasks: Any, hint: str) -> None:
     with pytest.raises(agl.ConfigError) as error:
-        check_tasks("training", tasks)
+        as_tasks("training", tasks)
     assert hint in str(error.value)
 
 
 @pytest.mark.parametrize("tasks", [["a"], ("a", "b"), [], range(3)])
 def test_tasks_that_can(tasks: Any) -> None:
-    check_tasks("training", tasks)
+    assert as_tasks("training", tasks) is tasks
 
 
 def test_a_class_is_no_agent() -> None:

@@ -1,0 +1,63 @@
+"""Tasks in files: each kind is read, and each mistake is answered with what mends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.checks import as_tasks
+from agentlightning.trainer.tasks import load_tasks
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "tasks"),
+    [
+        ("a.jsonl", '{"q": 1}\n\n"two"\n', [{"q": 1}, "two"]),
+        ("a.jsonl", '\ufeff{"q": "ü"}\n', [{"q": "ü"}]),
+        ("a.json", '[{"q": 1},\n 2]', [{"q": 1}, 2]),
+        ("a.csv", 'q,a\n"1, 2",3\n', [{"q": "1, 2", "a": "3"}]),
+    ],
+)
+def test_files_that_are_read(tmp_path: Path, name: str, text: str, tasks: list[Any]) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert load_tasks(tmp_path / name) == tasks
+    assert as_tasks("training", str(tmp_path / name)) == tasks
+
+
+def test_parquet(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"q": ["a", "b"], "n": [1, 2]}), tmp_path / "a.parquet")
+    assert load_tasks(tmp_path / "a.parquet") == [{"q": "a", "n": 1}, {"q": "b", "n": 2}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.jsonl", '[{"q": 1}, {"q": 2}]', "Rename it to a.json: its 2 entries are the tasks"),
+        ("a.jsonl", '[\n  {"q": 1}\n]', "let its name end in .json"),
+        ("a.jsonl", '{"q": 1}\n{"q": 2\n', "line 2 is not JSON"),
+        ("a.jsonl", "\n", "holds no tasks"),
+        ("a.json", '{"q": 1}\n{"q": 2}\n', "its name must end in .jsonl"),
+        ("a.json", '{"data": [1, 2]}', "Its part 'data' is one"),
+        ("a.json", "[]", "holds no tasks"),
+        ("a.csv", "q,a\n1,2,3\n", "row 2 has not as many fields"),
+        ("a.txt", "hello", "ends in none of .jsonl"),
+    ],
+)
+def test_files_that_are_not(tmp_path: Path, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_tasks(tmp_path / name)
+    assert words in str(caught.value)
+
+
+def test_a_file_that_is_no_text_or_not_there(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not text in UTF-8"):
+        load_tasks(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match="There is no file"):
+        load_tasks(tmp_path / "none.jsonl")
