@@ -4,6 +4,7 @@ base       what a rendering promises          library    a rendering by the `ren
 load       which renderer fits a model        template   models with a chat template and no renderer
 tokenizer  a tokenizer without transformers   grammar    answers that follow a JSON schema
 reader     a response while it is sampled     messages   the neutral form of messages and tools
+control    users' text is no control token
 """
 
 from __future__ import annotations

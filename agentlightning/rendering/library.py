@@ -11,6 +11,7 @@ import numpy as np
 
 from agentlightning.errors import ModelError
 from agentlightning.rendering.base import Parsed, ParsedCall
+from agentlightning.rendering.control import SEAM, ControlTokens
 from agentlightning.rendering.grammar import (
     BARE_FORM,
     NO_MARKERS,
@@ -22,6 +23,7 @@ from agentlightning.rendering.grammar import (
     hermes_form,
 )
 from agentlightning.rendering.messages import Message, Tool
+from agentlightning.rendering.tokenizer import added_tokens
 from agentlightning.types.call import Int32Array
 
 _PIECE, _SEAM = 32 * 1024, 16
@@ -64,10 +66,13 @@ class RenderersRendering:
         special = {tokenizer.convert_tokens_to_ids(token) for token in tokenizer.all_special_tokens}
         marked_ids = msgspec.structs.astuple(self.markers) if self.markers else ()
         self.odd_ids = frozenset(special - {*self.stop_token_ids, *marked_ids})
+        self._control = ControlTokens(added_tokens(tokenizer))
         self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
 
     def encode(self, text: str) -> Int32Array:
+        if SEAM in text:
+            text = text.replace(SEAM, "\ufffd")
         return _array(self._tokenizer.encode(text, add_special_tokens=False))
 
     def exceeds(self, texts: Iterable[str], tokens: int, stopped: Callable[[], bool]) -> bool:
@@ -93,8 +98,9 @@ class RenderersRendering:
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Int32Array:
         from jinja2 import TemplateError
 
+        harmless, tools = self._control.as_text(messages, tools)
         try:
-            return _array(self._renderer.render_ids(list(messages), tools=_tools(tools), add_generation_prompt=True))
+            return _array(self._renderer.render_ids(harmless, tools=tools, add_generation_prompt=True))
         except (TemplateError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"The chat format '{self.name}' cannot express these messages: {error}") from error
 
@@ -109,7 +115,8 @@ class RenderersRendering:
     ) -> Int32Array | None:
         renderer = self._keeping if keep_reasoning else self._renderer
         prompt, response = self._prompt_tail(prompt_ids), _ints(response_ids)
-        bridged = renderer.bridge_to_next_turn(prompt, response, list(new_messages), tools=_tools(tools))
+        harmless, tools = self._control.as_text(new_messages, tools)
+        bridged = renderer.bridge_to_next_turn(prompt, response, harmless, tools=tools)
         if bridged is None:
             return None
         before = prompt + response

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ModelError
+from agentlightning.rendering.control import SEAM
 
 _LONG = 16 * 1024
 """Characters."""
@@ -37,6 +38,8 @@ class FileTokenizer:
         self.unk_token_id = self._special_id("unk_token")
 
     def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        if SEAM in text:
+            return [token for piece in text.split(SEAM) for token in self.encode(piece)]
         if len(text) < _LONG:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # Encoding in batches leaves the interpreter to other threads.
@@ -55,8 +58,13 @@ class FileTokenizer:
         return self._tokenizer.get_vocab()
 
     @cached_property
+    def added_tokens(self) -> dict[str, bool]:
+        """The texts of the tokens that were added to the vocabulary, and whether they are special."""
+        return {str(t): t.special for t in self._tokenizer.get_added_tokens_decoder().values()}
+
+    @cached_property
     def all_special_tokens(self) -> list[str]:
-        return [str(t) for t in self._tokenizer.get_added_tokens_decoder().values() if t.special]
+        return [text for text, special in self.added_tokens.items() if special]
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -104,6 +112,25 @@ class FileTokenizer:
         return None if token is None else self._tokenizer.token_to_id(_text(token))
 
 
+class SeamTokenizer:
+    """A tokenizer of transformers' that begins anew where a text has a seam, as `FileTokenizer` does."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
+        pieces = text.split(SEAM)
+        return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=add_special_tokens)]
+
+    def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **options: Any) -> Any:
+        options["return_dict"] = False
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        return self.encode(text) if tokenize else text
+
+
 def load_tokenizer(path: str) -> Any:
     """The tokenizer of a model directory or hub id. Raises `ModelError` if there is none."""
     directory = model_directory(path)
@@ -122,7 +149,14 @@ def load_tokenizer(path: str) -> Any:
         raise ModelError(  # for some kinds of models transformers makes an empty tokenizer then
             f"There is no tokenizer in {directory}. Save the model's own there, with tokenizer.save_pretrained."
         )
-    return tokenizer
+    return SeamTokenizer(tokenizer)
+
+
+def added_tokens(tokenizer: Any) -> dict[str, bool]:
+    """The texts of the tokens that were added to a tokenizer's vocabulary, and whether they are special."""
+    if isinstance(tokenizer, FileTokenizer):
+        return tokenizer.added_tokens
+    return {str(token): token.special for token in tokenizer.added_tokens_decoder.values()}
 
 
 def model_directory(path: str) -> Path:
