@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -140,9 +141,7 @@ def test_a_bridge_adds_none_either(name: str) -> None:
         session = Session(rendering)
         ask: list[Message] = [{"role": "user", "content": "Hello."}]
         first = session.plan(ask, None, "a")
-        response = rendering.encode("Hello.").tolist() + [rendering.stop_token_ids[0]]
-        import numpy as np
-
+        response = [*rendering.encode("Hello.").tolist(), rendering.stop_token_ids[0]]
         numbers = np.zeros(len(response), np.float32)
         said: Message = {"role": "assistant", "content": "Hello."}
         ids = np.array(response, np.int32)
