@@ -165,3 +165,22 @@ def gateway(
 
 
 app.add_typer(store_app)
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def prometheus() -> None:
+    """Says where the counters are: `agl store` serves them at /metrics, in Prometheus' format."""
+    from agentlightning.errors import ConfigError
+
+    raise ConfigError("There is nothing to start: `agl store` serves its counters at /metrics of its own address.")
+
+
+@app.command(hidden=True, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def vllm() -> None:
+    """Says how vLLM's server is used: as it is, behind the gateway."""
+    from agentlightning.errors import ConfigError
+
+    raise ConfigError(
+        "vLLM's own server needs no change: start it with `vllm serve MODEL`, and put the gateway in front of it with "
+        "`agl gateway --upstream NAME=http://127.0.0.1:8000/v1`."
+    )

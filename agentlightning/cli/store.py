@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -17,7 +18,12 @@ from rich.table import Table
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
-from agentlightning.store import LightningStoreServer, PostgresLightningStore, SqliteLightningStore
+from agentlightning.store import (
+    InMemoryLightningStore,
+    LightningStoreServer,
+    PostgresLightningStore,
+    SqliteLightningStore,
+)
 from agentlightning.store.base import Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
@@ -36,8 +42,20 @@ class Location:
 
     path: Path | None
     dsn: str | None
+    backend: str | None = None
+    """sqlite, postgres or memory, where it was said; None is what the two others say."""
 
     def __post_init__(self) -> None:
+        if self.backend == "mongo":
+            raise ConfigError("MongoDB is not supported. Several machines share PostgreSQL: --dsn postgresql://…")
+        if self.backend not in (None, "sqlite", "postgres", "memory"):
+            raise ConfigError(f"--backend is '{self.backend}'; it can be sqlite, postgres or memory.")
+        if self.backend == "postgres" and self.dsn is None:
+            raise ConfigError("--backend postgres needs --dsn postgresql://user:password@host/db.")
+        if self.dsn is not None and self.backend in ("sqlite", "memory"):
+            raise ConfigError(f"--dsn is PostgreSQL, and --backend says {self.backend}. Leave one of them out.")
+        if self.path is not None and self.backend == "memory":
+            raise ConfigError("A store in memory has no file: leave --path out.")
         if self.path is not None and self.dsn is not None:
             raise ConfigError("Give --path or --dsn, not both.")
 
@@ -45,6 +63,8 @@ class Location:
     async def opened(self, *, create: bool = False) -> AsyncIterator[SqlLightningStore]:
         if self.dsn is not None:
             store: SqlLightningStore = PostgresLightningStore(self.dsn)
+        elif self.backend == "memory":
+            store = InMemoryLightningStore()
         else:
             path = self.path or DEFAULT_PATH
             if not create and not path.exists():
@@ -56,7 +76,17 @@ class Location:
             await store.close()
 
     def __str__(self) -> str:
+        if self.backend == "memory":
+            return "in memory"
         return re.sub(r"//([^:@/]*):[^@/]*@", r"//\1:…@", self.dsn) if self.dsn else str(self.path or DEFAULT_PATH)
+
+
+def log_at(level: str) -> None:
+    """Show the log from this level on."""
+    known = logging.getLevelNamesMapping().get(level.upper())
+    if known is None:
+        raise ConfigError(f"--log-level is '{level}'; it can be DEBUG, INFO, WARNING or ERROR.")
+    logging.basicConfig(level=known, format="%(asctime)s %(levelname)s %(name)s  %(message)s")
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------

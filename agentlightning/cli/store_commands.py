@@ -23,15 +23,20 @@ def root(
     secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
     ] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
+    ] = None,
+    log_level: Annotated[str, typer.Option(help="Of the server's log: DEBUG, INFO, WARNING, ERROR.")] = "WARNING",
 ) -> None:
     """Serve a store to runners, trainers and other machines; or, with a command, look after one.
 
     A run's store is the file store.db in its folder. One process owns a SQLite file: stop the run first, or read it
     through its server.
     """
-    from agentlightning.cli.store import Location, serve
+    from agentlightning.cli.store import Location, log_at, serve
 
-    context.obj = Location(path, dsn)
+    context.obj = Location(path, dsn, backend)
+    log_at(log_level)
     if context.invoked_subcommand is None:
         serve(context.obj, host, port, key, secret_file)
 

@@ -29,7 +29,7 @@ def tables() -> dict[str, str]:
     }
 
 
-def _keys() -> Iterable[Sequence[str]]:
+def _keys() -> Iterable[tuple[str, str]]:
     yield from ((f"`{key}`", f"`{name}`") for key, (name, _) in MAPPED.items())
     yield from ((f"`{key}`", meaning) for key, meaning in TOGETHER.items())
 

@@ -133,3 +133,31 @@ async def test_serving_with_a_key(filled: Path, served: str) -> None:
     agent = LightningStoreClient(served, key=key)
     assert await agent.add_span(make_span(claim)) is not None
     await agent.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--backend", "mongo"), "MongoDB is not supported"),
+        (("--backend", "postgres"), "needs --dsn"),
+        (("--backend", "memory", "--path", "x.db"), "leave --path out"),
+        (("--backend", "redis"), "sqlite, postgres or memory"),
+        (("--log-level", "loud"), "DEBUG, INFO"),
+    ],
+)
+def test_a_backend_that_cannot_be_is_refused(tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        agl(tmp_path, *arguments, "stats")
+
+
+def test_a_store_in_memory_leaves_no_file(tmp_path: Path) -> None:
+    assert "rollouts" in agl(tmp_path, "--backend", "memory", "--log-level", "info", "stats").lower()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("command", "words"), [("prometheus", "/metrics"), ("vllm", "agl gateway --upstream")])
+def test_commands_that_are_not_needed_say_what_is(tmp_path: Path, command: str, words: str) -> None:
+    line = [sys.executable, "-m", "agentlightning", command, "--port", "4748", "x"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert words in done.stdout + done.stderr
