@@ -100,11 +100,12 @@ def show(
     rollout: Annotated[str | None, typer.Argument(help="The rollout to show; the last ones if not given.")] = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only rollouts that failed.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
+    full: Annotated[bool, typer.Option("--full", help="System prompts and tools too.")] = False,
 ) -> None:
     """Show what was said in the rollouts of a run: task, messages, tool calls, reward, error."""
     from agentlightning.cli.show import show_rollouts
 
-    show_rollouts(run, rollout, failed=failed, limit=limit)
+    show_rollouts(run, rollout, failed=failed, limit=limit, full=full)
 
 
 @app.command()

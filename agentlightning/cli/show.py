@@ -21,15 +21,15 @@ from agentlightning.types import RolloutStatus
 console = Console(highlight=False)
 
 
-def show_rollouts(run: Path, rollout_id: str | None, *, failed: bool, limit: int) -> None:
+def show_rollouts(run: Path, rollout_id: str | None, *, failed: bool, limit: int, full: bool = False) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
     file = run / STORE_FILE if run.is_dir() else run
     if not file.is_file():
         raise ConfigError(f"There is no store '{file}'. Give a run's folder, or the file of a store.")
-    run_sync(_show(Location(file, None), rollout_id, failed, limit))
+    run_sync(_show(Location(file, None), rollout_id, failed, limit, full))
 
 
-async def _show(where: Location, rollout_id: str | None, failed: bool, limit: int) -> None:
+async def _show(where: Location, rollout_id: str | None, failed: bool, limit: int, full: bool) -> None:
     async with where.opened() as store:
         found = await store.query_rollouts(
             rollout_id_in=[rollout_id] if rollout_id else None,
@@ -42,13 +42,13 @@ async def _show(where: Location, rollout_id: str | None, failed: bool, limit: in
             what = f"rollout '{rollout_id}'" if rollout_id else "failed rollout" if failed else "finished rollout"
             raise ConfigError(f"There is no {what} in {where}.")
         for episode in reversed(await collect(store, [r.rollout_id for r in found])):
-            console.print(await _panel(store, episode))
+            console.print(await _panel(store, episode, full))
 
 
-async def _panel(store: SqlLightningStore, episode: Episode) -> Panel:
+async def _panel(store: SqlLightningStore, episode: Episode, full: bool) -> Panel:
     rollout = episode.rollout
     spans = (await store.query_spans(rollout.rollout_id, "latest")).items
-    parts = [Text(f"task  {json.dumps(rollout.input, ensure_ascii=False)}", style="dim"), transcript(spans)]
+    parts = [Text(f"task  {json.dumps(rollout.input, ensure_ascii=False)}", style="dim"), transcript(spans, full=full)]
     if episode.attempt is not None and episode.attempt.error:
         parts.append(Text(episode.attempt.error, style="red"))
     step = rollout.metadata.get("step")

@@ -49,13 +49,20 @@ def _side_by_side(
     return Group(Text(f"\nThe same task before and after: {json.dumps(rollout.input)}"), Columns(panels))
 
 
-def transcript(spans: Sequence[Span]) -> Text:
-    """The messages of an attempt's model calls in order, without the system prompt."""
+def transcript(spans: Sequence[Span], *, full: bool = False) -> Text:
+    """The messages of an attempt's model calls in order; with `full` system prompts and tools too, each once."""
     text = Text()
+    tools: set[str] = set()
     for span in spans:
+        given = span.attributes.get("gen_ai.tool.definitions")
+        if full and isinstance(given, str) and given not in tools:
+            tools.add(given)
+            for tool in json.loads(given):
+                text.append(f"{'tools':>9}  ", style="dim")
+                text.append(f"{json.dumps(tool.get('function', tool), ensure_ascii=False)}\n", style="dim")
         for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
             for message in _messages(span.attributes.get(key)):
-                if message["role"] != "system":
+                if full or message["role"] != "system":
                     text.append(f"{message['role']:>9}  ", style=_STYLES.get(message["role"], ""))
                     text.append(f"{_content(message)}\n")
     text.rstrip()

@@ -189,7 +189,8 @@ class Trainer(GivenByName):
         """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly.
 
         Tasks are a list, or anything that has a length and is read by number; or the name of a file that ends in
-        .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, the tasks where the algorithm brings its own.
+        .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, the tasks where the
+        algorithm brings its own.
         """
         val = val_dataset if val_dataset is not None else val_data
         try:
@@ -281,7 +282,7 @@ class Trainer(GivenByName):
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)
             process, gateway = await self._start_policy(stack, store, reporter)
-            resources = {**({"llm": gateway.as_resource()} if gateway else {}), **self.initial_resources}
+            resources = {**self._endpoint(gateway), **self.initial_resources}
             if self.llm_proxy is not None:
                 gateway = await self._start_llm_proxy(stack, store)
             context = TrainingContext(
@@ -319,6 +320,12 @@ class Trainer(GivenByName):
         return await start_policy(
             stack, store, self._spec(), self.port, host=strategy.gateway_host, secret=strategy.secret
         )
+
+    def _endpoint(self, gateway: Gateway | None) -> NamedResources:
+        """The policy as a resource, with what training samples with for agents that read it."""
+        if gateway is None:
+            return {}
+        return {"llm": gateway.as_resource(sampling_parameters={"temperature": self._spec().temperature})}
 
     async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:
         """The gateway that was given, recording in this run's store."""

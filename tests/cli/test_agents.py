@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import agentlightning as agl
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import show_rollouts
+from agentlightning.cli.transcript import transcript
 from agentlightning.metrics import SilentConsole
+from agentlightning.types import Span
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,14 @@ def test_show_prints_rollouts_with_their_rewards_and_errors(tmp_path: Path, caps
     assert '"good"' not in capsys.readouterr().out
     with pytest.raises(agl.ConfigError, match="no rollout 'ro-nothing'"):
         show_rollouts(tmp_path, "ro-nothing", failed=False, limit=1)
+
+
+def test_a_transcript_in_full_has_system_prompts_and_each_tool_once() -> None:
+    messages = [{"role": "system", "parts": [{"type": "text", "content": "Be brief."}]}]
+    tools = [{"type": "function", "function": {"name": "calc", "description": "Adds."}}]
+    attributes = {"gen_ai.input.messages": json.dumps(messages), "gen_ai.tool.definitions": json.dumps(tools)}
+    spans = [Span.from_attributes(attributes=attributes, rollout_id="r", attempt_id="a", name="chat") for _ in "ab"]
+    shown = str(transcript(spans, full=True))
+    assert shown.count("Be brief.") == 2
+    assert shown.count('"name": "calc"') == 1
+    assert str(transcript(spans)) == ""

@@ -184,6 +184,7 @@ from openai import AsyncOpenAI
 @agl.rollout
 async def agent(task, llm):
     client = AsyncOpenAI(base_url=llm.endpoint, api_key="dummy")
+    assert llm.sampling_parameters == {"temperature": 0.9}, llm.sampling_parameters
     messages = [{"role": "user", "content": task["question"]}]
     said = await client.chat.completions.create(model=llm.model, messages=messages)
     return float(len(said.choices[0].message.content or "") % 2)
@@ -200,6 +201,7 @@ def test_the_command_trains(tmp_path: Path) -> None:
         "+algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.model.path": "calc",
         "actor_rollout_ref.rollout.n": 4,
+        "actor_rollout_ref.rollout.temperature": 0.9,
         "data.train_batch_size": 2,
         "trainer.total_training_steps": 1,
         "trainer.default_local_dir": "run",
