@@ -34,6 +34,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How many alternatives to report per token."""
     grammar: str | None = None
     """What the response must look like, as a grammar of the `llguidance` library."""
+    owner: str = ""
+    """Who asks, for example an attempt: requests of different owners take turns. Empty: the request is its own."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,34 +8,85 @@ Shape letter: V vocabulary.
 
 from __future__ import annotations
 
+import time
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentlightning.errors import ConfigError, ModelError, missing_extra
+from agentlightning.engine.limits import check_grammar
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError, missing_extra
+
+COMPILE_SECONDS = 10.0
+"""A grammar that takes longer to compile is refused."""
+_SOON = 0.02
+"""Whoever brings a new grammar waits so long for it: most are ready by then."""
+_KEPT = 64
+"""Compiled grammars that are kept for later requests."""
+
+
+class Compiling:
+    """A grammar on its way. All requests with the same text share it."""
+
+    def __init__(self, future: Future[Any], vocab_size: int) -> None:
+        self._future = future
+        self._vocab_size = vocab_size
+        self._deadline = time.monotonic() + COMPILE_SECONDS
+
+    def matcher(self, wait: float = 0.0) -> Matcher | None:
+        """A matcher at the beginning of a response; None if it is not ready within so many seconds.
+
+        Raises `ConfigError` for a grammar that makes no sense or takes too long, `ModelError` for a tokenizer that
+        cannot be read.
+        """
+        try:
+            found = self._future.result(timeout=wait)
+        except TimeoutError:
+            if time.monotonic() < self._deadline:
+                return None
+            raise ConfigError(
+                f"The grammar of a request was not compiled within {COMPILE_SECONDS:.0f} s. Simplify its JSON schema."
+            ) from None
+        if found.is_error():
+            raise ConfigError(f"The grammar of a request cannot be used: {found.get_error()}")
+        return Matcher(found.deep_copy(), self._vocab_size)
 
 
 class Grammars:
-    """Makes the matchers of one tokenizer. Reading a large vocabulary takes a second, so it waits for the first."""
+    """Compiles grammars for one tokenizer in a thread, so that nobody's sampling waits for another's schema."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._reader: Any = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._kept: OrderedDict[str, Compiling] = OrderedDict()
 
-    def matcher(self, grammar: str) -> Matcher:
-        """A matcher at the beginning of a response. Raises `ConfigError` for a grammar that makes no sense."""
+    def begin(self, grammar: str) -> Compiling:
+        """The grammar, compiled or on its way. Raises `ConfigError` for one that is larger than allowed."""
+        found = self._kept.get(grammar)
+        if found is None:
+            check_grammar(grammar)
+            found = Compiling(self._thread.submit(self._compile, grammar), self._vocab_size)
+            with suppress(AgentLightningError):  # told to whoever asks for a matcher
+                found.matcher(_SOON)
+            self._kept[grammar] = found
+        self._kept.move_to_end(grammar)
+        while len(self._kept) > _KEPT:
+            self._kept.popitem(last=False)
+        return found
+
+    def _compile(self, grammar: str) -> Any:
         try:
             from llguidance import LLMatcher
         except ImportError as error:
             raise missing_extra("torch", "llguidance") from error
-        found = LLMatcher(self._read(), grammar, log_level=0)
-        if found.is_error():
-            raise ConfigError(f"The grammar of a request cannot be used: {found.get_error()}")
-        return Matcher(found, self._vocab_size)
+        return LLMatcher(self._read(), grammar, log_level=0)  # lets other threads run while it compiles
 
     def _read(self) -> Any:
         if self._reader is None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
+import re
+from contextlib import suppress
 
 from agentlightning.engine.base import SamplingParams
 from agentlightning.errors import ConfigError, ModelError
@@ -12,6 +15,14 @@ from agentlightning.types.call import Int32Array
 logger = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 100
+MAX_STOPS = 64
+"""Stop strings of one request, and as many stop ids."""
+MAX_STOP_LENGTH = 1024
+"""Characters of one stop string."""
+MAX_GRAMMAR_LENGTH = 512 * 1024
+"""Characters of a grammar, which holds the JSON schemas of a request."""
+MAX_PATTERNS = 100
+"""Property patterns of a grammar. The time that they take to compile grows with their third power."""
 MIN_CONTEXT = 16
 MIN_PREFILL = 16
 
@@ -66,8 +77,36 @@ def check_params(params: SamplingParams) -> None:
             or params.max_tokens > 0,
             f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {top}": 0 <= top <= MAX_TOP_LOGPROBS,
             "stop must not hold an empty string": all(params.stop),
+            f"stop may hold {MAX_STOPS} strings, not {len(params.stop)}": len(params.stop) <= MAX_STOPS,
+            f"a stop string may have {MAX_STOP_LENGTH} characters": all(len(s) <= MAX_STOP_LENGTH for s in params.stop),
+            f"stop_token_ids may hold {MAX_STOPS} ids": len(params.stop_token_ids) <= MAX_STOPS,
         }
     )
+
+
+def check_grammar(grammar: str) -> None:
+    """Refuse a grammar that would take long to compile."""
+    length = len(grammar)
+    rules = {
+        f"the JSON schemas of a request may have {MAX_GRAMMAR_LENGTH:,} characters in all, not {length:,}": (
+            length <= MAX_GRAMMAR_LENGTH
+        )
+    }
+    if length <= MAX_GRAMMAR_LENGTH:
+        patterns = _patterns(grammar)
+        few = patterns <= MAX_PATTERNS
+        rules[f"the JSON schemas of a request may have {MAX_PATTERNS} patternProperties in all, not {patterns}"] = few
+    _refuse(rules)
+
+
+def _patterns(grammar: str) -> int:
+    """How many property patterns the JSON schemas in a grammar have."""
+    text = grammar.replace('\\"', '"')
+    count = 0
+    for found in re.finditer(r'"patternProperties"\s*:\s*(?={)', text):
+        with suppress(ValueError, RecursionError):
+            count += len(json.JSONDecoder().raw_decode(text, found.end())[0])
+    return count
 
 
 def _refuse(rules: dict[str, bool]) -> None:

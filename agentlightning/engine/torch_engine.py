@@ -13,91 +13,40 @@ Shape letters: B requests, V vocabulary.
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.engine.base import Chunk, EngineInfo
 from agentlightning.engine.contexts import make_contexts
-from agentlightning.engine.events import Ended, Event, Failed, Part, Request, Sampled
-from agentlightning.engine.grammar import Grammars, Matcher
+from agentlightning.engine.events import Ended, Event, Failed, Part, Request
+from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt
+from agentlightning.engine.queue import Queue
+from agentlightning.engine.running import Columns, Counters, Running, sampled
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import EngineError
-from agentlightning.types.call import Float32Array, Int32Array
 
 DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
 PREFILL_COST = 0.25
 """What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
 
+KEPT_FREE = 8
+"""One of so many places is kept from owners who hold many."""
+_PIECE_FLOPS = 2e10
+"""About a quarter of a second of one core."""
+_GRAMMAR_WAIT = 0.05
+"""Seconds that a step waits for a grammar when there is nothing else to do."""
+
 _DIVERGED = (
     "The model's log-probs are not finite (NaN or infinite): its weights have diverged. "
     "Lower the learning rate and start again from an earlier checkpoint."
 )
 _TOO_COMPLEX = "The response could not be held to its JSON schema any further: it is too complex. Simplify the schema."
-
-
-@dataclass(slots=True)
-class Counters:
-    """Tokens since the engine was made. `cached` are prompt tokens that were not computed again."""
-
-    sampled: int = 0
-    prefilled: int = 0
-    cached: int = 0
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request in a slot."""
-
-    request: Request
-    slot: int
-    cached: int
-    random: np.random.Generator | None
-    matcher: Matcher | None
-    emitted: int = 0
-    """Response tokens given out so far."""
-    top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
-    """Alternatives of the response tokens not given out yet, [K] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """What a step needs of the requests in all slots at once, arrays of shape [slots]."""
-
-    temperature: np.ndarray
-    top_k: np.ndarray
-    top_p: np.ndarray
-    limit: np.ndarray
-    """Prompt plus response end here."""
-    watched: np.ndarray
-    """Whether the request needs a look at every token: it streams, has stops of its own, or wants alternatives."""
-    constrained: np.ndarray
-    """Whether the response follows a grammar."""
-
-    @classmethod
-    def of(cls, slots: int) -> _Columns:
-        whole = np.zeros(slots, dtype=np.int64)
-        no = np.zeros(slots, dtype=np.bool_)
-        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), no.copy(), no.copy())
-
-    def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
-        self.temperature[slot] = params.temperature
-        self.top_k[slot] = params.top_k
-        self.top_p[slot] = params.top_p
-        self.limit[slot] = limit
-        self.watched[slot] = watched
-        self.constrained[slot] = params.grammar is not None
-
-    def swap(self, a: int, b: int) -> None:
-        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched, self.constrained):
-            column[[a, b]] = column[[b, a]]
 
 
 class TorchEngine:
@@ -137,18 +86,17 @@ class TorchEngine:
         self.vocab_size = self.contexts.vocab_size
         check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
-        self._waiting: OrderedDict[int, Request] = OrderedDict()
-        self._running: dict[int, _Running] = {}
-        self._by_slot: list[_Running | None] = [None] * slots
+        self._piece_tokens = min(_piece_tokens(model), prefill_tokens)
+        self._queue = Queue(Grammars(tokenizer, self.vocab_size, eos_ids))
+        self._running: dict[int, Running] = {}
+        self._by_slot: list[Running | None] = [None] * slots
         self._slots = Slots(slots, self._model.capacity, cuts=self.contexts.cuts, reuses=self.contexts.continues)
-        self._columns = _Columns.of(slots)
+        self._columns = Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._held = 0
         self._random = np.random.default_rng(seed)
         self._stop_strings = StopStrings(tokenizer)
-        self._grammars = Grammars(tokenizer, self.vocab_size, eos_ids)
-        self._matchers: dict[int, Matcher] = {}
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
         self._is_eos[list(eos_ids)] = True
         self._events: list[Event] = []
@@ -172,34 +120,31 @@ class TorchEngine:
     @property
     def waiting(self) -> int:
         """Requests submitted and not yet admitted."""
-        return len(self._waiting)
+        return len(self._queue) + self._queue.compiling
 
     @property
     def active(self) -> bool:
         """Whether a step has anything to do."""
-        return bool(self._running or self._waiting)
+        return bool(self._running or self.waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `ModelError` or `ConfigError` if it can never be sampled."""
         check_params(request.params)
         check_prompt(request.prompt_ids, self.max_context, self.vocab_size)
-        if request.request_id in self._running or request.request_id in self._waiting:
+        if request.request_id in self._running or request.request_id in self._queue:
             raise EngineError(f"Request {request.request_id} is being sampled already; use another id.")
-        if request.params.grammar is not None:
-            self._matchers[request.request_id] = self._grammars.matcher(request.params.grammar)
-        self._waiting[request.request_id] = request
+        self._queue.add(request)
 
     def abort(self, request_id: int) -> None:
         """Drop a request; nothing more comes out for it. An id that is not there (any more) is fine."""
-        self._waiting.pop(request_id, None)
-        self._matchers.pop(request_id, None)
+        self._queue.remove(request_id)
         running = self._running.get(request_id)
         if running is not None:
             self._leave(running)
 
     def abort_all(self) -> list[int]:
         """Drop every request and everything cached; returns the requests' ids. For the state after a failed step."""
-        ids = [*self._running, *self._waiting]
+        ids = [*self._running, *self._queue]
         for request_id in ids:
             self.abort(request_id)
         self._forget_contexts()
@@ -217,7 +162,7 @@ class TorchEngine:
         self._forget_contexts()
         return [part for part in parts if part is not None]
 
-    def _part(self, running: _Running) -> Event | None:
+    def _part(self, running: Running) -> Event | None:
         """What a request sampled and did not give out yet."""
         chunk = self._take(running, None, None)
         return Part(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
@@ -229,7 +174,8 @@ class TorchEngine:
 
     def step(self, *, admit: bool = True) -> list[Event]:
         """Compute the next token of every running request. With `admit=False` no waiting request is started."""
-        self._events = []
+        idle = not self._running and not len(self._queue)
+        self._events = list(self._queue.look_at_grammars(_GRAMMAR_WAIT if idle else 0.0))
         with torch.inference_mode():
             if admit:
                 self._admit()
@@ -238,32 +184,58 @@ class TorchEngine:
         return self._events
 
     def _admit(self) -> None:
-        """Start waiting requests, oldest first, as long as there is room.
+        """Start waiting requests, fairly among their owners, as long as there is room.
 
         One whose prefix is being computed by another right now is passed over until that is done.
         """
+        if not len(self._queue):
+            return
+        self._charge()
         if not self._worth_admitting():
             return
         passed_over: list[Request] = []
-        while self._waiting and len(self._running) < self.max_concurrency > len(passed_over):
-            _, request = self._waiting.popitem(last=False)
+        while len(passed_over) < self.max_concurrency:
+            request = self._queue.pop(*self._room())
+            if request is None:
+                break
             placement = self._slots.place(request.prompt_ids)
             if placement is None:
                 passed_over.append(request)
             else:
                 self._start(request, placement)
         for request in reversed(passed_over):
-            self._waiting[request.request_id] = request
-            self._waiting.move_to_end(request.request_id, last=False)
+            self._queue.put_back(request)
+
+    def _room(self) -> tuple[int, int]:
+        """How many more requests may start: of anyone, and of owners of whom none is running.
+
+        The second is more when one owner holds many: a few places are beyond their reach, so that nobody waits for the
+        end of another's long responses.
+        """
+        running = len(self._running)
+        kept_free = max(1, self.max_concurrency // KEPT_FREE)
+        if max(self._queue.running.values(), default=0) <= kept_free:
+            room = self.max_concurrency - running
+            return room, room
+        most = min(self.max_concurrency + kept_free, self._slots.count)
+        return most - kept_free - running, most - running
+
+    def _charge(self) -> None:
+        """Charge owners for what was sampled since the last time."""
+        for running in self._running.values():
+            sampled = int(self._slots.length[running.slot]) - len(running.request.prompt_ids)
+            self._queue.charge(running.request, sampled - running.charged)
+            running.charged = sampled
 
     def _worth_admitting(self) -> bool:
         """Whether waiting requests should start now rather than be joined by others.
 
         A prefill costs part of a step, however few tokens it computes; a request held back for a step costs its share
-        of that step. So they are held until the second sum reaches the first.
+        of that step. So they are held until the second sum reaches the first; not where one owner holds many places.
         """
-        self._held += min(self.waiting, self.max_concurrency - self.running)
-        if self._held < self.running * PREFILL_COST:
+        room, room_for_new = self._room()
+        self._held += min(len(self._queue), max(room, room_for_new))
+        if self._held < self.running * PREFILL_COST and room == room_for_new:
             return False
         self._held = 0
         return True
@@ -274,20 +246,25 @@ class TorchEngine:
             self._model.cache.copy(placement.source, slot, placement.reused)
         self._slots.occupy(placement, prompt)
         random = None if params.seed is None else np.random.Generator(np.random.PCG64(params.seed & (2**64 - 1)))
-        running = _Running(request, slot, placement.reused, random, self._matchers.pop(request.request_id, None))
+        running = Running(request, slot, placement.reused, random, self._queue.take_matcher(request.request_id))
         self._running[request.request_id] = self._by_slot[slot] = running
         limit = self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
         watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs or params.grammar)
         self._columns.set(slot, params, min(limit, self.max_context), watched)
         self.counters.cached += placement.reused
+        self._queue.charge(request, len(prompt) - placement.reused)
 
     def _prefill(self) -> None:
-        """Compute the oldest prompts' missing tokens, as many as a step may; sample where a prompt is complete."""
-        budget = self._prefill_tokens
-        work: list[tuple[int, int]] = []
+        """Compute prompts' missing tokens, as many as a step may; sample where a prompt is complete.
+
+        While others decode, a step computes a piece that does not hold them up for long. Short prompts go first.
+        """
         if not self._slots.unready().any():
             return
-        for running in self._running.values():
+        decoding = len(self._slots.ready())
+        budget = min(max(self._piece_tokens, 4 * decoding), self._prefill_tokens) if decoding else self._prefill_tokens
+        work: list[tuple[int, int]] = []
+        for running in sorted(self._running.values(), key=lambda r: self._slots.missing(r.slot)):
             missing = self._slots.missing(running.slot)
             count = min(missing, budget) if self.contexts.continues else missing * (budget > 0)
             if count > 1:
@@ -394,7 +371,7 @@ class TorchEngine:
                 allowed[index] = mask
         return allowed
 
-    def _look_at(self, running: _Running, drawn: Draw, index: int) -> bool:
+    def _look_at(self, running: Running, drawn: Draw, index: int) -> bool:
         """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""
         params, slot = running.request.params, running.slot
         if params.top_logprobs:
@@ -418,7 +395,7 @@ class TorchEngine:
         self._leave(running)
         return True
 
-    def _take(self, running: _Running, reason: str | None, stop_string: str | None) -> Chunk:
+    def _take(self, running: Running, reason: str | None, stop_string: str | None) -> Chunk:
         """The tokens of a request that were not given out yet."""
         slot = running.slot
         start = len(running.request.prompt_ids) + running.emitted
@@ -448,7 +425,7 @@ class TorchEngine:
             if running.top:
                 top_ids, top_logprobs = running.top.pop()
                 self._events.append(
-                    _sampled(
+                    sampled(
                         [running.request.request_id], drawn, [index], self.version, top_ids[None], top_logprobs[None]
                     )
                 )
@@ -456,18 +433,19 @@ class TorchEngine:
                 together.append(index)
                 ids.append(running.request.request_id)
         if together:
-            self._events.append(_sampled(ids, drawn, together, self.version))
+            self._events.append(sampled(ids, drawn, together, self.version))
 
-    def _fail(self, running: _Running, message: str) -> None:
+    def _fail(self, running: Running, message: str) -> None:
         slot = running.slot
         self._leave(running)
         self._slots.forget(slot)
         self._model.cache.clear(slot)
         self._events.append(Failed(request_id=running.request.request_id, message=message))
 
-    def _leave(self, running: _Running) -> None:
+    def _leave(self, running: Running) -> None:
         """Take a request out of its slot, which keeps the computed tokens for reuse."""
         del self._running[running.request.request_id]
+        self._queue.leave(running.request)
         self._by_slot[running.slot] = None
         self._slots.release(running.slot)
 
@@ -479,20 +457,8 @@ class TorchEngine:
                 self._slots.computed[slot] = 0
 
 
-def _sampled(
-    request_ids: list[int],
-    drawn: Draw,
-    indices: list[int],
-    version: int,
-    top_ids: Int32Array | None = None,
-    top_logprobs: Float32Array | None = None,
-) -> Sampled:
-    return Sampled(
-        request_ids=request_ids,
-        ids=drawn.ids[indices],
-        logprobs=drawn.logprobs[indices],
-        plain_logprobs=drawn.plain_logprobs[indices],
-        version=version,
-        top_ids=top_ids,
-        top_logprobs=top_logprobs,
-    )
+def _piece_tokens(model: PreTrainedModel) -> int:
+    """Prompt tokens that are computed beside decoding: a piece that takes a CPU about as long as a few steps."""
+    if model.device.type != "cpu":
+        return sys.maxsize
+    return max(int(_PIECE_FLOPS / (2 * sum(p.numel() for p in model.parameters()))), 64)

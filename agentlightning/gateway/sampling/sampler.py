@@ -154,7 +154,8 @@ class Sampler:
             left = self._limits.tokens - asked.arrival.live.summary.response_tokens
             room = max(1, min(room, left // asked.arrival.request.n))
         top_logprobs = asked.arrival.request.top_logprobs
-        return params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
+        params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
+        return msgspec.structs.replace(params, owner=asked.arrival.live.attempt_id)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 

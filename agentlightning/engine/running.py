@@ -1,0 +1,92 @@
+"""What the embedded engine knows of the requests that it is computing. Plain data, by request and by slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.events import Request, Sampled
+from agentlightning.engine.grammar import Matcher
+from agentlightning.engine.sampler import Draw
+from agentlightning.types.call import Float32Array, Int32Array
+
+
+@dataclass(slots=True)
+class Counters:
+    """Tokens since the engine was made. `cached` are prompt tokens that were not computed again."""
+
+    sampled: int = 0
+    prefilled: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in a slot."""
+
+    request: Request
+    slot: int
+    cached: int
+    random: np.random.Generator | None
+    matcher: Matcher | None
+    charged: int = 0
+    """Response tokens that its owner was charged for."""
+    emitted: int = 0
+    """Response tokens given out so far."""
+    top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
+    """Alternatives of the response tokens not given out yet, [K] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a step needs of the requests in all slots at once, arrays of shape [slots]."""
+
+    temperature: np.ndarray
+    top_k: np.ndarray
+    top_p: np.ndarray
+    limit: np.ndarray
+    """Prompt plus response end here."""
+    watched: np.ndarray
+    """Whether the request needs a look at every token: it streams, has stops of its own, or wants alternatives."""
+    constrained: np.ndarray
+    """Whether the response follows a grammar."""
+
+    @classmethod
+    def of(cls, slots: int) -> Columns:
+        whole = np.zeros(slots, dtype=np.int64)
+        no = np.zeros(slots, dtype=np.bool_)
+        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), no.copy(), no.copy())
+
+    def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
+        self.temperature[slot] = params.temperature
+        self.top_k[slot] = params.top_k
+        self.top_p[slot] = params.top_p
+        self.limit[slot] = limit
+        self.watched[slot] = watched
+        self.constrained[slot] = params.grammar is not None
+
+    def swap(self, a: int, b: int) -> None:
+        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched, self.constrained):
+            column[[a, b]] = column[[b, a]]
+
+
+def sampled(
+    request_ids: list[int],
+    drawn: Draw,
+    indices: list[int],
+    version: int,
+    top_ids: Int32Array | None = None,
+    top_logprobs: Float32Array | None = None,
+) -> Sampled:
+    """The newest token of these requests, rows `indices` of what was drawn."""
+    return Sampled(
+        request_ids=request_ids,
+        ids=drawn.ids[indices],
+        logprobs=drawn.logprobs[indices],
+        plain_logprobs=drawn.plain_logprobs[indices],
+        version=version,
+        top_ids=top_ids,
+        top_logprobs=top_logprobs,
+    )

@@ -1,0 +1,173 @@
+"""What one owner asks for does not hold up another: places, turns, long prompts, grammars and stop lists."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from llguidance import LLMatcher
+
+from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.events import Ended, Failed, Request
+from agentlightning.engine.kv_cache import probe
+from agentlightning.engine.queue import Queue
+from agentlightning.engine.torch_engine import TorchEngine
+from agentlightning.errors import ConfigError
+from agentlightning.learner.policy import Policy
+
+from .conftest import gap, make_engine, random_ids, request, run
+
+
+def steps_until(engine: TorchEngine, request_id: int) -> int:
+    """How many steps until a request ends."""
+    for step in range(1, 10_000):
+        if any(isinstance(e, Ended) and e.request_id == request_id for e in engine.step()):
+            return step
+    raise AssertionError("it never ends")
+
+
+@pytest.mark.parametrize("slots", ["plenty", "as many as requests"])
+def test_a_short_call_does_not_wait_for_anothers_many(policy: Policy, slots: str) -> None:
+    """10 × n=128 of one attempt are there; another's five tokens take a few more steps than alone."""
+    engine = make_engine(policy, max_concurrency=16, max_context=256)
+    if slots != "plenty":
+        per_slot = probe(policy.model).bytes_per_token * 257
+        engine = make_engine(policy, max_concurrency=16, max_context=256, kv_budget_bytes=16 * per_slot)
+        assert engine._slots.count == 16
+    for number in range(1280):
+        engine.submit(request(number, random_ids(20, number % 10), max_tokens=200, owner="greedy"))
+    for _ in range(20):
+        engine.step()
+    assert engine.running >= 14
+    engine.submit(request(9999, random_ids(8, 99), max_tokens=5, owner="modest"))
+    assert steps_until(engine, 9999) <= 8
+
+
+def test_without_others_an_owner_gets_nearly_everything(policy: Policy) -> None:
+    engine = make_engine(policy, max_concurrency=16, max_context=128)
+    for number in range(40):
+        engine.submit(request(number, random_ids(20, number), max_tokens=80, owner="alone"))
+    for _ in range(20):
+        engine.step()
+    assert engine.running == 16
+
+
+def test_owners_take_turns_by_tokens(policy: Policy) -> None:
+    """Of two that always have something waiting each gets about half of the tokens, whoever asks for more at once."""
+    engine = make_engine(policy, max_concurrency=4, max_context=128)
+    tokens = {"long": 0, "short": 0}
+    length = {"long": 60, "short": 10}
+    owner: dict[int, str] = {}
+    number = 0
+    for _ in range(600):
+        for name in tokens:
+            while sum(1 for i, o in owner.items() if o == name) < (30 if name == "long" else 6):
+                number += 1
+                owner[number] = name
+                params = SamplingParams(max_tokens=length[name], owner=name)
+                engine.submit(Request(request_id=number, prompt_ids=random_ids(4, number), params=params))
+        for event in engine.step():
+            assert isinstance(event, Ended)
+            tokens[owner.pop(event.request_id)] += len(event.chunk.ids) + 4
+    assert 0.6 < tokens["short"] / tokens["long"] < 1.7, tokens
+
+
+def test_a_new_owner_earns_no_credit_by_having_been_away() -> None:
+    queue = Queue.__new__(Queue)
+    queue.__init__(grammars=None)  # pyright: ignore[reportArgumentType]
+    queue.add(request(1, random_ids(3, 0), owner="old"))
+    first = queue.pop(1, 1)
+    assert first is not None
+    queue.charge(first, 1000)
+    queue.add(request(2, random_ids(3, 0), owner="new"))
+    queue.add(request(3, random_ids(3, 0), owner="old"))
+    second = queue.pop(1, 1)
+    assert second is not None
+    assert second.request_id == 2
+    queue.charge(second, 1)
+    third = queue.pop(1, 1)
+    assert third is not None
+    assert third.request_id == 3
+
+
+def test_a_long_prompt_is_computed_in_pieces_beside_decoding(policy: Policy) -> None:
+    """And what comes out is exact."""
+    engine = make_engine(policy, max_context=512, max_concurrency=4)
+    engine._piece_tokens = 64
+    talking = request(1, random_ids(10, 1), max_tokens=200, temperature=0.9, stream=True)
+    engine.submit(talking)
+    while not len(engine._slots.ready()):
+        engine.step()
+    long = request(2, random_ids(400, 2), max_tokens=5)
+    engine.submit(long)
+    short = request(3, random_ids(6, 3), max_tokens=3)
+    engine.submit(short)
+    most = 0
+    ended: dict[int, Ended] = {}
+    order: list[int] = []
+    while engine.active:
+        before = engine.counters.prefilled
+        for event in engine.step():
+            if isinstance(event, Ended):
+                ended[event.request_id] = event
+                order.append(event.request_id)
+        most = max(most, engine.counters.prefilled - before)
+    assert most <= 64
+    assert order.index(3) < order.index(2)
+    assert gap(policy, long, ended[2].chunk) < 2e-5
+
+
+def schema_grammar(schema: object) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema))
+
+
+SLOW = schema_grammar({"type": "object", "patternProperties": {f"^x{i}[a-z]*$": {"type": "string"} for i in range(95)}})
+
+
+def test_a_grammar_is_compiled_once_and_beside_sampling(policy: Policy) -> None:
+    engine = make_engine(policy, max_concurrency=8)
+    for number in range(64):
+        engine.submit(request(number, random_ids(5, 1), max_tokens=4, grammar=SLOW, owner="schemas"))
+    engine.submit(request(100, random_ids(8, 2), max_tokens=3, owner="other"))
+    assert steps_until(engine, 100) <= 6
+    assert len(engine._queue._grammars._kept) == 1
+    ended = run(engine, [])
+    assert set(ended) <= set(range(64))
+    assert all(len(chunk.ids) for chunk in ended.values())
+
+
+@pytest.mark.parametrize(
+    ("params", "limit"),
+    [
+        ({"stop": tuple(f"stop {i}" for i in range(10_000))}, "stop may hold 64 strings, not 10000"),
+        ({"stop": ("x" * 10**6,)}, "1024 characters"),
+        ({"grammar": schema_grammar({"enum": ["x" * 80 + str(i) for i in range(90_000)]})}, "524,288 characters"),
+        (
+            {"grammar": schema_grammar({"patternProperties": {f"^x{i}": {} for i in range(2000)}})},
+            "100 patternProperties in all, not 2000",
+        ),
+    ],
+)
+def test_what_would_stall_everybody_is_refused_with_its_limit(policy: Policy, params: dict, limit: str) -> None:
+    with pytest.raises(ConfigError, match=limit):
+        make_engine(policy).submit(request(1, random_ids(5, 1), **params))
+
+
+def test_a_grammar_that_takes_too_long_is_refused(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.engine.grammar.COMPILE_SECONDS", 0.0)
+    monkeypatch.setattr("agentlightning.engine.grammar._SOON", 0.0)
+    engine = make_engine(policy)
+    with pytest.raises(ConfigError, match="was not compiled within"):
+        engine.submit(request(1, random_ids(5, 1), grammar=SLOW))
+    assert not engine.active
+
+
+def test_a_grammar_found_wanting_later_fails_its_request_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentlightning.engine.grammar._SOON", 0.0)
+    engine = make_engine(policy)
+    engine.submit(request(1, random_ids(5, 1), grammar=SLOW[:-1] + " "))
+    engine.submit(request(2, random_ids(5, 1), max_tokens=3))
+    events = []
+    while engine.active:
+        events += engine.step()
+    assert {type(e): e.request_id for e in events} == {Failed: 1, Ended: 2}
