@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo install dev test test-slow test-clients lint format types docs wheel bench clean
+.PHONY: help demo install dev test test-slow test-clients lint format types docs wheel bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ wheel: $(STAMPS)/python ## build the wheel into dist/
 
 bench: $(STAMPS)/dev ## every benchmark in its quick form
 	@for script in $(wildcard benchmarks/[a-z]*.py); do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done
+
+soak: $(STAMPS)/dev ## 2,000 agents for ten minutes while parts of the system are killed, suspended and starved
+	@$(BIN)/python scripts/soak.py $(ARGS)
 
 clean: ## remove .venv, caches and built files (runs/ with your checkpoints stays)
 	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis

@@ -9,6 +9,6 @@
 The server is `python -m agent_lightning.server`; intermediate rewards are in `agent_lightning.runtime`.
 """
 
-from agent_lightning.client import Client, Resource, Task, TrainingResult
+from agent_lightning.client import Client, Evaluation, Resource, Task, TrainingResult
 
-__all__ = ["Client", "Resource", "Task", "TrainingResult"]
+__all__ = ["Client", "Evaluation", "Resource", "Task", "TrainingResult"]

@@ -1,15 +1,22 @@
-"""The client: sends tasks to the server, starts the training there, and runs the agent here."""
+"""The client: sends tasks to the server, starts the training there, and runs the agent here.
+
+Several clients may train together: the second one that calls `train` joins the first and shares its rollouts. A client
+that dies holds nothing: the server goes on with the others, or with one that comes, and stops when none does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-from collections.abc import Callable
+import tempfile
+import zipfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 
@@ -19,10 +26,13 @@ from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
+from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import LLM, AttemptedRollout, NamedResources
+from agentlightning.types.ids import random_hex
 
 DEFAULT_URL = "http://localhost:8000"
+STATUS_SECONDS = 15.0
 AgentFunction = Callable[["Resource", "Task"], Any]
 
 
@@ -54,6 +64,18 @@ class TrainingResult:
     first_reward: float | None
     last_reward: float | None
     checkpoint: str | None
+    """On the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What running tasks on the trained model came to."""
+
+    reward: float
+    """The mean; a rollout that failed counts as 0."""
+    rollouts: int
+    failed: int
+    model: str
     """On the server."""
 
 
@@ -90,6 +112,8 @@ class Client:
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
         self.url = (url or os.environ.get("AGENT_LIGHTNING_SERVER_URL") or DEFAULT_URL).rstrip("/")
         self._key = not_empty(api_key, "api_key") or os.environ.get("AGENT_LIGHTNING_API_KEY")
+        self._id = f"client-{random_hex(8)}"
+        self._agent_fn: AgentFunction | None = None
 
     def upload_data(self, train_file: str | Path, test_file: str | Path | None = None) -> int:
         """Send tasks, one JSON value per line; those of `test_file` are validated on. Returns how many train.
@@ -100,63 +124,120 @@ class Client:
         return int(run_sync(self._post("/data", body))["train"])
 
     def train(self, agent_fn: AgentFunction, nworkers: int = -1) -> TrainingResult:
-        """Train the server's model behind `agent_fn`, which runs here, `nworkers` at a time (-1: one per core).
+        """Train the server's model behind `agent_fn`, which runs here, `nworkers` at a time.
 
+        -1 is what the server's file says, else one per core. Where a training runs already, this client joins it.
         Returns when the training is over. Raises TrainingError or ServerConnectionError.
         """
+        self._agent_fn = agent_fn
+        status = self._work_for("/train", {}, agent_fn, nworkers)
+        return TrainingResult(status["steps"], status["first_reward"], status["last_reward"], status["checkpoint"])
+
+    def evaluate(self, test_file: str | Path, agent_fn: AgentFunction | None = None, nworkers: int = -1) -> Evaluation:
+        """Run the tasks of a file on the model as it was trained; before a training, as it is.
+
+        `agent_fn` is the one that was trained, unless given. Raises TrainingError or ServerConnectionError.
+        """
+        agent_fn = agent_fn or self._agent_fn
+        if agent_fn is None:
+            raise ConfigError("Nothing was trained by this client yet: evaluate(file, agent_fn).")
+        status = self._work_for("/evaluate", {"tasks": _read(test_file)}, agent_fn, nworkers)
+        return Evaluation(status["reward"], status["rollouts"], status["failed"], status["model"])
+
+    def stop(self) -> None:
+        """End what runs on the server, whoever started it; the last finished step is kept."""
+        run_sync(self._post("/stop", {}))
+
+    def checkpoint(self, path: str | Path) -> Path:
+        """Fetch the trained model into the folder `path`, which must be new or empty; transformers loads it from there.
+
+        Raises ServerConnectionError when there is none, ConfigError when the folder holds something.
+        """
+        folder = Path(path)
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"'{folder}' holds something already; give a new folder.")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder.parent) as file:
+            run_sync(self._fetch("/checkpoint", file))
+            with zipfile.ZipFile(file) as packed:
+                packed.extractall(folder)
+        return folder
+
+    def _work_for(self, path: str, asked: dict[str, Any], agent_fn: AgentFunction, nworkers: int) -> dict[str, Any]:
+        """The status of what was asked for when it is done. Raises TrainingError when it did not come to its end."""
         if nworkers == 0 or nworkers < -1:
             raise ConfigError(f"nworkers is {nworkers}; give a positive number, or -1 for one per core.")
         # Clients of providers refuse to be made without a key; the one that counts is in the URL.
         for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
             os.environ.setdefault(name, "in the URL")
-        workers = (os.cpu_count() or 1) if nworkers == -1 else nworkers
-        return run_sync(self._train(FunctionOfResource(agent_fn), workers))
+        status = run_sync(self._run_rollouts(path, asked, FunctionOfResource(agent_fn), nworkers))
+        if status["state"] == "stopped":
+            raise TrainingError(f"It was stopped before its end: {status['error']}")
+        if status["state"] != "done":
+            raise TrainingError(f"The training failed on the server: {status['error']}")
+        return status
 
-    async def _train(self, agent: LitAgent[Any], workers: int) -> TrainingResult:
+    async def _run_rollouts(
+        self, path: str, asked: dict[str, Any], agent: LitAgent[Any], nworkers: int
+    ) -> dict[str, Any]:
         settings = current_config()
-        given = {"timeout": settings["timeout"], "max_retries": settings["max_retries"]}
-        started = await self._post("/train", given)
-        stop = asyncio.Event()
+        given = {"timeout": settings["timeout"], "max_retries": settings["max_retries"], "client": self._id, **asked}
+        started = await self._post(path, given)
+        workers = next(n for n in (nworkers, started["nworkers"], os.cpu_count() or 1) if n != -1)
+        tracer = OtelTracer() if started["auto_instrumentation"] else DummyTracer()
         address = Address(started["store"], started["key"])
-        running = asyncio.create_task(serve_rollouts(agent, address, stop=stop, concurrency=workers))
+        running = asyncio.create_task(
+            serve_rollouts(agent, address, stop=asyncio.Event(), concurrency=workers, tracer=tracer)
+        )
         waiting = asyncio.create_task(self._wait())
         try:
             await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if running.done() and not waiting.done():
                 running.result()
-            status = await waiting
+            return await waiting
         finally:
-            stop.set()
             running.cancel()
             waiting.cancel()
             await asyncio.gather(running, waiting, return_exceptions=True)
-        if status["state"] != "done":
-            raise TrainingError(f"The training failed on the server: {status['error']}")
-        return TrainingResult(status["steps"], status["first_reward"], status["last_reward"], status["checkpoint"])
+            with suppress(ServerConnectionError):
+                await self._post("/leave", {"client": self._id}, seconds=5.0)
 
     async def _wait(self) -> dict[str, Any]:
-        """The status of the training when it is over; each question waits on the server."""
+        """The status when it is over; each question waits on the server, and says there that this client lives."""
         while True:
-            status = await self._post("/status", {"wait": 20.0})
+            status = await self._post("/status", {"client": self._id, "wait": STATUS_SECONDS})
             if status["state"] != "running":
                 return status
 
-    async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _post(self, path: str, body: dict[str, Any], seconds: float = 330.0) -> dict[str, Any]:
+        async with self._answer(path, body, seconds) as response:
+            return json.loads(await response.text())
+
+    async def _fetch(self, path: str, file: IO[bytes]) -> None:
+        async with self._answer(path, {}, None) as response:
+            async for part in response.content.iter_chunked(2**20):
+                file.write(part)
+
+    @asynccontextmanager
+    async def _answer(
+        self, path: str, body: dict[str, Any], seconds: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_read=330.0)
         try:
             async with (
-                aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=300.0)) as session,
+                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
                 session.post(self.url + path, json=body) as response,
             ):
-                text = await response.text()
+                if response.status != 200:
+                    failure = DataUploadError if path == "/data" else ServerConnectionError
+                    detail = _detail(await response.text())
+                    raise failure(f"The server at {self.url} answered {response.status}: {detail}")
+                yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServerConnectionError(
                 f"The server at {self.url} cannot be reached: {error}. Start it with: python -m agent_lightning.server"
             ) from error
-        if response.status != 200:
-            failure = DataUploadError if path == "/data" else ServerConnectionError
-            raise failure(f"The server at {self.url} answered {response.status}: {_detail(text)}")
-        return json.loads(text)
 
 
 def _detail(text: str) -> str:
@@ -181,4 +262,4 @@ def _read(path: str | Path) -> list[Any]:
     return tasks
 
 
-__all__: list[str] = ["Client", "Resource", "Task", "TrainingResult"]
+__all__: list[str] = ["Client", "Evaluation", "Resource", "Task", "TrainingResult"]

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agent_lightning import Client
-from agent_lightning.server import Settings, serve
+from agent_lightning.server import serve
+from agent_lightning.settings import Settings
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.runner.remote import Address

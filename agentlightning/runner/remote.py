@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -168,6 +167,7 @@ async def _until_gone(address: Address, stop: asyncio.Event, give_up_seconds: fl
     """Says when the server goes and comes, and sets `stop` when it stays away. Returns when it is away after a stop."""
     client = LightningStoreClient(address.url, key=address.key, retry_seconds=0.0, request_seconds=PROBE_SECONDS)
     last, lost = time.monotonic(), False
+    stopping = asyncio.create_task(stop.wait())
     try:
         while not (lost and stop.is_set()):
             away: StoreUnavailableError | None = None
@@ -190,7 +190,7 @@ async def _until_gone(address: Address, stop: asyncio.Event, give_up_seconds: fl
             if stop.is_set():
                 await asyncio.sleep(1.0)
             else:
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), 2.0)
+                await asyncio.wait({stopping}, timeout=2.0)  # wait_for would lose a cancellation that comes with `stop`
     finally:
+        stopping.cancel()
         await client.close()

@@ -80,6 +80,7 @@ class _Job:
     train_dataset: Dataset[Any] | None
     val_dataset: Dataset[Any] | None
     stop: asyncio.Event
+    answers_signals: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +222,12 @@ class Trainer(GivenByName):
         agent: LitAgent[Any] | Callable[..., Any] | None,
         train_dataset: Tasks | None = None,
         val_dataset: Tasks | None = None,
+        *,
+        stop: asyncio.Event | None = None,
     ) -> RunResult:
-        """`fit` for code that has an event loop already."""
+        """`fit` for code that has an event loop already. Who gives `stop` sets it to end the run after its last
+        finished step, and answers signals himself.
+        """
         agent = LitAgent() if agent is None and self.strategy.is_elsewhere else as_agent(agent)
         self._trained_agents = agent.trained_agents
         current_trainer.set(self)
@@ -235,7 +240,7 @@ class Trainer(GivenByName):
         self._refuse_to_overwrite()
         self._make_run_dir()
         processes = self._fork_runners(agent)  # before there are threads
-        job = _Job(agent, train_dataset, val_dataset, asyncio.Event())
+        job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
         try:
             await self._run_to_the_end(job, processes)
         finally:
@@ -277,7 +282,8 @@ class Trainer(GivenByName):
             metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
             reporter = Reporter(metrics, self.console or RichConsole())
             stack.callback(reporter.close)
-            stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
+            if job.answers_signals:
+                stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
             address = await self.strategy.serve(stack, store)
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)

@@ -8,7 +8,7 @@ import pytest
 
 from agent_lightning.exceptions import ServerConnectionError
 from agent_lightning.runtime import air, current_config, enable_air, set_config
-from agent_lightning.server import Settings, make_algorithm, read_settings
+from agent_lightning.settings import Settings, device_of, make_algorithm, read_settings
 from agentlightning.errors import ConfigError
 from agentlightning.types import RolloutConfig
 
@@ -60,11 +60,23 @@ def test_the_environment_wins() -> None:
         ("training: {lr: 1}", "'lr' is no setting of 'training'"),
         ("training: {batch_size: many}", "'batch_size' is wrong"),
         ("training: [", "cannot be read"),
+        ("runtime: {nworkers: 0}", "'nworkers' is 0"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read_settings(write(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(None, "auto"), (0, "cpu"), (1, "cuda")])
+def test_gpus_choose_the_device(gpus: int | None, device: str) -> None:
+    settings = Settings(device=device_of(gpus))
+    assert make_algorithm(settings, RolloutConfig()).device == device
+
+
+def test_more_gpus_than_are_used_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus is 4"):
+        device_of(4)
 
 
 def test_an_unknown_algorithm_is_refused() -> None:
