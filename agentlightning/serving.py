@@ -6,26 +6,61 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentlightning.errors import AgentLightningError
 
+logger = logging.getLogger(__name__)
+
 GRACE_SECONDS = 3
+_RESERVE = 256
+"""File descriptors that connections leave to files, pipes and other servers, the store's before all."""
+_SAY_AGAIN_SECONDS = 60.0
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    """What clients may take of a server that they have not yet told who they are."""
+
+    header_seconds: float = 30.0
+    """How long a client may take for the head of a request, from its first byte on, or from when it connects."""
+    most: int | None = None
+    """Connections at the same time; None for three quarters of the process's file descriptors, less a reserve. Another
+    one is refused with 503."""
+
+    @property
+    def connections(self) -> int:
+        return self.most or max(64, (_file_descriptors() - _RESERVE) * 3 // 4)
 
 
 class LoopServer:
     """Serves an ASGI application on `host:port`; port 0 takes a free one.
 
-    `what` it is stands in messages; they are raised as `error`.
+    `what` it is stands in messages; they are raised as `error`. `limits` keep clients from taking all of it.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, what: str, error: type[AgentLightningError]):
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        what: str,
+        error: type[AgentLightningError],
+        limits: ConnectionLimits | None = None,
+    ):
+        self._limits = limits or ConnectionLimits()
+        self._said_full = -_SAY_AGAIN_SECONDS
         self._app = app
         self._what = what
         self._error = error
@@ -42,7 +77,7 @@ class LoopServer:
             interface="asgi3",
             lifespan="off",
             log_config=None,
-            http=_Protocol,
+            http=self._protocol,  # pyright: ignore[reportArgumentType]
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=GRACE_SECONDS,
@@ -56,6 +91,21 @@ class LoopServer:
             ready.cancel()
             await self._task
             raise self._error(f"The {self._what}'s server did not start on {self.host}:{self.port}; the log says why.")
+
+    def _protocol(self, **named: Any) -> _Protocol:
+        return _Protocol(self._limits, self._say_full, **named)
+
+    def _say_full(self) -> None:
+        """One line a minute, while connections are refused."""
+        now = time.monotonic()
+        if now - self._said_full >= _SAY_AGAIN_SECONDS:
+            self._said_full = now
+            logger.warning(
+                "The %s's server has %d connections open, as many as it may: new ones are refused. If these are your "
+                "own agents, raise the limit of open files (ulimit -n).",
+                self._what,
+                self._limits.connections,
+            )
 
     async def serve(self) -> None:
         """Wait until it ends."""
@@ -99,12 +149,68 @@ class LoopServer:
         return listening
 
 
-class _Protocol(AutoHTTPProtocol):
-    """HTTP/1.1 whose requests are never logged, whatever other servers of the process ask for: keys stand in URLs."""
+class _Protocol(HttpToolsProtocol):
+    """HTTP/1.1 whose requests are never logged, whatever other servers of the process ask for: keys stand in URLs.
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    A connection beyond the limit is refused, and one whose client does not finish the head of a request is closed.
+    """
+
+    def __init__(self, limits: ConnectionLimits, say_full: Callable[[], None], **named: Any) -> None:
+        super().__init__(**named)
         self.access_log = False
+        self._limits = limits
+        self._say_full = say_full
+        self._refused = False
+        self._waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= self._limits.connections:
+            self._refused = True
+            self._say_full()
+            transport.write(_FULL)
+            transport.close()
+            return
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._heard()
+        if not self._refused:
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._refused:
+            super().data_received(data)
+
+    def eof_received(self) -> None:
+        if not self._refused:
+            super().eof_received()
+
+    def on_message_begin(self) -> None:
+        self._wait()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._heard()
+        super().on_headers_complete()
+
+    def _wait(self) -> None:
+        self._heard()
+        self._waiting = self.loop.call_later(self._limits.header_seconds, self.transport.close)
+
+    def _heard(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+
+def _file_descriptors() -> int:
+    """How many the process may have open."""
+    try:
+        import resource
+    except ImportError:  # not on this system
+        return 1024
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class _Server(uvicorn.Server):

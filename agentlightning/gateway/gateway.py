@@ -30,7 +30,7 @@ from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key, sign_url_key
 from agentlightning.rendering import Rendering
-from agentlightning.serving import LoopServer
+from agentlightning.serving import ConnectionLimits, LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 
@@ -68,6 +68,7 @@ class Gateway:
         keep_alive_seconds: float = 10.0,
         read_seconds: float = 60.0,
         request_limits: RequestLimits | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         """
         engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
@@ -88,6 +89,7 @@ class Gateway:
         keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
         read_seconds: how long a client may take to send a request.
         request_limits: how large one request may be, and how many an attempt may have open.
+        connection_limits: how long a client may take for the head of a request, and how many may be connected.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
@@ -122,7 +124,9 @@ class Gateway:
             read_seconds=read_seconds,
             limits=request_limits or RequestLimits(),
         )
-        self._server = LoopServer(self._app, self._host, port, what="gateway", error=GatewayError)
+        self._server = LoopServer(
+            self._app, self._host, port, what="gateway", error=GatewayError, limits=connection_limits
+        )
         self._sweeper: asyncio.Task[None] | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.rendering import RenderersRendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import Outcome, RolloutMode
+from agentlightning.types import AttemptedRollout, Outcome, RolloutMode
 from tests.gateway.conftest import Site, calculator
 from tests.gateway.scripted import ScriptedEngine
 
@@ -93,8 +93,12 @@ async def test_an_agent_that_raises_at_a_limit_is_truncated(
         runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
         runner.init(agent)
         runner.init_worker(0, store)
-        done = await runner.step("task", resources={"llm": gateway.as_resource()}, mode=RolloutMode.TRAIN)
+        with pytest.raises(openai.BadRequestError):
+            await runner.step("task", resources={"llm": gateway.as_resource()}, mode=RolloutMode.TRAIN)
         runner.teardown()
+    (rollout,) = await store.query_rollouts()
+    done = await store.get_rollout_by_id(rollout.rollout_id)
+    assert isinstance(done, AttemptedRollout)
     assert done.attempt.outcome is Outcome.TRUNCATED
     assert why in (done.attempt.error or "")
     (episode,) = await collect(store, [done.rollout_id])

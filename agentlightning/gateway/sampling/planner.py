@@ -6,7 +6,7 @@ Knows limits, the room that a model's context has, and what to do when there is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +23,14 @@ from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.settings import Overrides, settle
-from agentlightning.rendering import Rendering, Tool
+from agentlightning.rendering import Message, Rendering, Tool
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.call import Int32Array
 
 _LONG = 20_000
 """Characters of a request from which on it is tokenised beside the event loop."""
+_GROWN = 50_000
+"""The same for a conversation that goes on, of which only what is new is tokenised."""
 _COUNTED = 4
 """Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
 
@@ -90,13 +92,13 @@ class Planner:
                 "messages", "the last one is the assistant's, and an answer cannot be begun for the model."
             )
         self._check_limits(arrival)
-        size, cut = _size(request), None
+        cut = None
         try:
             if self._cuts and request.prompt is None:
                 request, cut = await self._fit(arrival)
-                arrival, size = msgspec.structs.replace(arrival, request=request), _size(request)
-            await self._check_texts(request, size, live)
-            prompt = await self._prompt(arrival, in_thread=size > _LONG)
+                arrival = msgspec.structs.replace(arrival, request=request)
+            self._check_size(request, live, self._info.max_context)
+            prompt = await self._prompt(arrival)
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
         if cut and prompt.divergence is not None:
@@ -113,30 +115,33 @@ class Planner:
 
     async def count(self, request: CallRequest) -> int:
         """How many tokens the prompt of a request has, rendered anew. Raises `Refusal`."""
-        size = _size(request)
-        await self._check_texts(request, size, None, _COUNTED * self._info.max_context)
+        most, texts = _COUNTED * self._info.max_context, list(_texts(request.messages, request.tools))
+        self._check_size(request, None, most)
+        await self._check_texts(texts, None, most)
         try:
             messages = with_tool_names(request.messages)
-            if size <= _LONG:
+            if _length_of(texts) <= _LONG:
                 return len(self._rendering.render(messages, request.tools))
             return len(await in_background(self._rendering.render, messages, request.tools))
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
 
-    async def _check_texts(
-        self, request: CallRequest, size: int, live: LiveAttempt | None, most: int | None = None
-    ) -> None:
-        """Refuse a request whose texts alone are too long, before all of them are tokenised."""
-        most = self._info.max_context if most is None else most
-        tokens = max(size // self._rendering.longest_token, len(request.messages))
-        if tokens < most and size > _LONG and await self._exceeds(request, most):
-            tokens = most + 1
-        self._check_room(live, tokens, most)
+    def _check_size(self, request: CallRequest, live: LiveAttempt | None, most: int) -> None:
+        """Refuse a request that its mere length says is too long."""
+        self._check_room(live, max(_size(request) // self._rendering.longest_token, len(request.messages)), most)
 
-    async def _exceeds(self, request: CallRequest, tokens: int) -> bool:
+    async def _check_texts(self, texts: Sequence[str], live: LiveAttempt | None, most: int) -> None:
+        """Refuse texts that are too long, before all of them are tokenised."""
+        if await self._exceeds(texts, most):
+            self._check_room(live, most + 1, most)
+
+    async def _exceeds(self, texts: Sequence[str], tokens: int) -> bool:
+        """Whether texts are long, and have certainly more than so many tokens."""
+        if _length_of(texts) <= _LONG:
+            return False
         gone = threading.Event()
         try:
-            return await in_background(self._rendering.exceeds, list(_texts(request)), tokens, gone.is_set)
+            return await in_background(self._rendering.exceeds, texts, tokens, gone.is_set)
         finally:
             gone.set()  # nobody waits any more
 
@@ -146,45 +151,49 @@ class Planner:
         session = arrival.live.session(self._policy)
 
         question = session.look_up(request.messages, request.tools)
-        size = _size(request)
-        if (size <= _LONG or not await self._exceeds(request, most)) and await _length(session, question) < most:
+        if not await self._exceeds(_fresh(question), most) and await _length(session, question) < most:
             return request, None
         # A conversation that has just been cut has room to be answered, and to grow; one that goes on may use it.
         room = min(request.asked.get("max_tokens", most // 8), most // 4)
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
-            shorter = msgspec.structs.replace(request, messages=messages)
-            if _size(shorter) > _LONG and await self._exceeds(shorter, most):
-                continue
             question = session.look_up(messages, request.tools)
+            if await self._exceeds(_fresh(question), most):
+                continue
             if await _length(session, question) <= (most - 1 if question.goes_on else most - room):
                 remember = None if request.remember is None else messages[forgets:]
                 return msgspec.structs.replace(request, messages=messages, remember=remember), cut
         return request, None
 
-    async def _prompt(self, arrival: Arrival, *, in_thread: bool) -> Prompt:
+    async def _raw(self, prompt: str | list[int], live: LiveAttempt) -> Int32Array:
+        """The tokens of a prompt that is no conversation."""
+        if isinstance(prompt, str):
+            await self._check_texts([prompt], live, self._info.max_context)
+            encode = self._rendering.encode
+            return await in_background(encode, prompt) if len(prompt) > _LONG else encode(prompt)
+        if max(prompt) >= self._info.vocab_size:
+            raise Refusal(
+                f"Token {max(prompt)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
+                code="invalid_value",
+                param="prompt",
+            )
+        return np.array(prompt, dtype=np.int32)
+
+    async def _prompt(self, arrival: Arrival) -> Prompt:
         """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
         request, segment_id = arrival.request, f"{arrival.response_id}/p"
         session = arrival.live.session(self._policy)
-        raw = request.prompt
-        if raw is not None:
-            if isinstance(raw, list):
-                if max(raw) >= self._info.vocab_size:
-                    raise Refusal(
-                        f"Token {max(raw)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
-                        code="invalid_value",
-                        param="prompt",
-                    )
-                ids = np.array(raw, dtype=np.int32)
-            else:
-                ids = await in_background(self._rendering.encode, raw) if in_thread else self._rendering.encode(raw)
-            return session.plan_tokens(ids, segment_id)
+        if request.prompt is not None:
+            return session.plan_tokens(await self._raw(request.prompt, arrival.live), segment_id)
         question = session.look_up(request.messages, request.tools)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
             arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
-        tokens = await in_background(session.tokenise, question) if in_thread else session.tokenise(question)
+        fresh = _fresh(question)
+        await self._check_texts(fresh, arrival.live, self._info.max_context)
+        large = _length_of(fresh) > _LONG or _size(request) > _GROWN
+        tokens = await in_background(session.tokenise, question) if large else session.tokenise(question)
         return session.place(question, tokens, segment_id)
 
     def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
@@ -281,19 +290,29 @@ async def _length(session: Session, question: Question) -> int:
 
 def _size(request: CallRequest) -> int:
     """Characters of a request's texts: no fewer than its tokens say."""
-    return sum(map(len, _texts(request)))
+    raw = len(request.prompt) if isinstance(request.prompt, str) else 0
+    return raw + _length_of(_texts(request.messages, request.tools))
 
 
-def _texts(request: CallRequest) -> Iterator[str]:
+def _fresh(question: Question) -> list[str]:
+    """The texts of a request that are yet to be tokenised."""
+    if question.goes_on:
+        return list(_texts(question.messages[question.walk.turn_depth :], None))
+    return list(_texts(question.messages, question.tools))
+
+
+def _length_of(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
+
+
+def _texts(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Iterator[str]:
     """All that a client may write at length."""
-    if isinstance(request.prompt, str):
-        yield request.prompt
-    for message in request.messages:
+    for message in messages:
         yield message["content"]
         for call in message.get("tool_calls", ()):
             yield call["function"]["name"]
             yield call["function"]["arguments"]
-    for tool in request.tools or ():
+    for tool in tools or ():
         yield _name(tool)
         yield str(tool["function"].get("description", ""))
 
