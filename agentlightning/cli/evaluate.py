@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console as Terminal
+from rich.status import Status
 from rich.table import Table
 
 from agentlightning.algorithm import Baseline
@@ -19,14 +20,16 @@ from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import SilentConsole
+from agentlightning.metrics import Console, SilentConsole
 from agentlightning.metrics.intervals import mean_interval, paired_difference
+from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
-from agentlightning.trainer.trainer import RUN_FILE
+from agentlightning.trainer.trainer import RUN_FILE, STORE_FILE
 from agentlightning.types import RolloutMode
 
-console = Console(highlight=False, soft_wrap=True)
+terminal = Terminal(highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +54,38 @@ def run_evaluation(
     """Run both models on the tasks and print a table."""
     trained, came_from, run = resolve(checkpoint)
     untrained = came_from if base is None else replace(came_from or trained, model=base)
-    litagent, held_out = _agent_and_tasks(agent, tasks, run)
+    litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
     rewards: dict[str, list[float]] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
             continue
-        with console.status(f"{label}: {served.name}: {len(held_out)} tasks × {repeats}"):
-            rewards[label], failed = measure(served, litagent, held_out, repeats)
+        with terminal.status(f"{label}: loading {served.name}") as spinner:
+            progress = _Progress(f"{label}: {served.name}", spinner)
+            rewards[label], failed = measure(served, litagent, held_out, repeats, progress)
         if failed:
-            console.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
-    console.print(_table(rewards, {label: served and served.name for label, served in models.items()}))
+            terminal.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
+    terminal.print(_table(rewards, {label: served and served.name for label, served in models.items()}))
     if len(rewards) == 2:
         gain, (low, high) = paired_difference(rewards["base"], rewards["trained"])
-        console.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
+        terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
 
 
-def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1) -> tuple[list[float], int]:
+class _Progress(SilentConsole):
+    """Shows what the algorithm says of its progress behind the name of what is measured."""
+
+    def __init__(self, what: str, spinner: Status) -> None:
+        self._what = what
+        self._spinner = spinner
+
+    def status(self, text: str) -> None:
+        self._spinner.update(f"{self._what}: {text}")
+
+
+def measure(
+    served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1, progress: Console | None = None
+) -> tuple[list[float], int]:
     """Rewards in the order of the tasks, through the gateway; and how many rollouts failed."""
     algorithm = Baseline(
         model=served.model,
@@ -78,9 +95,9 @@ def measure(served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int
         mode=RolloutMode.TEST,
     )
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
-        result = Trainer(algorithm=algorithm, run_dir=folder, console=SilentConsole()).fit(agent, tasks)
+        result = Trainer(algorithm=algorithm, run_dir=folder, console=progress or SilentConsole()).fit(agent, tasks)
     if result.stopped:
-        console.print("Stopped: there is nothing to compare yet.")
+        terminal.print("Stopped: there is nothing to compare yet.")
         exit_interrupted()
     episodes = algorithm.episodes
     failed = sum(not e.good for e in episodes)
@@ -102,15 +119,20 @@ def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
     return replace(base, policies={name: str(weights / name) for name in info.policies}), base, run
 
 
-def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any]) -> tuple[LitAgent[Any], list[Any]]:
-    """Those that are given; else the agent of the run, and if that is an example its held-out tasks."""
+def _agent_and_tasks(
+    agent: str | None, tasks: Path | None, run: dict[str, Any], checkpoint: Path
+) -> tuple[LitAgent[Any], list[Any]]:
+    """Those that are given; else the agent of the run, and an example's held-out tasks or what the run validated on."""
     example = _example(run)
     if tasks is not None:
         held_out = load_tasks(tasks)
     elif example is not None and agent is None:
         held_out = load_example(example, "recipe").test_tasks()
     else:
-        raise ConfigError("Give held-out tasks with --tasks FILE, one JSON value per line.")
+        held_out = run_sync(_validation_tasks(latest_checkpoint(checkpoint).parent.parent)) if run else []
+        if not held_out:
+            raise ConfigError("There are no validation tasks of a run: give tasks with --tasks FILE.")
+        terminal.print(f"On the {len(held_out)} validation tasks of the run.")
     if agent is not None:
         return find_agent(agent), held_out
     if example is not None:
@@ -119,6 +141,19 @@ def _agent_and_tasks(agent: str | None, tasks: Path | None, run: dict[str, Any])
     if source is None or not Path(source).is_file():
         raise ConfigError("The agent of this run is not known. Give it with --agent: file.py:name, or a command.")
     return load_agent(f"{source}:{run['agent']}"), held_out
+
+
+async def _validation_tasks(run_dir: Path) -> list[Any]:
+    """What the run validated on, each task once, in the order in which it did."""
+    file = run_dir / STORE_FILE
+    if not file.is_file():
+        return []
+    store = SqliteLightningStore(file)
+    try:
+        found = await store.query_rollouts(sort_by="start_time", limit=-1)
+    finally:
+        await store.close()
+    return [json.loads(text) for text in dict.fromkeys(json.dumps(r.input) for r in found if r.mode is RolloutMode.VAL)]
 
 
 def _example(run: dict[str, Any]) -> str | None:

@@ -6,11 +6,13 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import typer
 from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
 from agentlightning.cli.interrupt import interrupted
+from agentlightning.cli.sample import curl_command
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.keys import not_empty
@@ -44,9 +46,7 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"
         console.print(f"Serving [bold]{model}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n\nTry it:")
-        key = ' -H "Authorization: Bearer $AGL_API_KEY"' if api_key else ""
-        request = '{"model": "policy", "messages": [{"role": "user", "content": "What is 12 + 30?"}]}'
-        console.print(f"  curl {url}/chat/completions{key} -d '{request}'", markup=False)
+        typer.echo(f"  {await curl_command(model, url, with_key=api_key is not None)}")
         forgetting = asyncio.create_task(_forget_old_requests(store))
         await interrupted()
         forgetting.cancel()

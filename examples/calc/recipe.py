@@ -36,3 +36,12 @@ def val_tasks() -> list[dict[str, Any]]:
 def test_tasks() -> list[dict[str, Any]]:
     """Tasks that neither training nor validation has seen."""
     return _held_out[VAL:]
+
+
+def request() -> dict[str, Any]:
+    """What the agent first asks the model for a task: to try the model by hand."""
+    from .calc_agent import CALC_TOOL, SYSTEM_PROMPT
+
+    question = test_tasks()[0]["question"]
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": question}]
+    return {"messages": messages, "tools": [CALC_TOOL], "max_tokens": 64}

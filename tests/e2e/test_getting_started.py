@@ -42,13 +42,12 @@ def test_the_dry_run_says_what_came_of_it_and_the_training_follows(ran: tuple[Pa
     assert json.loads(next(folder.glob("runs/*/run.json")).read_text())["settings"]["steps"] == 2
 
 
-def test_eval_finds_the_agent_of_the_run_and_asks_for_tasks(ran: tuple[Path, str]) -> None:
+def test_eval_finds_the_agent_and_the_validation_tasks_of_the_run(ran: tuple[Path, str]) -> None:
     folder, _ = ran
     run_dir = next(folder.glob("runs/*"))
-    refused = run("-m", "agentlightning", "eval", str(run_dir), cwd=folder)
-    assert refused.returncode == 1
-    assert "--tasks" in refused.stderr
-    (folder / "tasks.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
-    done = run("-m", "agentlightning", "eval", str(run_dir), "--tasks", "tasks.jsonl", cwd=folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Gain on the same tasks" in done.stdout
+    for more in ([], ["--tasks", "tasks.jsonl"]):
+        (folder / "tasks.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
+        done = run("-m", "agentlightning", "eval", str(run_dir), *more, cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "Gain on the same tasks" in done.stdout
+        assert ("On the 2 validation tasks of the run" in done.stdout) == (not more)
