@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "getting-started.md"
+pytestmark = pytest.mark.timeout(500)
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 
 def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=120
+        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT, check=False, timeout=240
     )
 
 
