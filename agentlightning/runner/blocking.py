@@ -7,11 +7,12 @@ thread is doing, and says so once, naming the line of the user's own. Nothing is
 from __future__ import annotations
 
 import asyncio
+import dis
+import linecache
 import logging
 import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterator
 from types import FrameType
@@ -57,14 +58,19 @@ def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> It
     except RuntimeError:  # closed meanwhile
         return
     while not answered.wait(BLOCKED_SECONDS) and thread.is_alive():
-        frame = sys._current_frames().get(thread.ident or 0)
-        place = None if frame is None else _own_line(frame)
+        place = _own_line(sys._current_frames().get(thread.ident or 0))
         if place is not None:
             yield place
 
 
-def _own_line(frame: FrameType) -> str | None:
-    """`agent.py, line 12, in agent: time.sleep(1)` of the innermost frame that is no library's."""
-    frames = traceback.extract_stack(frame)
-    own = next((f for f in reversed(frames) if is_own(f.filename)), None)
-    return None if own is None else f"{own.filename}, line {own.lineno}, in {own.name}: {own.line}"
+def _own_line(frame: FrameType | None) -> str | None:
+    """`agent.py, line 12, in agent: time.sleep(1)` of the innermost frame that is no library's.
+
+    None where that one awaits: then a library computes below it, on a machine that is busy, and that is not the user's.
+    """
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "SEND":
+        return None
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}: {line}"

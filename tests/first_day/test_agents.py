@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import runpy
 import time
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,20 @@ def test_code_that_blocks_the_loop_is_named(tmp_path: Path, caplog: pytest.LogCa
     (said,) = [r.getMessage() for r in caplog.records if "blocks its event loop" in r.getMessage()]
     for words in (MINE, "time.sleep(1.5)", "plain `def`"):
         assert words in said
+
+
+def test_a_library_that_computes_below_an_await_is_nobodys_mistake(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    library = tmp_path / "site-packages" / "slow_library.py"
+    library.parent.mkdir()
+    library.write_text("import time\n\n\nasync def slow():\n    time.sleep(3)\n")
+    slow = runpy.run_path(str(library))["slow"]
+
+    async def awaits(task: Any) -> float:
+        await slow()
+        return 1.0
+
+    with caplog.at_level(logging.WARNING):
+        agl.Trainer(run_dir=tmp_path / "run", console=SilentConsole()).dev(awaits, [1])
+    assert "blocks its event loop" not in caplog.text
