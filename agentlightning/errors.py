@@ -12,7 +12,8 @@ AgentLightningError
 │   ├── ConflictError        the operation contradicts the state that is stored
 │   └── StoreUnavailableError  the store cannot work at the moment
 ├── GatewayError     a model call was refused by, or failed in, the gateway
-└── EngineError      sampling or learning failed in the model process
+└── EngineError      sampling or learning failed
+    └── BackendDied          the backend ended by itself
 """
 
 from __future__ import annotations
@@ -79,11 +80,12 @@ class GatewayError(AgentLightningError):
 
 
 class EngineError(AgentLightningError):
-    """Sampling or learning failed in the model process, or the model process died."""
+    """Sampling or learning failed, or what does them died."""
 
 
-class ModelProcessDied(EngineError):
-    """The model process ended by itself: out of memory, killed, a crash in a library."""
+class BackendDied(EngineError):
+    """What samples and learns ended by itself: out of memory, killed, a crash in a library. Another start may go on
+    from the last checkpoint."""
 
 
 def missing_extra(extra: str, package: str) -> ConfigError:

@@ -8,6 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from agentlightning.errors import ConfigError
 
 
 @contextmanager
@@ -34,3 +37,16 @@ def atomic_write(path: Path, text: str) -> None:
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.write_text(text)
     work.replace(path)
+
+
+def local_path(uri: str | Path) -> str:
+    """The path that a URI of weights or of an optimiser's state means: a path itself, or one behind `file://`.
+
+    Raises ConfigError for places that are not on this machine.
+    """
+    scheme, separator, _ = str(uri).partition("://")
+    if not separator:
+        return str(uri)
+    if scheme != "file":
+        raise ConfigError(f"Nothing here reads or writes {scheme}://. Give a directory, for example on a shared disk.")
+    return unquote(urlsplit(str(uri)).path)

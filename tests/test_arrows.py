@@ -18,7 +18,7 @@ ROOT = Path(agentlightning.__file__).parent
 LAYERS: list[set[str]] = [
     {"types", "frames", "installation", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
-    {"gateway", "tracer", "emitter", "engine", "modelprocess", "litagent"},
+    {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
     {"algorithm"},
     {"trainer"},
@@ -34,6 +34,7 @@ SIBLINGS = {
     ("types", "errors"),
     ("types", "keys"),
     ("serving", "errors"),
+    ("files", "errors"),
     ("terminal", "errors"),
     ("errors", "installation"),
     ("errors", "frames"),
@@ -41,7 +42,7 @@ SIBLINGS = {
     ("learner", "adapter"),
     ("learner", "models"),
     ("gateway", "engine"),
-    ("modelprocess", "engine"),
+    ("backend", "engine"),
     ("emitter", "tracer"),
     ("litagent", "emitter"),
     ("litagent", "tracer"),
@@ -49,13 +50,13 @@ SIBLINGS = {
 """Arrows inside a layer that are meant to be. In particular engine and learner do not know each other."""
 
 FORBIDDEN = {("engine", "learner"), ("learner", "engine")}
-"""Arrows that the layers would allow and that still must not be: only the model process knows both."""
+"""Arrows that the layers would allow and that still must not be: only a backend knows both."""
 
 HEAVY_HOMES = {
-    "torch": {"engine", "learner", "modelprocess"},
-    "transformers": {"engine", "learner", "modelprocess"},
-    "peft": {"learner", "modelprocess"},
-    "safetensors": {"engine", "learner", "modelprocess"},
+    "torch": {"engine", "learner", "backend"},
+    "transformers": {"engine", "learner", "backend"},
+    "peft": {"learner", "backend"},
+    "safetensors": {"engine", "learner", "backend"},
     "renderers": {"rendering"},
     "openai": set(),
     "matplotlib": set(),
@@ -203,7 +204,7 @@ def test_siblings_do_not_know_each_other_unless_listed() -> None:
     assert complaints_about("import agentlightning.learner", "agentlightning/engine/x.py")
     assert complaints_about("import agentlightning.engine", "agentlightning/learner/x.py")
     assert complaints_about("import agentlightning.tracer", "agentlightning/gateway/x.py")
-    assert not complaints_about("import agentlightning.engine.base", "agentlightning/modelprocess/x.py")
+    assert not complaints_about("import agentlightning.engine.base", "agentlightning/backend/x.py")
 
 
 def test_heavy_packages_stay_home() -> None:

@@ -64,7 +64,7 @@ print(json.dumps(failures))
 
 def test_everything_but_training_and_sampling_imports_without_torch() -> None:
     blocked = ("torch", "transformers", "peft", "safetensors", "openai", "matplotlib")
-    computing = ("engine", "learner", "modelprocess", "examples")
+    computing = ("engine", "learner", "backend", "examples")
     done = subprocess.run(
         [sys.executable, "-c", EVERYTHING, json.dumps(blocked), json.dumps(computing)],
         capture_output=True,

@@ -13,7 +13,9 @@ from agentlightning.algorithm.episode import Episode, mean_reward
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
+from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode
 
 SHOWN_FAILURES = 3
@@ -36,22 +38,29 @@ class Baseline(GivenByName, Algorithm):
     device: str = "auto"
     dtype: str = "float32"
     renderer: str | None = None
+    backend: str | BackendFactory = "embedded"
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
 
+    served: PolicySpec | None = None
+    """Serve exactly this, instead of what `model` and the settings around it say."""
+
     def __post_init__(self) -> None:
-        super().__init__()
         self.episodes: Sequence[Episode] = ()
-        if self.model is not None:
-            self.policy = PolicySpec(
-                model=self.model,
-                policies=self.policies,
-                frozen=self.frozen,
-                device=self.device,
-                dtype=self.dtype,
-                max_context=self.max_context,
-                max_concurrency=self.max_concurrency,
-                renderer=self.renderer,
-            )
+
+    @property
+    def policy(self) -> PolicySpec | None:
+        if self.served is not None or self.model is None:
+            return self.served
+        model = ModelSpec(
+            model=self.model,
+            policies=self.policies,
+            frozen=self.frozen,
+            device=self.device,
+            dtype=self.dtype,
+            max_context=self.max_context,
+            max_concurrency=self.max_concurrency,
+        )
+        return PolicySpec(model, CallSettings(renderer=self.renderer), self.backend)
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         if train_dataset is None or len(train_dataset) == 0:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write
-from agentlightning.learner.base import Learner
 
 _FILE = "checkpoint.json"
 
@@ -51,12 +51,19 @@ def model_path(checkpoint: Path) -> Path:
     return checkpoint / "model"
 
 
-async def save_checkpoint(run_dir: Path, learner: Learner, info: CheckpointInfo) -> Path:
+def served_model(name: str) -> str:
+    """The model that a name means to those who serve one: a run's folder or a checkpoint stands for the model in it."""
+    try:
+        return str(model_path(latest_checkpoint(Path(name))))
+    except ConfigError:
+        return name
+
+
+async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo) -> Path:
     """Write a checkpoint; it counts from the moment its json is there."""
     checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
     (checkpoint / _FILE).unlink(missing_ok=True)  # of a step that is done again, half of each would be there meanwhile
-    await learner.export(str(model_path(checkpoint)))
-    await learner.save_state(str(checkpoint / "optimizer"))
+    await backend.checkpoint(str(checkpoint))
     atomic_write(checkpoint / _FILE, json.dumps(asdict(info), indent=2))
     return checkpoint
 

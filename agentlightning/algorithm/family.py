@@ -24,7 +24,7 @@ from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.units import Normalization
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class REINFORCE(GRPO):
     """Log-prob times return, without a baseline (Williams 1992)."""
 
@@ -32,7 +32,7 @@ class REINFORCE(GRPO):
     advantage: Advantage = "reinforce"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RLOO(GRPO):
     """REINFORCE over whole sequences with the mean of the other siblings as baseline (Ahmadian et al., arXiv
     2402.14740, eq. 8): log-probs are summed over a rollout.
@@ -43,7 +43,7 @@ class RLOO(GRPO):
     normalization: Normalization = "sum"
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforcePP(GRPO):
     """REINFORCE++: returns whitened over the step, KL in the reward (Hu et al., arXiv 2501.03262)."""
 
@@ -52,7 +52,7 @@ class ReinforcePP(GRPO):
     clip_high: float = 0.2
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ReinforcePPBaseline(GRPO):
     """REINFORCE++ with the group's mean as baseline (Hu et al., arXiv 2501.03262)."""
 
@@ -60,7 +60,7 @@ class ReinforcePPBaseline(GRPO):
     clip_high: float = 0.2
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the deviation, none by the length (Liu et al., arXiv 2503.20783)."""
 
@@ -69,14 +69,14 @@ class DrGRPO(GRPO):
     clip_high: float = 0.2
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DAPO(GRPO):
     """Clip-higher, token mean, dynamic sampling, and with `overlong_tokens` soft punishment (arXiv 2503.14476)."""
 
     dynamic_sampling: int = 2
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class GSPO(GRPO):
     """Ratios and clipping of whole sequences (Zheng et al., arXiv 2507.18071, with its clip range and minibatches)."""
 
@@ -87,7 +87,7 @@ class GSPO(GRPO):
     clip_high: float = 4e-4
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CISPO(GRPO):
     """Clips importance weights and keeps every token's gradient (MiniMax-M1, arXiv 2506.13585)."""
 
@@ -98,7 +98,7 @@ class CISPO(GRPO):
     clip_high: float = 2.0
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PPO(GRPO):
     """PPO with a critic on the policy's hidden states and GAE over turns (arXiv 1707.06347, 1506.02438)."""
 

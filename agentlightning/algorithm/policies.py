@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
 from typing import Any
 
 from agentlightning.algorithm.credit import groups_that_differ
@@ -57,7 +56,7 @@ class PolicyUpdaters:
         self._reporter = reporter
         self._told: set[str] = set()
 
-    async def learn(self, episodes: Sequence[Episode], rate: float, *, certify: bool) -> dict[str, Any]:
+    async def learn(self, episodes: Sequence[Episode], rate: float, *, check_packing: bool) -> dict[str, Any]:
         """Learn one step with each policy, one after the other."""
         metrics: dict[str, Any] = {}
         for name, updater in self._updaters.items():
@@ -66,7 +65,7 @@ class PolicyUpdaters:
             if not own:
                 self._tell_unused(name)
             found = {"reward": mean_reward(own), "rollouts": len(own), "tokens": sum(e.sampled_tokens for e in own)}
-            found |= await updater.learn(own, rate, certify=certify)
+            found |= await updater.learn(own, rate, check_packing=check_packing)
             metrics |= {f"{name}/{key}": value for key, value in found.items()}
         return metrics
 
@@ -77,26 +76,3 @@ class PolicyUpdaters:
                 f"No rollout of this step asked for the policy '{policy}', so it learns nothing. An agent names it as "
                 f"its model: model='{policy}'."
             )
-
-
-class PolicyLearners:
-    """What is done with all policies at once; each has a directory of its own under the path given."""
-
-    def __init__(self, learners: Mapping[str, Any]) -> None:
-        self.by_name = learners
-
-    async def save_state(self, path: str) -> None:
-        for name, learner in self.by_name.items():
-            await learner.save_state(str(PurePath(path) / name))
-
-    async def load_state(self, path: str) -> None:
-        for name, learner in self.by_name.items():
-            await learner.load_state(str(PurePath(path) / name))
-
-    async def export(self, path: str) -> None:
-        for name, learner in self.by_name.items():
-            await learner.export(str(PurePath(path) / name))
-
-    async def reseed(self, seed: int) -> None:
-        for learner in self.by_name.values():
-            await learner.reseed(seed)

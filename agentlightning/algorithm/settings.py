@@ -6,9 +6,8 @@ a name that does not exist is a ConfigError.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
@@ -16,7 +15,9 @@ from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
+from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import LossSpec, as_loss
 from agentlightning.types import Outcome, RolloutConfig
@@ -28,29 +29,13 @@ Advantage = str | Compute | Estimator
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 
 
-def policies_by_alias(policies: Sequence[str] | Mapping[str, str | None], frozen: str | None) -> dict[str, str | None]:
-    """The adapter to go on from of each policy. Raises ConfigError for aliases that cannot be."""
-    found = dict(policies) if isinstance(policies, Mapping) else dict.fromkeys(policies)
-    aliases = [*found, *([frozen] if frozen is not None else [])]
-    if isinstance(policies, str) or len(set(aliases)) < len(policies) + (frozen is not None):
-        raise ConfigError("policies takes a list of different names, for example policies=['solver', 'checker'].")
-    if frozen is not None and not found:
-        raise ConfigError("frozen names the model beside several policies; give policies=[…] with it.")
-    for alias in aliases:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
-            raise ConfigError(f"A policy cannot be called {alias!r}: use letters, digits, - and _.")
-    return found
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
+    """`model` alone is enough; everything else has a default. Those of the model and of calls are in the bases."""
 
-
-@dataclass(kw_only=True)
-class TrainingSettings(GivenByName, Algorithm):
-    """`model` alone is enough; everything else has a default."""
-
-    samples = True
-    """Whether it learns from what the engine sampled, so that engine and learner can be compared."""
-
-    model: str
-    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
+    backend: str | BackendFactory = "embedded"
+    """Where the model is sampled and trained: a key of `agentlightning.backend.BACKENDS`, or a callable that makes a
+    backend from a `ModelSpec`."""
     group_size: int = 8
     """Rollouts per task that are compared with each other."""
     tasks_per_step: int = 16
@@ -65,8 +50,6 @@ class TrainingSettings(GivenByName, Algorithm):
     """Updates per step; each takes whole groups and its share of the step's rollouts."""
     update_epochs: int = 1
     """How often a step's rollouts are gone through."""
-    temperature: float = 1.0
-    """Of training rollouts, whatever the agent asks for."""
 
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
@@ -104,9 +87,6 @@ class TrainingSettings(GivenByName, Algorithm):
     quorum: float = 1.0
     """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
     many fewer tasks; a few slow rollouts hold up nobody."""
-    in_flight: Literal["finish", "continue"] = "finish"
-    """What responses that are being sampled do when the weights change: finish under the old ones, which learning waits
-    for, or go on under the new ones with their contexts computed again. Each token carries its version either way."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
     sampling runs ahead or groups carry over, else none. SFT and DPO have none."""
@@ -117,30 +97,9 @@ class TrainingSettings(GivenByName, Algorithm):
     max_grad_norm: float = 1.0
     weight_decay: float = 0.0
     critic_learning_rate: float = 1e-3
-    lora_rank: int | None = None
-    """Train a LoRA adapter of this rank instead of all weights."""
-    policies: Sequence[str] | Mapping[str, str | None] = ()
-    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
-    of the adapter to go on from (None: a new one)."""
-    frozen: str | None = None
-    """With `policies`: an alias for the model without an adapter, which is never trained."""
-    train_agents: str | None = None
-    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
-    train_prompts: str | None = None
-    """The same for the system prompt of a call."""
-    max_calls: int | None = None
-    """Model calls that one rollout may make; one that wants more is truncated."""
-    max_tokens: int | None = None
-    """Tokens that one rollout may have sampled, over all its calls."""
-    cut_long_prompts: bool = False
-    """Shorten prompts that do not fit `max_context` (tool results first, oldest first) instead of refusing them."""
-    max_context: int = 4096
-    max_concurrency: int = 64
     tokens_per_batch: int = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
-    gradient_checkpointing: bool = False
-    """Less memory in a pass for about a third more time."""
-    certify_every: int = 50
+    check_packing_every: int = 50
     """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     val_every: int = 10
@@ -155,40 +114,49 @@ class TrainingSettings(GivenByName, Algorithm):
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
     deterministic: bool = False
     """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
-    device: str = "auto"
-    dtype: str = "float32"
-    renderer: str | None = None
     seed: int = 0
     """Decides the order of the tasks, and seeds the sampling."""
 
     def __post_init__(self) -> None:
-        super().__init__()
-        self.policies = policies_by_alias(self.policies, self.frozen)
-        self.outcome_use = {**OUTCOME_USE, **self.outcome_use}
-        self.serial = self.deterministic
+        _ = self.adapters  # are they names?
+        check_backend(self.backend)
+        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
+
+    def _derive(self, **settings: Any) -> None:
+        """Fill in what follows from other settings; while the object is made and never after."""
+        for name, value in settings.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def samples(self) -> bool:
+        """Whether it learns from what the engine sampled."""
+        return True
+
+    @property
+    def serial(self) -> bool:
+        return self.deterministic
+
+    @property
+    def policy(self) -> PolicySpec:
         needs_reference = self.kl_coef != 0 or self.loss_spec.reference
-        self.policy = PolicySpec(
-            model=self.model,
-            device=self.device,
-            dtype=self.dtype,
-            lora_rank=self.lora_rank,
-            policies=self.policies,
-            frozen=self.frozen,
-            max_context=self.max_context,
-            max_concurrency=self.max_concurrency,
-            temperature=self.temperature,
-            train_agents=self.train_agents,
-            train_prompts=self.train_prompts,
-            max_calls=self.max_calls,
-            max_tokens=self.max_tokens,
-            cut_long_prompts=self.cut_long_prompts,
-            seed=self.seed,
-            renderer=self.renderer,
-            in_flight=self.in_flight,
-            reference=self.model if needs_reference else None,
-            critic=self.credit_mode.critic,
-            gradient_checkpointing=self.gradient_checkpointing,
+        model = _taken(self, ModelSettings)
+        return PolicySpec(
+            ModelSpec(**model, reference=self.model if needs_reference else None, critic=self.credit_mode.critic),
+            CallSettings(**_taken(self, CallSettings)),
+            self.backend,
         )
+
+    @property
+    def logprob_gap_limit(self) -> float:
+        """How far engine and learner may be apart on the same token."""
+        return self.max_logprob_gap or (1e-3 if self.dtype in ("float32", "float64") else 0.5)
+
+    def rate(self, done: int, taken: int, tasks: int) -> float:
+        """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""
+        if self.schedule == "constant":
+            return self.learning_rate
+        share = done / self.steps if self.steps is not None else taken / (self.epochs * tasks)
+        return self.learning_rate * max(0.0, 1 - share)
 
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""
@@ -262,3 +230,8 @@ class TrainingSettings(GivenByName, Algorithm):
         if self.correction == "auto":
             return "token" if self.is_off_policy and not self.is_supervised else None
         return None if self.correction == "none" else self.correction
+
+
+def _taken(settings: object, kind: type) -> dict[str, Any]:
+    """The fields of the dataclass `kind`, with their values in settings that have them too."""
+    return {f.name: getattr(settings, f.name) for f in fields(kind)}

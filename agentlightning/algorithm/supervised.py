@@ -14,7 +14,10 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.run import TrainingRun
+from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
+from agentlightning.algorithm.source import Source
 from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
@@ -23,7 +26,7 @@ from agentlightning.types import Attempt, Outcome, Rollout
 from agentlightning.types.call import Int32Array
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class DPO(GRPO):
     """Direct preference optimisation on the best and the worst sibling of each group (arXiv 2305.18290).
 
@@ -40,7 +43,7 @@ class DPO(GRPO):
         return msgspec.structs.replace(super().loss_config(), dpo_beta=self.dpo_beta)
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class SFT(GRPO):
     """Fine-tuning on what is right: the best rollouts of each group (rejection sampling), or given chats.
 
@@ -58,18 +61,40 @@ class SFT(GRPO):
                 raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")
             if self.max_staleness or self.quorum < 1:
                 raise ConfigError("Chats are not sampled, so max_staleness and quorum have no effect. Leave them out.")
-            self.advantage, self.group_size, self.samples = "all", 1, False
+            self._derive(advantage="all", group_size=1)
         super().__post_init__()
 
-    async def _sample(self, step: int, position: int) -> Sampled | None:
-        if self.source == "rollouts":
-            return await super()._sample(step, position)
-        if self._is_over(position):
+    @property
+    def samples(self) -> bool:
+        return self.source == "rollouts"
+
+    def make_source(self, run: TrainingRun, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        rollouts = super().make_source(run, schedule, again)
+        return rollouts if self.samples else ChatSource(self, schedule, rollouts)
+
+
+class ChatSource:
+    """The next chats of the data set, as rollouts."""
+
+    def __init__(self, settings: SFT, schedule: TaskSchedule, rollouts: Source) -> None:
+        self._settings = settings
+        self._schedule = schedule
+        self._rollouts = rollouts
+        self._rendering: Any = None
+
+    def is_over(self, position: int) -> bool:
+        return self._rollouts.is_over(position)
+
+    async def sample(self, step: int, position: int) -> Sampled | None:
+        if self.is_over(position):
             return None
         began = time.time()
         chosen = self._schedule.take(position, self._schedule.per_step)
         episodes = [chat_episode(self._chats, self._schedule.task(i), f"{step}-{i}") for i in chosen]
         return Sampled(episodes, chosen, position + len(chosen), began, time.time())
+
+    async def close(self) -> None:
+        await self._rollouts.close()
 
     @property
     def _chats(self) -> Any:
@@ -79,10 +104,8 @@ class SFT(GRPO):
                 from agentlightning.rendering import load_rendering
             except ModuleNotFoundError as error:
                 raise missing_extra("torch", error.name or "renderers") from error
-            self._rendering = load_rendering(resolve_model(self.model), self.renderer)
+            self._rendering = load_rendering(resolve_model(self._settings.model), self._settings.renderer)
         return self._rendering
-
-    _rendering = None
 
 
 def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:

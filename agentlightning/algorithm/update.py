@@ -1,12 +1,12 @@
 """Updating a policy from credited calls: packing, what the learner must be asked first, the passes, the steps.
 
-Two checks guard the numbers: the canary (engine and learner agree on what was just sampled) and the certificate (a
-packed group gives the gradients of its separate rows).
+Two checks guard the numbers: engine and learner agree on every token that these weights sampled, and a packed group
+gives the gradients of its separate rows. After the steps the loop publishes the weights (`sync_check`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -18,26 +18,26 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import make_units
 from agentlightning.algorithm.weights import correction_weights, overlong_penalty
 from agentlightning.errors import EngineError
-from agentlightning.learner.base import Learner, OptimParams, PackedBatch
+from agentlightning.learner.base import ChecksPacking, Learner, OptimParams, PackedBatch, PassResult, StepResult
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
-
-_MEANS = ("entropy", "clip_fraction", "kl_old", "kl_reference", "critic_loss", "explained_variance")
 
 
 class Updater:
     """Learns one step after the other."""
 
-    def __init__(self, settings: TrainingSettings, learner: Learner, reporter: Reporter) -> None:
+    def __init__(self, settings: TrainingSettings, learner: Learner, reporter: Reporter, *, version: int = 0) -> None:
+        """`version`: of the learner's weights."""
         self._settings = settings
         self._learner = learner
         self._reporter = reporter
         self._loss = settings.loss_config()
         self._rule = settings.credit_rule()
-        self._version = 0
-        """Of the weights, as far as it is known from what they sampled."""
+        self.version = version
+        """Of the learner's weights."""
+        self._told = False
 
-    async def learn(self, episodes: Sequence[Episode], rate: float, *, certify: bool) -> dict[str, Any]:
+    async def learn(self, episodes: Sequence[Episode], rate: float, *, check_packing: bool) -> dict[str, Any]:
         """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
         settings = self._settings
         expected, bonuses = await self._ask_first(episodes)
@@ -47,20 +47,20 @@ class Updater:
             tokens = np.array([e.sampled_tokens for e in episodes], dtype=np.int32)
             punished = overlong_penalty(tokens, settings.overlong_tokens, settings.overlong_margin)
             metrics["overlong"] = int((punished < 0).sum())
-        if certify and batches:
-            metrics |= await self._certify(batches[0])
+        if check_packing and batches:
+            metrics |= await self._check_packing(batches[0])
         packed = [[pack(c) for c in self._split(batch)] for batch in batches]
         if settings.correction_kind is not None:
             packed, corrected = await self._correct(packed)
             metrics |= corrected
-        parts: list[dict[str, float]] = []
+        done: list[tuple[PassResult, StepResult, float | None]] = []
         for batch in packed * settings.update_epochs:
-            for part in batch:
-                parts.append(await self._learner.forward_backward(part, self._loss))
-                self._check_gap(parts[-1].get("logprob_gap_max", 0.0))
-            parts[-1] |= await self._learner.optim_step(self._optim(rate))
-            self._version = int(parts[-1]["version"])
-        merged = _merge(parts)
+            passed = await self._learner.forward_backward(batch, self._loss)
+            gap = self._engine_gap(batch, passed)
+            step = await self._learner.optim_step(self._optim(rate))
+            self.version = step.version
+            done.append((passed, step, gap))
+        merged = _merge(done)
         if not settings.samples:
             merged = {k: v for k, v in merged.items() if k not in ("kl_old", "clip_fraction")}
         return {**merged, **metrics}
@@ -79,8 +79,7 @@ class Updater:
     def _staleness(self, episodes: Sequence[Episode]) -> int:
         """How many optimiser steps the oldest sampled token is behind."""
         versions = [run.version for e in episodes for c in e.calls if c.info.trained for run in c.versions]
-        self._version = max([self._version, *versions])
-        return self._version - min(versions, default=self._version)
+        return max([self.version, *versions]) - min(versions, default=self.version)
 
     # ---- what the learner is asked before there are advantages -------------------------------------------------------
 
@@ -140,28 +139,49 @@ class Updater:
 
     # ---- checks ------------------------------------------------------------------------------------------------------
 
-    async def _certify(self, batch: Sequence[CreditedCall]) -> dict[str, float]:
+    async def _check_packing(self, batch: Sequence[CreditedCall]) -> dict[str, float]:
         """Compare a pass of the smallest group with its rows; the learner itself falls back to rows."""
+        if not isinstance(self._learner, ChecksPacking):
+            if not self._told:
+                self._reporter.note("This backend cannot compare packed token trees with separate rows; it is trusted.")
+            self._told = True
+            return {}
         groups = {c.group: [d for d in batch if d.group == c.group] for c in batch}
         smallest = self._split(min(groups.values(), key=unique_tokens))[-1]
-        found = await self._learner.certify(pack(smallest), self._loss)
+        found = await self._learner.check_packing(pack(smallest), self._loss)
         if not found.holds:
             self._reporter.warn(
                 f"A packed token tree and its separate rows disagree (log-probs by {found.logprobs:.1e}, gradients by "
                 f"{found.gradients:.1e}, relative): from here on every row is computed by itself, which is exact but "
                 "slower. This model's attention is not what the packing takes it for: please report it."
             )
-        return {"certificate_logprobs": found.logprobs, "certificate_gradients": found.gradients}
+        return {"packing_gap_logprobs": found.logprobs, "packing_gap_gradients": found.gradients}
 
-    def _check_gap(self, gap: float) -> None:
-        """The canary: of what these very weights sampled, the learner must see the log-probs that the engine saw."""
-        limit = self._settings.max_logprob_gap or (1e-3 if self._settings.dtype in ("float32", "float64") else 0.5)
-        if gap > limit:
+    def _engine_gap(self, batch: Sequence[PackedBatch], passed: PassResult) -> float | None:
+        """How far learner and engine are apart on the tokens that the learner's weights sampled; None: there are none.
+
+        Raises EngineError above the limit: one of the two computes something else than the other.
+        """
+        versions_E = np.concatenate([_versions(part) for part in batch])
+        sampled_E = np.concatenate(
+            [b.old_logprobs_E if b.sampled_logprobs_E is None else b.sampled_logprobs_E for b in batch]
+        )
+        fresh_E = versions_E == self.version
+        if not fresh_E.any():
+            return None
+        gap = float(np.abs(passed.logprobs[fresh_E] - sampled_E[fresh_E]).max())
+        if gap > self._settings.logprob_gap_limit:
             raise EngineError(
                 f"Engine and learner disagree about the same weights: log-probs of sampled tokens differ by {gap:.2e} "
-                f"(limit {limit:.0e}). The run was stopped before it could train on wrong numbers; the last checkpoint "
-                "is good. This is a bug in the engine's or the learner's support of this model: please report it."
+                f"(limit {self._settings.logprob_gap_limit:.0e}). The run was stopped before it could train on wrong "
+                "numbers; the last checkpoint is good. This is a bug in the engine's or the learner's support of this "
+                "model: please report it."
             )
+        return gap
+
+
+def _versions(batch: PackedBatch) -> np.ndarray:
+    return np.full(len(batch.targets_E), -1) if batch.version_E is None else batch.version_E
 
 
 def _uncredited(episodes: Sequence[Episode], rule: Any) -> list[CreditedCall]:
@@ -174,21 +194,21 @@ def _uncredited(episodes: Sequence[Episode], rule: Any) -> list[CreditedCall]:
     return found
 
 
-def _merge(parts: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Metrics of a step from those of its passes: means weighted by entries, sums, and the canary's largest gap."""
-    if not parts:
+def _merge(done: Sequence[tuple[PassResult, StepResult, float | None]]) -> dict[str, Any]:
+    """Metrics of a step from those of its minibatches: means weighted by entries, sums, and the largest gap."""
+    if not done:
         return {"updates": 0}
-    entries = np.array([p["entries"] for p in parts])
-    means = {k: float(np.average([p[k] for p in parts], weights=entries)) for k in _MEANS if k in parts[0]}
-    norms = [p["grad_norm"] for p in parts if "grad_norm" in p]
-    gaps = [p["logprob_gap_max"] for p in parts if "logprob_gap_max" in p]
+    passes, steps = [passed for passed, _, _ in done], [step for _, step, _ in done]
+    entries = np.array([len(p.logprobs) for p in passes])
+    means = {k: float(np.average([p.metrics[k] for p in passes], weights=entries)) for k in passes[0].metrics}
+    gaps = [gap for _, _, gap in done if gap is not None]
     return {
         **means,
-        "loss": sum(p["loss"] for p in parts),
-        "grad_norm": float(np.mean(norms)),
-        "updates": len(norms),
+        "loss": sum(p.loss for p in passes),
+        "grad_norm": float(np.mean([step.grad_norm for step in steps])),
+        "updates": len(steps),
         "trained_tokens": int(entries.sum()),
-        "tree_tokens": int(sum(p["tree_tokens"] for p in parts)),
+        "tree_tokens": sum(p.tree_tokens for p in passes),
         **({"logprob_gap_max": max(gaps)} if gaps else {}),
-        "version": int(parts[-1]["version"]),
+        "version": steps[-1].version,
     }

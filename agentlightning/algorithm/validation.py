@@ -24,7 +24,9 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints"), 1),
-    **dict.fromkeys(("dynamic_sampling", "max_staleness", "certify_every", "overlong_margin", "seed", "flat_steps"), 0),
+    **dict.fromkeys(
+        ("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed", "flat_steps"), 0
+    ),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
@@ -137,7 +139,7 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         raise ConfigError(
             f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
         )
-    if (s.kl_coef or s.loss_spec.reference) and isinstance(s.policies, Mapping) and any(s.policies.values()):
+    if (s.kl_coef or s.loss_spec.reference) and any(s.adapters.values()):
         raise ConfigError(
             "Policies that go on from adapters would be compared with the base model, not with what they began as. "
             "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."

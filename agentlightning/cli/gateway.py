@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 from rich.console import Console
 
-from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
+from agentlightning.algorithm.base import PolicySpec
+from agentlightning.algorithm.checkpoint import served_model
+from agentlightning.backend import ModelSpec
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import read_secret
 from agentlightning.errors import ConfigError, GatewayError
-from agentlightning.gateway import Gateway, Provider
+from agentlightning.gateway import Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.keys import not_empty
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Settings
-from agentlightning.models import resolve_model
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.store.base import LightningStore
-from agentlightning.trainer.policy_host import require_training_extra
+from agentlightning.trainer.serving import serve_models
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -73,19 +72,9 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
-        engine = rendering = None
-        if model is not None:
-            require_training_extra()
-            from agentlightning.rendering import load_rendering
-
-            found = _resolve(model)
-            rendering, engine = load_rendering(found), ModelProcess(Settings(model=found))
-            with console.status(f"loading {model}"):
-                await engine.start()
-            stack.push_async_callback(engine.close)
-        gateway = Gateway(store, engine, rendering, secret=secret, models=models)
-        await gateway.start()
-        stack.push_async_callback(gateway.stop)
+        policy = None if model is None else PolicySpec(ModelSpec(model=served_model(model)))
+        with console.status(f"loading {model}") if model else nullcontext():
+            gateway = (await serve_models(stack, store, policy, models=models, secret=secret)).gateway
         front = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="gateway", error=GatewayError)
         await front.start()
         stack.push_async_callback(front.stop)
@@ -95,11 +84,3 @@ async def _serve(
         )
         await interrupted()
         console.print("Stopped.")
-
-
-def _resolve(model: str) -> str:
-    """A checkpoint or a run's folder stands for the model in it."""
-    try:
-        return str(model_path(latest_checkpoint(Path(model))))
-    except ConfigError:
-        return str(resolve_model(model))

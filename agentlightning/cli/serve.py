@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from pathlib import Path
 
 import typer
 from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
-from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
+from agentlightning.algorithm.checkpoint import served_model
+from agentlightning.backend import ModelSpec
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
 from agentlightning.errors import ConfigError, GatewayError
@@ -18,7 +18,7 @@ from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.trainer.policy_host import start_policy
+from agentlightning.trainer.serving import serve_models
 from agentlightning.trainer.sync import run_sync
 
 KEPT_REQUESTS = 1000
@@ -32,7 +32,7 @@ def run_server(model: str, *, host: str, port: int, api_key: str | None) -> None
     not_empty(api_key, "--api-key")
     if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
-    run_sync(_serve(_resolve(model), host, port, api_key))
+    run_sync(_serve(served_model(model), host, port, api_key))
 
 
 async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
@@ -40,7 +40,7 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         store = InMemoryLightningStore()
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
-            _, gateway = await start_policy(stack, store, PolicySpec(model=model), None)
+            gateway = (await serve_models(stack, store, PolicySpec(ModelSpec(model=model)))).gateway
         server = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="model", error=GatewayError)
         await server.start()
         stack.push_async_callback(server.stop)
@@ -58,11 +58,3 @@ async def _forget_old_requests(store: InMemoryLightningStore) -> None:
     while True:
         await asyncio.sleep(PRUNE_SECONDS)
         await store.prune(keep=KEPT_REQUESTS)
-
-
-def _resolve(model: str) -> str:
-    """A checkpoint or a run's folder stands for the model in it."""
-    try:
-        return str(model_path(latest_checkpoint(Path(model))))
-    except ConfigError:
-        return model

@@ -2,8 +2,7 @@
 
     forward            log-probs of the targets of a batch, no gradient
     values             what the critic expects, no gradient
-    forward_backward   a loss on a batch; gradients are added up
-    certify            the packed pass against separate rows
+    forward_backward   a loss on the passes of a minibatch; gradients are added up
     optim_step         one optimiser step; the weights get the next version
     save_state / load_state / export   checkpoint with the optimiser's state; weights in Hugging Face format
 
@@ -12,7 +11,8 @@ Shape letters: N tokens of a batch, S segments of its trees, E loss entries (a s
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -95,7 +95,30 @@ class OptimParams(msgspec.Struct, frozen=True, kw_only=True):
     critic_learning_rate: float = 1e-3
 
 
-class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+class PassResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the passes of a minibatch."""
+
+    loss: float
+    """Their sum."""
+    logprobs: Float32Array
+    """Plain log-probs of all entries' targets before the step, shape [E], in the order of the passes: what the engine
+    said of the same tokens is compared with them."""
+    tree_tokens: int
+    """Tokens that were computed."""
+    metrics: dict[str, float]
+    """Means over the entries, by name."""
+
+
+class StepResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an optimiser step."""
+
+    version: int
+    """Of the weights after it."""
+    grad_norm: float
+    """Before clipping."""
+
+
+class PackingCheck(msgspec.Struct, frozen=True, kw_only=True):
     """How far a packed pass and the same tokens in separate rows are apart, relative to the largest value."""
 
     logprobs: float
@@ -120,7 +143,7 @@ class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learner(Protocol):
-    """Updates a policy. Metrics are plain floats by name."""
+    """Updates a policy. Metrics are plain floats by name. Paths are URIs: a directory today."""
 
     async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
         """Plain log-probs of the entries' targets, shape [E]; under the reference model if asked for."""
@@ -130,22 +153,29 @@ class Learner(Protocol):
         """What the critic expects from each entry's state on, shape [E]."""
         ...
 
-    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
-        """Compare the packed pass with separate rows; leaves gradients as they are."""
+    async def forward_backward(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
+        """Add the gradients of the loss on all passes of a minibatch to those that are there."""
         ...
 
-    async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]: ...
-
-    async def optim_step(self, params: OptimParams) -> dict[str, float]:
-        """Clip, step, zero the gradients. The metrics hold `grad_norm` and `version`."""
+    async def optim_step(self, params: OptimParams) -> StepResult:
+        """Clip, step, zero the gradients. The engine samples from the new weights once they are published."""
         ...
 
-    async def save_state(self, path: str) -> None:
-        """Optimiser state and version into the directory `path` (atomically), for `load_state`."""
+    async def save_state(self, uri: str) -> None:
+        """Optimiser state and version into the directory `uri` (atomically), for `load_state`."""
         ...
 
-    async def load_state(self, path: str) -> None: ...
+    async def load_state(self, uri: str) -> None: ...
 
-    async def export(self, path: str) -> None:
+    async def export(self, uri: str) -> None:
         """The policy as a Hugging Face model directory that plain `transformers` loads (atomically)."""
+        ...
+
+
+@runtime_checkable
+class ChecksPacking(Protocol):
+    """What a learner may be able to do besides: compare its packed passes with separate rows."""
+
+    async def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
+        """Leaves gradients as they are."""
         ...

@@ -16,7 +16,15 @@ from transformers import PreTrainedModel
 
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.files import atomic_directory
-from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import (
+    LearnerOptions,
+    LossConfig,
+    OptimParams,
+    PackedBatch,
+    PackingCheck,
+    PassResult,
+    StepResult,
+)
 from agentlightning.learner.critic import Critic
 from agentlightning.learner.forward import Scores, score, why_no_tree
 from agentlightning.learner.loss import Entries, compute_loss
@@ -33,8 +41,8 @@ STATE_FILE = "optimizer.pt"
 class TorchLearner:
     """Synchronous twin of the `Learner` protocol; owns the optimiser of one policy.
 
-    `rows` is whether trees are computed as separate rows: because the model cannot do otherwise, or because a
-    certificate did not hold; `why_rows` says what the model's reason is.
+    `rows` is whether trees are computed as separate rows: because the model cannot do otherwise, or because a packing
+    check did not hold; `why_rows` says what the model's reason is.
     """
 
     def __init__(self, policy: Policy, options: LearnerOptions | None = None) -> None:
@@ -67,18 +75,22 @@ class TorchLearner:
         with torch.no_grad():
             return self._critic.values(self._score(batch).hidden_EH).cpu().numpy().astype(np.float32)
 
-    def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
+    def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
-        metrics |= self._canary(batch, scores.logprobs_E.detach())
         value.backward()
         self._optimizer.gather()
         if self._critic is not None and batch.returns_E is not None:
             returns_E, weights_E = self._tensor(batch.returns_E), self._tensor(batch.weights_E)
             metrics |= self._critic.learn(scores.hidden_EH, returns_E, weights_E)
-        return {**metrics, "entries": float(len(batch.targets_E)), "tree_tokens": float(len(batch.ids_N))}
+        return PassResult(
+            loss=metrics.pop("loss"),
+            logprobs=scores.logprobs_E.detach().float().cpu().numpy(),
+            tree_tokens=len(batch.ids_N),
+            metrics=metrics,
+        )
 
-    def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
+    def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
         """Compare the packed pass with separate rows; from one that does not hold on, rows are computed."""
         parameters = self.policy.trainable()
         found: list[tuple[Tensor, tuple[Tensor, ...]]] = []
@@ -92,9 +104,9 @@ class TorchLearner:
         worst, logprobs = worst_error(packed, rows), relative_error(packed_E, rows_E)
         limit = tolerance(self.policy.model)
         self.rows = before or max(worst, logprobs) > limit
-        return Certificate(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
+        return PackingCheck(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
 
-    def optim_step(self, params: OptimParams) -> dict[str, float]:
+    def optim_step(self, params: OptimParams) -> StepResult:
         """Clip, step, zero the gradients; the weights get the next version. A step that is not finite is refused."""
         norm = self._optimizer.clip(params.max_grad_norm)
         if not np.isfinite(norm):
@@ -107,7 +119,7 @@ class TorchLearner:
         if self._critic is not None:
             self._critic.step(params.critic_learning_rate)
         self.policy.version += 1
-        return {"grad_norm": norm, "version": float(self.policy.version)}
+        return StepResult(grad_norm=norm, version=self.policy.version)
 
     def save_state(self, path: str | Path) -> None:
         """The optimisers' state, the critic and the version; the weights are `export`'s."""
@@ -192,17 +204,6 @@ class TorchLearner:
         )
         value, metrics = compute_loss(entries, loss)
         return scores, value, metrics
-
-    def _canary(self, batch: PackedBatch, logprobs_E: Tensor) -> dict[str, float]:
-        """How far the log-probs are from those of the engine, on tokens that these very weights have sampled."""
-        if batch.version_E is None:
-            return {}
-        fresh = np.flatnonzero(batch.version_E == self.policy.version)
-        if not len(fresh):
-            return {}
-        sampled_E = batch.old_logprobs_E if batch.sampled_logprobs_E is None else batch.sampled_logprobs_E
-        gap_E = logprobs_E[self._tensor(fresh)] - self._tensor(sampled_E[fresh])
-        return {"logprob_gap_max": gap_E.abs().max().item()}
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.policy.device)

@@ -4,7 +4,7 @@ The training loop itself is the algorithm's: see `algorithm/grpo.py`, `GRPO.run`
 
     main process    store · gateway · runner · algorithm         (one event loop)
                     the user's agents                            (a loop or threads of their own)
-    model process   engine and learner on one set of weights
+    backend         engines and learners of the policies         (a model process, by default)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -37,7 +37,7 @@ from agentlightning.algorithm.checkpoint import (
 )
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.errors import AgentLightningError, ConfigError, ModelProcessDied, StoreError, debugging
+from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, StoreError, debugging
 from agentlightning.files import atomic_write
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
@@ -53,8 +53,9 @@ from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutConfig, RolloutStatus
 
 if TYPE_CHECKING:
-    from agentlightning.gateway import Gateway
-    from agentlightning.modelprocess.client import ModelProcess
+    from agentlightning.backend import Backend
+    from agentlightning.gateway import Provider
+    from agentlightning.trainer.serving import Served
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,8 @@ class Trainer(GivenByName):
         adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
         llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
         initial_resources: Resources by name, beside the policy's endpoint `llm`.
+        models: Other providers that agents may ask through the gateway, by alias: a judge, a user simulator, an
+            opponent. Their calls are recorded and never trained. Each is a resource of its alias, too.
         hooks: See every stage of every rollout.
         max_rollouts: Each runner stops after so many.
         port: Of the gateway; None picks a free one. It listens on this machine only.
@@ -135,6 +138,7 @@ class Trainer(GivenByName):
         adapter: Any = None,
         llm_proxy: Any = None,
         initial_resources: NamedResources | None = None,
+        models: Mapping[str, Provider] | None = None,
         hooks: Sequence[Hook] | Hook | None = None,
         max_rollouts: int | None = None,
         strategy: str | Strategy | None = None,
@@ -157,6 +161,7 @@ class Trainer(GivenByName):
                 f"{type(self.algorithm).__name__} serves its own model: leave llm_proxy out, and give port= here."
             )
         self.initial_resources = initial_resources or {}
+        self.models = dict(models or {})
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         for hook in self.hooks:
             check_parts(hook=hook)
@@ -209,11 +214,11 @@ class Trainer(GivenByName):
         """
         dry = copy.copy(self)
         settings = self.algorithm
-        dry.algorithm = Baseline(
-            rollout_config=settings.rollout_config if isinstance(settings, TrainingSettings) else RolloutConfig()
-        )
-        if settings.policy is not None:
-            dry.algorithm.policy = replace(settings.policy, reference=None, critic=False)
+        config = settings.rollout_config if isinstance(settings, TrainingSettings) else RolloutConfig()
+        served = settings.policy
+        if served is not None:
+            served = replace(served, model=replace(served.model, reference=None, critic=False))
+        dry.algorithm = Baseline(served=served, rollout_config=config)
         dry.run_dir = _new_folder(self.run_dir / "dev")
         return dry.fit(agent, train_dataset)
 
@@ -255,10 +260,10 @@ class Trainer(GivenByName):
             try:
                 await self._run(job, processes)
                 break
-            except ModelProcessDied as error:
+            except BackendDied as error:
                 self._go_on_after(error)
 
-    def _go_on_after(self, death: ModelProcessDied) -> None:
+    def _go_on_after(self, death: BackendDied) -> None:
         """Resume from the last checkpoint; give up when there is none that is newer than the last start."""
         found = list_checkpoints(self.run_dir)
         if not found or found[-1] == self.resume_from:
@@ -287,8 +292,9 @@ class Trainer(GivenByName):
             address = await self.strategy.serve(stack, store)
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)
-            process, gateway = await self._start_policy(stack, store, reporter)
-            resources = {**self._endpoint(gateway), **self.initial_resources}
+            served = await self._serve_models(stack, store, reporter)
+            resources = {**(served.resources() if served else {}), **self.initial_resources}
+            gateway = served.gateway if served else None
             if self.llm_proxy is not None:
                 gateway = await self._start_llm_proxy(stack, store)
             context = TrainingContext(
@@ -299,11 +305,9 @@ class Trainer(GivenByName):
                 initial_resources=self.initial_resources,
                 adapter=self.adapter,
                 llm_proxy=gateway,
-                learner=process,
-                learners={name: process.policy(name) for name in self._spec().policies} if process else {},
-                stats=process.stats if process else None,
+                backend=served.backend if served else None,
                 turned_away=gateway.turned_away if gateway else {},
-                selected_by=self._spec().selection if process else {},
+                selected_by=spec.selection if (spec := self._spec()) else {},
                 resume_from=self.resume_from,
                 stop=job.stop,
             )
@@ -311,27 +315,27 @@ class Trainer(GivenByName):
             if processes is not None and address is not None:
                 processes.start(address)
                 stack.callback(processes.pause)
-            await self._run_beside_runners(job, store, process, gateway, processes)
+            await self._run_beside_runners(job, store, served and served.backend, gateway, processes)
 
-    async def _start_policy(
-        self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter
-    ) -> tuple[ModelProcess, Gateway] | tuple[None, None]:
-        """The model process and its gateway, if the algorithm has a policy to serve."""
-        if self.algorithm.policy is None:
-            return None, None
-        from agentlightning.trainer.policy_host import start_policy  # needs the extra `torch`
+    async def _serve_models(self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter) -> Served | None:
+        """The backend and the gateway in front of it and of other providers, if there is anything to serve."""
+        spec = self._spec()
+        if spec is None and not self.models:
+            return None
+        from agentlightning.trainer.serving import serve_models
 
-        reporter.status(f"loading {self.algorithm.policy.model}")
+        if spec is not None:
+            reporter.status(f"loading {spec.model.model}")
         strategy = self.strategy
-        return await start_policy(
-            stack, store, self._spec(), self.port, host=strategy.gateway_host, secret=strategy.secret
+        return await serve_models(
+            stack,
+            store,
+            spec,
+            models=self.models,
+            host=strategy.gateway_host,
+            port=self.port,
+            secret=strategy.secret,
         )
-
-    def _endpoint(self, gateway: Gateway | None) -> NamedResources:
-        """The policy as a resource, with what training samples with for agents that read it."""
-        if gateway is None:
-            return {}
-        return {"llm": gateway.as_resource(sampling_parameters={"temperature": self._spec().temperature})}
 
     async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:
         """The gateway that was given, recording in this run's store."""
@@ -345,11 +349,11 @@ class Trainer(GivenByName):
         self,
         job: _Job,
         store: LightningStore,
-        process: ModelProcess | None,
+        backend: Backend | None,
         gateway: ModelAccess | None,
         processes: RunnerProcesses | None,
     ) -> None:
-        """The algorithm's end ends the runners; a runner that fails, or a dead model process, ends the algorithm."""
+        """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
         done = asyncio.Event()
         here = self.n_runners if self.strategy.runners == "inline" else 0
         runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
@@ -357,8 +361,8 @@ class Trainer(GivenByName):
         beside = [asyncio.create_task(r.iter(done)) for r in runners]
         if processes is not None:
             beside.append(asyncio.create_task(processes.watch()))
-        if process is not None:
-            beside.append(asyncio.create_task(process.watch()))
+        if backend is not None:
+            beside.append(asyncio.create_task(backend.watch()))
         try:
             pending = {deciding, *beside}
             while not deciding.done():
@@ -417,17 +421,16 @@ class Trainer(GivenByName):
         console.close()
         return RunResult(self.run_dir, None, stop.is_set())
 
-    def _spec(self) -> PolicySpec:
+    def _spec(self) -> PolicySpec | None:
         """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
-        spec = self.algorithm.policy
-        assert spec is not None
-        spec = with_trained_agents(spec, self._trained_agents)
-        if self.resume_from is None:
+        spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._trained_agents)
+        if spec is None or self.resume_from is None:
             return spec
         weights = model_path(self.resume_from)
-        if spec.policies:
-            return replace(spec, policies={name: str(weights / name) for name in spec.policies})
-        return replace(spec, model=str(weights))
+        if spec.model.adapters:
+            policies = {name: str(weights / name) for name in spec.model.adapters}
+            return replace(spec, model=replace(spec.model, policies=policies))
+        return replace(spec, model=replace(spec.model, model=str(weights)))
 
     def _default_run_dir(self) -> Path:
         """A resumed run goes on in its folder; a new one gets a new folder."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,9 @@ from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.update import Updater
+from agentlightning.backend.embedded.handle import joined
 from agentlightning.errors import EngineError
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PassResult, StepResult
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
@@ -37,11 +38,11 @@ class InProcess:
         await asyncio.sleep(0)
         return self.inner.forward(batch, reference=reference)
 
-    async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
+    async def forward_backward(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
         await asyncio.sleep(0)
-        return self.inner.forward_backward(batch, loss)
+        return joined([self.inner.forward_backward(batch, loss) for batch in batches])
 
-    async def optim_step(self, params: OptimParams) -> dict[str, float]:
+    async def optim_step(self, params: OptimParams) -> StepResult:
         await asyncio.sleep(0)
         return self.inner.optim_step(params)
 
@@ -94,7 +95,7 @@ async def through_ahead(model: Path, steps: list[list[Episode]], reporter: Repor
     done = 0
     async with AsynchronousSampling(sample, done=0, position=0, max_staleness=staleness) as ahead:
         while (sampled := await ahead.next(done)) is not None:
-            await updater.learn(sampled.episodes, 1e-3, certify=False)
+            await updater.learn(sampled.episodes, 1e-3, check_packing=False)
             done += 1
     assert done == len(steps)
     return learner.weights()
@@ -108,7 +109,7 @@ async def test_without_staleness_replayed_rollouts_give_the_plain_loops_weights_
     updater = Updater(settings(), plain, reporter)  # pyright: ignore[reportArgumentType]
     before = plain.weights()
     for episodes in steps:
-        await updater.learn(episodes, 1e-3, certify=False)
+        await updater.learn(episodes, 1e-3, check_packing=False)
     assert plain.weights() != before
     assert await through_ahead(tiny_model_dir, steps, reporter, staleness=0) == plain.weights()
     assert await through_ahead(tiny_model_dir, steps, reporter, staleness=1) != plain.weights(), (
@@ -155,7 +156,7 @@ async def test_overlong_rollouts_are_counted(tiny_model_dir: Path, reporter: Rep
     longest = max(e.sampled_tokens for e in episodes)
     for tokens, margin, wanted in [(longest + 1, 0, 0), (longest, 1, len(episodes)), (longest + 5, 5, 0)]:
         overlong: Any = settings(overlong_tokens=tokens, overlong_margin=margin)
-        metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0, certify=False)  # pyright: ignore[reportArgumentType]
+        metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0, check_packing=False)  # pyright: ignore[reportArgumentType]
         assert metrics["overlong"] == wanted
 
 
@@ -177,10 +178,10 @@ async def test_an_engine_that_is_off_is_found_out_in_every_mode(
     learner = InProcess(tiny_model_dir)
     (episodes,) = recorded(1, learner)
     updater = Updater(settings(max_logprob_gap=None, **more), learner, reporter)  # pyright: ignore[reportArgumentType]
-    metrics = await updater.learn(shifted(episodes, 0.1, None), 0.0, certify=False)
+    metrics = await updater.learn(shifted(episodes, 0.1, None), 0.0, check_packing=False)
     assert "logprob_gap_max" not in metrics, "triplets sampled elsewhere"
-    await updater.learn(shifted(episodes, 0.1, 0), 0.0, certify=False)  # of older weights: the version is 1 now
-    metrics = await updater.learn(shifted(episodes, 1e-4, 2), 0.0, certify=False)
+    await updater.learn(shifted(episodes, 0.1, 0), 0.0, check_packing=False)  # of older weights: the version is 1 now
+    metrics = await updater.learn(shifted(episodes, 1e-4, 2), 0.0, check_packing=False)
     assert metrics["logprob_gap_max"] == pytest.approx(1e-4, rel=0.05)
     with pytest.raises(EngineError, match="differ by"):
-        await updater.learn(shifted(episodes, 0.1, 3), 0.0, certify=False)
+        await updater.learn(shifted(episodes, 0.1, 3), 0.0, check_packing=False)

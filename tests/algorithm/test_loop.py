@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,49 +13,50 @@ import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
+from agentlightning.algorithm.run import TrainingRun
+from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.source import RolloutSource, Source
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.store import InMemoryLightningStore
 
+from .fakes import CountingBackend, CountingLearner
 from .test_credit import episode
 
 
-class Counting:
-    """A learner without a model."""
+class RecordedRun(TrainingRun):
+    """Validations give the rewards that are left."""
 
-    version = 0
-
-    async def forward_backward(self, batch: Any, loss: object) -> dict[str, float]:
-        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0}
-
-    async def optim_step(self, params: object) -> dict[str, float]:
-        self.version += 1
-        return {"grad_norm": 1.0, "version": float(self.version)}
-
-    async def export(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
-
-    save_state = load_state = export
+    async def _validation_reward(self, dataset: Any) -> float | None:
+        assert isinstance(self.settings, Recorded)
+        if self.settings.val_rewards[0] is None:
+            self.context.stop.set()
+        return self.settings.val_rewards.pop(0)
 
 
-@dataclass(kw_only=True)
+class RecordedSource(RolloutSource):
+    """Each step has the same two rollouts."""
+
+    async def sample(self, step: int, position: int) -> Sampled | None:
+        episodes = [episode("g", [(r, 1)], name=f"{step}-{r}") for r in (0.0, 1.0)]
+        return None if self.is_over(position) else Sampled(episodes, [position], position + 1, 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Recorded(agl.GRPO):
     """Each step has the same two rollouts; validations give the rewards that are left."""
 
     model: str = "calc"
     tasks_per_step: int = 1
     group_size: int = 2
-    certify_every: int = 0
+    check_packing_every: int = 0
     val_rewards: list[float | None] = field(default_factory=list)
 
-    async def _sample(self, step: int, position: int) -> Sampled | None:
-        episodes = [episode("g", [(r, 1)], name=f"{step}-{r}") for r in (0.0, 1.0)]
-        return None if self._is_over(position) else Sampled(episodes, [position], position + 1, 0.0, 0.0)
+    def make_run(self, train: Any, val: Any) -> TrainingRun:
+        return RecordedRun(self, self.context, train, val)
 
-    async def _validate(self, dataset: Any, step: int) -> float | None:
-        if self.val_rewards[0] is None:
-            self.context.stop.set()
-        return self.val_rewards.pop(0)
+    def make_source(self, run: TrainingRun, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        return RecordedSource(self, run.context, schedule, again)
 
 
 async def run(
@@ -67,14 +67,14 @@ async def run(
     *,
     stopped: bool = False,
     resume: Path | None = None,
-) -> Counting:
-    learner: Any = Counting()
+) -> CountingLearner:
+    backend = CountingBackend()
     store, reporter = (
         InMemoryLightningStore(),
         Reporter(JsonlSink(tmp_path / "m.jsonl", 3 if resume else 0), SilentConsole()),
     )
     algorithm.attach(
-        TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, learner=learner, resume_from=resume)
+        TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, backend=backend, resume_from=resume)
     )
     if stopped:
         algorithm.context.stop.set()
@@ -83,7 +83,7 @@ async def run(
     finally:
         reporter.close()
         await store.close()
-    return learner
+    return backend.learner("policy")
 
 
 async def test_the_best_checkpoint_is_one_that_was_validated_itself(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_loss_by_path_or_function(given: Any) -> None:
 def test_what_a_loss_needs_it_says_itself() -> None:
     algorithm = agl.GRPO(model="calc", loss=LossSpec(PATH, reference=True, on_policy=True))
     assert algorithm.policy is not None
-    assert algorithm.policy.reference == "calc"
+    assert algorithm.policy.model.reference == "calc"
     assert algorithm.loss_config().needs_reference
     with pytest.raises(ConfigError, match="gone through once"):
         agl.GRPO(model="calc", loss=LossSpec(PATH, on_policy=True), update_epochs=2)

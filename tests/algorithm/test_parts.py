@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +35,8 @@ from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT
 from agentlightning.types.reward import reward_attributes
 
+from .fakes import CountingBackend
+
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 
@@ -66,28 +67,19 @@ def test_no_tasks_is_an_error() -> None:
 # ---- checkpoints ---------------------------------------------------------------------------------------------------
 
 
-class FolderLearner:
-    """Writes the folders a learner would write."""
-
-    async def export(self, path: str) -> None:
-        os.makedirs(path, exist_ok=True)
-
-    save_state = export
-
-
 async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
-    learner: Any = FolderLearner()
+    backend = CountingBackend()
     for step, reward in [(1, 0.2), (2, 0.9), (3, 0.5), (4, None), (5, 0.6)]:
         info = CheckpointInfo(step=step, base_model="m", seed=0, val_reward=reward)
-        await save_checkpoint(tmp_path, learner, info)
+        await save_checkpoint(tmp_path, backend, info)
         prune_checkpoints(tmp_path, keep_last=2)
     assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [2, 4, 5]
     assert latest_checkpoint(tmp_path).name == "step-000005"
 
 
 async def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
-    learner: Any = FolderLearner()
-    await save_checkpoint(tmp_path, learner, CheckpointInfo(step=1, base_model="m", seed=0))
+    backend = CountingBackend()
+    await save_checkpoint(tmp_path, backend, CheckpointInfo(step=1, base_model="m", seed=0))
     (tmp_path / "checkpoints" / "step-000002" / "model").mkdir(parents=True)
     assert latest_checkpoint(tmp_path).name == "step-000001"
     with pytest.raises(ConfigError, match="not a whole checkpoint"):
@@ -99,23 +91,24 @@ async def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> Non
 async def test_a_step_that_is_saved_again_counts_only_when_it_is_whole(tmp_path: Path) -> None:
     """The disk is full, or the process dies, between its weights and its optimiser's state."""
 
-    class FullDisk(FolderLearner):
-        async def save_state(self, path: str) -> None:
+    class FullDisk(CountingBackend):
+        async def checkpoint(self, uri: str) -> None:
+            (Path(uri) / "model").mkdir(parents=True, exist_ok=True)
             raise OSError("No space left on device")
 
-    learner: Any = FolderLearner()
+    backend = CountingBackend()
     for step in (1, 2):
-        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
-    full: Any = FullDisk()
+        await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
+    full = FullDisk()
     with pytest.raises(OSError, match="No space"):
         await save_checkpoint(tmp_path, full, CheckpointInfo(step=2, base_model="m", seed=0))
     assert latest_checkpoint(tmp_path).name == "step-000001"
 
 
 async def test_what_came_after_the_checkpoint_to_resume_is_set_aside(tmp_path: Path) -> None:
-    learner: Any = FolderLearner()
+    backend = CountingBackend()
     for step in (1, 2, 3):
-        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
+        await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
     first = list_checkpoints(tmp_path)[0]
     assert set_aside_later(tmp_path / "elsewhere", first) == []
     assert len(set_aside_later(tmp_path, first)) == 2
@@ -362,8 +355,8 @@ def test_siblings_differ_where_the_credit_mode_sees_a_difference() -> None:
 
 
 async def test_a_runs_folder_is_a_model(tmp_path: Path) -> None:
-    learner: Any = FolderLearner()
+    backend = CountingBackend()
     for step in (1, 12):
-        await save_checkpoint(tmp_path, learner, CheckpointInfo(step=step, base_model="m", seed=0))
+        await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
         (tmp_path / "checkpoints" / f"step-{step:06d}" / "model" / "config.json").write_text("{}")
     assert resolve_model(tmp_path) == str((tmp_path / "checkpoints" / "step-000012" / "model").resolve())

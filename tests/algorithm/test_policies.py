@@ -18,9 +18,9 @@ from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
-from agentlightning.learner.base import OptimParams, PackedBatch
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 
+from .fakes import CountingLearner
 from .test_credit import episode
 
 RULE = CreditRule(advantage="drgrpo")
@@ -62,22 +62,6 @@ def test_a_reward_may_name_the_policy_or_its_agent() -> None:
         assert advantages("b", episodes) == {}, "nobody said what it earned"
 
 
-class Recorder:
-    """A learner that writes down what it is given."""
-
-    def __init__(self) -> None:
-        self.batches: list[PackedBatch] = []
-        self.version = 0
-
-    async def forward_backward(self, batch: PackedBatch, loss: object) -> dict[str, float]:
-        self.batches.append(batch)
-        return {"loss": 0.0, "entries": float(len(batch.targets_E)), "tree_tokens": 1.0}
-
-    async def optim_step(self, params: OptimParams) -> dict[str, float]:
-        self.version += 1
-        return {"grad_norm": 1.0, "version": float(self.version)}
-
-
 class Told(SilentConsole):
     """Remembers warnings."""
 
@@ -102,12 +86,12 @@ def reporter(tmp_path: Path, console: Told) -> Iterator[Reporter]:
 
 async def test_a_rollout_without_the_policy_is_no_sibling_of_it(reporter: Reporter, console: Told) -> None:
     settings = agl.GRPO(model="calc", policies=["a", "b", "c"], advantage="drgrpo")
-    learners: dict[str, Any] = {name: Recorder() for name in "abc"}
+    learners: dict[str, Any] = {name: CountingLearner() for name in "abc"}
     updaters = {name: Updater(settings, learner, reporter) for name, learner in learners.items()}
     both = PolicyUpdaters(updaters, reporter)
     episodes = [game("x", {None: 1.0}), game("y", {None: 0.0}), game("z", {None: 0.0}, policies="a")]
-    await both.learn(episodes, 1e-3, certify=False)
-    metrics = await both.learn(episodes, 1e-3, certify=False)
+    await both.learn(episodes, 1e-3, check_packing=False)
+    metrics = await both.learn(episodes, 1e-3, check_packing=False)
     assert sorted(learners["a"].batches[0].advantages_E.tolist()) == pytest.approx([-1 / 3] * 4 + [2 / 3] * 2)
     assert sorted(learners["b"].batches[0].advantages_E.tolist()) == pytest.approx([-0.5] * 2 + [0.5] * 2)
     assert (metrics["a/rollouts"], metrics["b/rollouts"], metrics["c/rollouts"]) == (3, 2, 0)

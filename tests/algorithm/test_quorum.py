@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,10 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
-from agentlightning.algorithm.grpo import _summary
+from agentlightning.algorithm.run import TrainingRun, _summary
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.source import RolloutSource
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 from agentlightning.runner import LitAgentRunner
@@ -40,7 +42,9 @@ class Slow:
 
 
 @asynccontextmanager
-async def sampling(tmp_path: Path, slow: Slow, algorithm: agl.GRPO) -> AsyncIterator[agl.GRPO]:
+async def sampling(
+    tmp_path: Path, slow: Slow, algorithm: agl.GRPO, again: Sequence[int] = ()
+) -> AsyncIterator[RolloutSource]:
     """The algorithm's sampling alone, with a runner beside it."""
 
     @agl.rollout
@@ -52,13 +56,12 @@ async def sampling(tmp_path: Path, slow: Slow, algorithm: agl.GRPO) -> AsyncIter
     runner.init(agent)
     runner.init_worker(0, store)
     reporter = Reporter(JsonlSink(tmp_path / "m.jsonl"), SilentConsole())
-    algorithm.attach(TrainingContext(store=store, run_dir=tmp_path, reporter=reporter))
-    algorithm._schedule = TaskSchedule(range(TASKS), algorithm.tasks_per_step, seed=0)
-    algorithm._carried, algorithm._again = [], []
+    context = TrainingContext(store=store, run_dir=tmp_path, reporter=reporter)
+    schedule = TaskSchedule(range(TASKS), algorithm.tasks_per_step, seed=0)
     done = asyncio.Event()
     running = asyncio.create_task(runner.iter(done))
     try:
-        yield algorithm
+        yield RolloutSource(algorithm, context, schedule, again)
     finally:
         slow.let_go = True
         done.set()
@@ -76,12 +79,12 @@ async def test_slow_groups_carry_over_and_every_task_counts_once(tmp_path: Path)
     first = TaskSchedule(range(TASKS), 4, seed=0).take(0, 4)[0]
     slow = Slow({first})
     steps: list[Sampled] = []
-    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as algorithm:
+    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as source:
         while True:
             position = steps[-1].position if steps else 0
             if position >= TASKS - 4:
                 slow.let_go = True
-            sampled = await algorithm._sample(len(steps) + 1, position)
+            sampled = await source.sample(len(steps) + 1, position)
             if sampled is None:
                 break
             steps.append(sampled)
@@ -97,28 +100,27 @@ async def test_slow_groups_carry_over_and_every_task_counts_once(tmp_path: Path)
 
 
 async def test_what_a_killed_run_carried_is_sampled_again(tmp_path: Path) -> None:
-    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), settings()) as algorithm:
-        algorithm._again = [7, 9]
-        steps = [await algorithm._sample(1, TASKS - 2)]
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), settings(), [7, 9]) as source:
+        steps = [await source.sample(1, TASKS - 2)]
         while steps[-1] is not None:
-            steps.append(await algorithm._sample(len(steps) + 1, steps[-1].position))
+            steps.append(await source.sample(len(steps) + 1, steps[-1].position))
     left = TaskSchedule(range(TASKS), 4, seed=0).take(TASKS - 2, 2)
     assert Counter(task for step in steps if step for task in step.tasks) == Counter([7, 9, *left])
 
 
 async def test_stopping_cancels_what_is_carried(tmp_path: Path) -> None:
     slow = Slow(set(TaskSchedule(range(TASKS), 4, seed=0).take(0, 4)[:2]))
-    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as algorithm:
-        sampled = await algorithm._sample(1, 0)
+    async with asyncio.timeout(30), sampling(tmp_path, slow, settings()) as source:
+        sampled = await source.sample(1, 0)
         assert sampled is not None
         assert len(sampled.carried) == 2
         slow.tasks = set(range(TASKS))
-        waiting = asyncio.create_task(algorithm._sample(2, sampled.position))
+        waiting = asyncio.create_task(source.sample(2, sampled.position))
         await asyncio.sleep(0.2)
-        algorithm.context.stop.set()
+        source._context.stop.set()
         with pytest.raises(Stopped):
             await waiting
-        rollouts = await algorithm.context.store.query_rollouts(limit=-1)
+        rollouts = await source._context.store.query_rollouts(limit=-1)
         assert {r.status for r in rollouts} == {RolloutStatus.SUCCEEDED, RolloutStatus.CANCELLED}
 
 
@@ -126,8 +128,8 @@ async def test_dynamic_sampling_ends_with_the_epoch_though_its_last_groups_are_f
     """All siblings earn the same, so each step goes through its fresh tasks in vain, and the last one runs out."""
     algorithm = agl.DAPO(model="calc", group_size=SIBLINGS, tasks_per_step=5, dynamic_sampling=1)
     steps: list[Sampled] = []
-    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm):
-        while (found := await algorithm._sample(len(steps) + 1, steps[-1].position if steps else 0)) is not None:
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm) as source:
+        while (found := await source.sample(len(steps) + 1, steps[-1].position if steps else 0)) is not None:
             steps.append(found)
     assert [(len(s.episodes), len(s.dropped)) for s in steps] == [(0, 10 * SIBLINGS), (0, 2 * SIBLINGS)]
     assert Counter(task for s in steps for task in s.tasks) == Counter(range(TASKS))
@@ -138,16 +140,17 @@ async def test_dynamic_sampling_ends_with_the_epoch_though_its_last_groups_are_f
 
 async def test_nothing_is_sampled_ahead_of_the_last_step(tmp_path: Path) -> None:
     algorithm = agl.GRPO(model="calc", group_size=SIBLINGS, tasks_per_step=4, steps=1, max_staleness=1)
-    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm):
-        assert await algorithm._sample(1, 0) is not None
-        assert await algorithm._sample(2, 4) is None
+    async with asyncio.timeout(30), sampling(tmp_path, Slow(set()), algorithm) as source:
+        assert await source.sample(1, 0) is not None
+        assert await source.sample(2, 4) is None
 
 
 async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
-    async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as algorithm:
-        validating = asyncio.create_task(algorithm._validate([0, 1], step=0))
+    async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as source:
+        run = TrainingRun(settings(), source._context, range(TASKS), [0, 1])
+        validating = asyncio.create_task(run._validation_reward([0, 1]))
         await asyncio.sleep(0.1)
-        algorithm.context.stop.set()
+        source._context.stop.set()
         assert await validating is None
 
 
@@ -159,19 +162,17 @@ async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tm
                 raise ValueError("after its reward")
             return 1.0
 
-    async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as algorithm:
-        assert await algorithm._validate([0, 1, 2, 3], step=0) == 0.75
+    async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as source:
+        run = TrainingRun(settings(), source._context, range(TASKS), None)
+        assert await run._validation_reward([0, 1, 2, 3]) == 0.75
 
 
-async def test_the_linear_rate_falls_with_the_tasks_learned(tmp_path: Path) -> None:
+def test_the_linear_rate_falls_with_the_tasks_learned() -> None:
     """With a quorum a run has more steps than its epochs would need, and the last ones learn too."""
     algorithm = agl.GRPO(model="calc", learning_rate=1.0, schedule="linear", epochs=2, tasks_per_step=4, quorum=0.5)
-    async with sampling(tmp_path, Slow(set()), algorithm):
-        assert [algorithm._rate(done, taken) for done, taken in [(0, 0), (3, 6), (9, 23)]] == pytest.approx(
-            [1.0, 0.75, 1 / 24]
-        )
-        algorithm.steps = 10
-        assert algorithm._rate(5, 23) == 0.5
+    rates = [algorithm.rate(done, taken, TASKS) for done, taken in [(0, 0), (3, 6), (9, 23)]]
+    assert rates == pytest.approx([1.0, 0.75, 1 / 24])
+    assert replace(algorithm, steps=10).rate(5, 23, TASKS) == 0.5
 
 
 @pytest.mark.parametrize("wrong", [{"quorum": 0.0}, {"quorum": 1.5}, {"quorum": 0.5, "deterministic": True}])

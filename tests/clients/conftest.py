@@ -12,10 +12,10 @@ import pytest_asyncio
 from transformers import AutoTokenizer
 
 import agentlightning as agl
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.protocol import Settings
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.gateway import Gateway
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Settings
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.runner import LitAgentRunner

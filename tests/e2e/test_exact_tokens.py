@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agentlightning.algorithm import GRPO, TrainingContext
+from agentlightning.algorithm import GRPO
+from agentlightning.backend import ModelSpec
+from agentlightning.backend.embedded.backend import EmbeddedBackend
 from agentlightning.cli.example import load_example
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
-from agentlightning.gateway import Gateway
-from agentlightning.learner.base import Certificate, LossConfig, OptimParams, PackedBatch
-from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Settings
-from agentlightning.models import resolve_model
-from agentlightning.rendering import load_rendering
-from agentlightning.runner import LitAgentRunner
+from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassResult
+from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
-from agentlightning.tracer import OtelTracer
+from agentlightning.trainer import Trainer
 from agentlightning.types import RolloutMode
 from agentlightning.types.call import Float32Array, Int32Array
 
@@ -47,75 +41,55 @@ class WitnessedEngine:
         async for chunk in self._engine.generate(prompt_ids, params, stream=stream, request_id=request_id):
             chunks.append(chunk)
             yield chunk
-        self.sampled.append((prompt_ids.copy(), concat(chunks)))
+        if params.seed is None:  # the loop's own check after each publish brings one, the agent none
+            self.sampled.append((prompt_ids.copy(), concat(chunks)))
 
 
 class WitnessedLearner:
     """Passes everything on to the learner, and first asks it for plain log-probs of what it is about to train."""
 
-    def __init__(self, learner: ModelProcess) -> None:
+    def __init__(self, learner: Learner) -> None:
         self._learner = learner
         self.batches: list[tuple[PackedBatch, Float32Array]] = []
 
-    async def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> dict[str, float]:
-        self.batches.append((batch, await self._learner.forward(batch)))
-        return await self._learner.forward_backward(batch, loss)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, name)
 
-    async def optim_step(self, params: OptimParams) -> dict[str, float]:
-        return await self._learner.optim_step(params)
+    async def forward_backward(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
+        self.batches += [(batch, await self._learner.forward(batch)) for batch in batches]
+        return await self._learner.forward_backward(batches, loss)
 
-    async def export(self, path: str) -> None:
-        await self._learner.export(path)
 
-    async def save_state(self, path: str) -> None:
-        await self._learner.save_state(path)
+class Witnessed(EmbeddedBackend):
+    """Its engine and its learner are witnessed. `made` holds the last one, for the test."""
 
-    async def load_state(self, path: str) -> None:
-        await self._learner.load_state(path)
+    made: Witnessed
 
-    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
-        return await self._learner.forward(batch, reference=reference)
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self.witnessed = WitnessedEngine(super().engine("policy")), WitnessedLearner(super().learner("policy"))
+        Witnessed.made = self
 
-    async def values(self, batch: PackedBatch) -> Float32Array:
-        return await self._learner.values(batch)
+    def engine(self, policy: str) -> Any:
+        return self.witnessed[0]
 
-    async def certify(self, batch: PackedBatch, loss: LossConfig) -> Certificate:
-        return await self._learner.certify(batch, loss)
+    def learner(self, policy: str) -> Any:
+        return self.witnessed[1]
 
 
 async def test_every_trained_token_is_a_sampled_token(tmp_path: Path) -> None:
     recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
-    path = resolve_model("calc")
-    algorithm = GRPO(
-        model="calc", group_size=GROUP, tasks_per_step=TASKS, steps=STEPS, learning_rate=2e-4, save_every=100
-    )
-    async with AsyncExitStack() as stack:
-        store = SqliteLightningStore(tmp_path / "store.db")
-        stack.push_async_callback(store.close)
-        process = ModelProcess(Settings(model=path, max_context=512))
-        await process.start()
-        stack.push_async_callback(process.close)
-        engine, learner = WitnessedEngine(process), WitnessedLearner(process)
-        gateway = Gateway(store, engine, load_rendering(path), train_sampling={"temperature": 1.0})
-        await gateway.start()
-        stack.push_async_callback(gateway.stop)
-        runner = LitAgentRunner(OtelTracer(), gateway=gateway)
-        runner.init(agent)
-        runner.init_worker(0, store)
-        stack.callback(runner.teardown)
-        reporter = Reporter(JsonlSink(tmp_path / "metrics.jsonl"), SilentConsole())
-        stack.callback(reporter.close)
-        resources = await store.add_resources({"llm": gateway.as_resource()})
-        algorithm.attach(
-            TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, resources=resources, learner=learner)
-        )
-        done = asyncio.Event()
-        running = asyncio.create_task(runner.iter(done))
-        await algorithm.run(recipe.train_tasks())
-        done.set()
-        await running
+    settings = {"group_size": GROUP, "tasks_per_step": TASKS, "steps": STEPS, "learning_rate": 2e-4, "max_context": 512}
+    algorithm = GRPO(model="calc", backend=Witnessed, **settings)
+    trainer = Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole())
+    await trainer.fit_async(agent, recipe.train_tasks())
+    engine, learner = Witnessed.made.witnessed
+    store = SqliteLightningStore(tmp_path / "store.db")
+    try:
         rollouts = [r for r in await store.query_rollouts(limit=-1) if r.mode is RolloutMode.TRAIN]
         stored = await store.query_calls([r.rollout_id for r in rollouts])
+    finally:
+        await store.close()
     check_store_against_engine([c for calls in stored.values() for c in calls], engine.sampled)
     check_batches_against_engine(learner.batches, engine.sampled)
 

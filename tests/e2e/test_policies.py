@@ -20,7 +20,7 @@ from agentlightning.types import Call
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 example = load_example("two_policies", "team")
-SETTINGS: dict[str, Any] = {**example.SETTINGS, "save_every": 5, "certify_every": 5}
+SETTINGS: dict[str, Any] = {**example.SETTINGS, "save_every": 5, "check_packing_every": 5}
 EXACT = 5e-5
 
 
@@ -73,7 +73,7 @@ async def test_both_learn_the_base_does_not_and_a_resumed_run_goes_on(tmp_path: 
         rewards = [m[f"{name}/reward"] for m in rows]
         assert mean(rewards[-3:]) > mean(rewards[:2]) + 0.2, (name, rewards)
         assert max(m.get(f"{name}/logprob_gap_max", 0.0) for m in rows) < 1e-4
-        assert 0 < max(m.get(f"{name}/certificate_gradients", 0.0) for m in rows) < 1e-3
+        assert 0 < max(m.get(f"{name}/packing_gap_gradients", 0.0) for m in rows) < 1e-3
         decisions = [call for call in calls[name] if call.info.parent_call_id is None]  # the tool, or no tool
         assert mean([gap(base, call) for call in decisions[-20:]]) > 0.1, "it moved away from the base"
         version = max(m.get(f"{name}/version", 0) for m in rows[:6])

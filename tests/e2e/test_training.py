@@ -119,7 +119,7 @@ def test_a_model_process_that_is_killed_costs_no_finished_step(tmp_path: Path) -
     )
     wait_for_step(tmp_path / "run" / "metrics.jsonl", 2, process)
     for child in psutil.Process(process.pid).children(recursive=True):
-        if "agentlightning.modelprocess" in child.cmdline():
+        if "agentlightning.backend.embedded" in child.cmdline():
             child.kill()
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, printed + errors

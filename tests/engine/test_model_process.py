@@ -13,15 +13,16 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.protocol import Settings
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
-from agentlightning.errors import ConfigError, EngineError, ModelError, ModelProcessDied
+from agentlightning.errors import BackendDied, ConfigError, EngineError, ModelError
 from agentlightning.learner.base import Learner, LossConfig, OptimParams, PackedBatch
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Settings
 from agentlightning.types.call import Int32Array
 
 from .conftest import random_ids
@@ -84,13 +85,16 @@ async def test_a_step_waits_for_running_requests_and_new_ones_wait_for_it(proces
     batch = row(prompt, await sample(process, prompt))
     before = [asyncio.create_task(sample(process, random_ids(9, s), max_tokens=60)) for s in range(CONCURRENCY)]
     await process.info()  # they are running now
-    metrics = await process.forward_backward(batch, LossConfig())
+    passed = await process.forward_backward([batch], LossConfig())
     step = asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.05)))
     await asyncio.sleep(0)
     after = [asyncio.create_task(sample(process, prompt, max_tokens=30)) for _ in range(2 * CONCURRENCY)]
-    assert metrics["entries"] == len(batch.targets_E)
-    assert (await step)["version"] == version + 1
+    np.testing.assert_allclose(passed.logprobs, batch.old_logprobs_E, atol=EXACT)
+    assert (await step).version == version + 1
     assert all(task.done() for task in before)
+    await asyncio.wait(after, timeout=0.2)
+    assert not any(task.done() for task in after), "nothing is sampled before the new weights are published"
+    assert await process.publish() == version + 1
     assert {(await task).version for task in before} == {version}
     changed = [await task for task in after]
     assert {chunk.version for chunk in changed} == {version + 1}
@@ -114,11 +118,12 @@ async def test_requests_in_flight_may_go_on_under_the_new_weights(tiny_model_dir
     async with ModelProcess(settings) as process:
         prompt = random_ids(20, 1)
         batch = row(prompt, await sample(process, prompt))
-        await process.forward_backward(batch, LossConfig())
+        await process.forward_backward([batch], LossConfig())
         stream = process.generate(prompt, LONG, stream=True)
         whole = asyncio.create_task(_all(process.generate(prompt, LONG)))
         chunks = [await anext(stream) for _ in range(5)]
         await process.optim_step(OptimParams(learning_rate=0.05))
+        assert await process.publish() == 1
         chunks += [chunk async for chunk in stream]
         first, second = await whole
         assert (first.version, first.finish_reason) == (0, None), "what it sampled so far came out at once"
@@ -182,34 +187,6 @@ async def test_time_is_accounted_for(process: ModelProcess) -> None:
     assert sampling + learning + idle == pytest.approx(wall, abs=0.1)
 
 
-async def test_death_is_told_to_everyone_and_restart_brings_the_checkpoint(
-    process: ModelProcess, tmp_path: Path
-) -> None:
-    version = (await process.info()).version
-    await process.export(str(tmp_path / "model"))
-    await process.save_state(str(tmp_path / "state"))
-    prompt = random_ids(20, 3)
-    response = await sample(process, prompt, temperature=0.0)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)  # Ctrl-C is the parent's business
-    waiting: list[asyncio.Task[Any]] = [
-        asyncio.create_task(sample(process, random_ids(9, s), max_tokens=400)) for s in range(20)
-    ]
-    waiting.append(asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.1))))
-    waiting.append(asyncio.create_task(process.watch()))
-    await process.info()
-    os.kill(process.pid, signal.SIGKILL)
-    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(outcome, ModelProcessDied) and "SIGKILL" in str(outcome) for outcome in outcomes), outcomes
-    with pytest.raises(EngineError, match=r"restart\(\)"):
-        await sample(process, prompt)
-    await process.restart(str(tmp_path / "model"))
-    await process.load_state(str(tmp_path / "state"))
-    assert (await process.info()).version == version
-    again = await sample(process, prompt, temperature=0.0)
-    assert (again.ids.tolist(), again.version) == (response.ids.tolist(), version)
-
-
 async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     process = ModelProcess(Settings(model=str(tmp_path / "missing")))
     with pytest.raises(ModelError, match="There is no model at"):
@@ -247,8 +224,8 @@ async def test_not_ready_in_time(tiny_model_dir: Path) -> None:
 
 PARENT = """
 import asyncio, sys
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Settings
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.protocol import Settings
 
 async def main():
     process = ModelProcess(Settings(model=sys.argv[1]))
@@ -291,8 +268,8 @@ async def test_a_failed_save_says_where_and_how_much_room_there_is(process: Mode
 async def test_short_memory_names_the_settings_that_need_less() -> None:
     import torch
 
-    from agentlightning.modelprocess.protocol import Forward
-    from agentlightning.modelprocess.server import _what_to_do
+    from agentlightning.backend.embedded.protocol import Forward
+    from agentlightning.backend.embedded.server import _what_to_do
 
     with pytest.raises(RuntimeError) as short:
         torch.empty(1 << 50)
@@ -307,3 +284,31 @@ async def test_a_token_that_does_not_exist_is_named(process: ModelProcess) -> No
     batch = row(np.append(prompt, 99_999).astype(np.int32), await sample(process, prompt))
     with pytest.raises(ModelError, match="no token 99999 in this model's vocabulary"):
         await process.forward(batch)
+
+
+async def test_death_is_told_to_everyone_and_a_checkpoint_brings_it_back(process: ModelProcess, tmp_path: Path) -> None:
+    version = (await process.info()).version
+    await process.export(str(tmp_path / "model"))
+    await process.save_state(str(tmp_path / "state"))
+    prompt = random_ids(20, 3)
+    response = await sample(process, prompt, temperature=0.0)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)  # Ctrl-C is the parent's business
+    waiting: list[asyncio.Task[Any]] = [
+        asyncio.create_task(sample(process, random_ids(9, s), max_tokens=400)) for s in range(20)
+    ]
+    waiting.append(asyncio.create_task(process.optim_step(OptimParams(learning_rate=0.1))))
+    waiting.append(asyncio.create_task(process.watch()))
+    await process.info()
+    os.kill(process.pid, signal.SIGKILL)
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert all(isinstance(outcome, BackendDied) and "SIGKILL" in str(outcome) for outcome in outcomes), outcomes
+    with pytest.raises(EngineError, match="from its last checkpoint"):
+        await sample(process, prompt)
+    await process.close()
+    async with ModelProcess(msgspec.structs.replace(process.settings, model=str(tmp_path / "model"))) as another:
+        await another.load_state(str(tmp_path / "state"))
+        assert await another.publish() == version
+        assert (await another.info()).version == version
+        again = await sample(another, prompt, temperature=0.0)
+    assert (again.ids.tolist(), again.version) == (response.ids.tolist(), version)

@@ -12,6 +12,8 @@ import pytest
 import pytest_asyncio
 import torch
 
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.protocol import Lora, Settings
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError, ModelError
@@ -19,8 +21,6 @@ from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy, peft_calls_deprecated_names
 from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.modelprocess.client import ModelProcess
-from agentlightning.modelprocess.protocol import Lora, Settings
 from agentlightning.types.call import Int32Array
 
 from .conftest import collect, make_engine, random_ids, reference, request
@@ -225,8 +225,9 @@ async def test_what_a_policy_cannot_do_is_said(process: ModelProcess) -> None:
 
 async def _learn(process: ModelProcess, policy: str, batch: PackedBatch) -> None:
     for _ in range(3):
-        await process.policy(policy).forward_backward(batch, LOSS)
+        await process.policy(policy).forward_backward([batch], LOSS)
         await process.policy(policy).optim_step(RATE)
+        await process.policy(policy).publish()
 
 
 def _response(seed: int) -> Chunk:

@@ -237,20 +237,20 @@ def test_many_rows_keep_the_activations_of_one_pass_at_most(
     assert worst_error(found[1], found[0]) < 1e-5
 
 
-def test_a_certificate_holds_and_leaves_gradients_alone(policy: Policy, make_call: MakeCall) -> None:
+def test_a_check_holds_and_leaves_gradients_alone(policy: Policy, make_call: MakeCall) -> None:
     learner = TorchLearner(policy)
     batch = pack(random_tree(np.random.default_rng(5), make_call))
     learner.forward_backward(batch, LOSSES["reinforce"])
     before = {n: p.grad.clone() for n, p in policy.model.named_parameters() if p.grad is not None}
-    certificate = learner.certify(batch, LOSSES["reinforce"])
-    assert certificate.holds
-    assert certificate.logprobs < 1e-5
-    assert certificate.gradients < 1e-5
+    check = learner.check_packing(batch, LOSSES["reinforce"])
+    assert check.holds
+    assert check.logprobs < 1e-5
+    assert check.gradients < 1e-5
     assert not learner.rows
     assert worst_error(gradients(policy), before) == 0.0
 
 
-def test_a_certificate_that_does_not_hold_turns_to_rows(
+def test_a_check_that_does_not_hold_turns_to_rows(
     policy: Policy, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model that ignores the tree: its packed pass sees tokens of other branches."""
@@ -268,22 +268,22 @@ def test_a_certificate_that_does_not_hold_turns_to_rows(
         return honest(msgspec.structs.replace(batch, parents_S=chain), device)
 
     monkeypatch.setattr(forward, "plan_tree", wrong)
-    assert not learner.certify(pack(calls), LOSSES["reinforce"]).holds
+    assert not learner.check_packing(pack(calls), LOSSES["reinforce"]).holds
     assert learner.rows
     learner.forward_backward(pack(calls), LOSSES["reinforce"])
     assert worst_error(gradients(policy), reference_gradients(policy, calls, LOSSES["reinforce"], None)) < 1e-5
 
 
-def test_gradients_that_are_only_rounding_break_no_certificate(make_call: MakeCall) -> None:
+def test_gradients_that_are_only_rounding_break_no_check(make_call: MakeCall) -> None:
     """Without rotary positions softmax cancels the bias of the keys out: its gradient is noise, in trees as in rows."""
     shape: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 64}
     torch.manual_seed(0)
     config = OPTConfig(vocab_size=300, max_position_embeddings=64, word_embed_proj_dim=32, **shape)
     model: Any = OPTForCausalLM(config).eval()
     calls = random_tree(np.random.default_rng(5), make_call)
-    certificate = TorchLearner(Policy("", model, None, (0,))).certify(pack(calls), LOSSES["reinforce"])  # pyright: ignore[reportArgumentType]
-    assert certificate.holds
-    assert certificate.gradients < 1e-4
+    check = TorchLearner(Policy("", model, None, (0,))).check_packing(pack(calls), LOSSES["reinforce"])  # pyright: ignore[reportArgumentType]
+    assert check.holds
+    assert check.gradients < 1e-4
 
 
 def test_models_that_cannot_do_trees_are_told_apart(policy: Policy) -> None:

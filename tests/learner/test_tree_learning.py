@@ -127,7 +127,7 @@ def test_a_step_moves_towards_what_was_better(policy: Policy, make_call) -> None
     learner.forward_backward(pack([good, bad]), LossConfig(name="reinforce"))
     metrics = learner.optim_step(OptimParams(learning_rate=1e-3))
     after = learner.forward(pack([good, bad]))
-    assert metrics["version"] == policy.version == 1
+    assert metrics.version == policy.version == 1
     assert (after - before)[:2].sum() > 0 > (after - before)[2:].sum()
 
 

@@ -1,98 +1,65 @@
-"""The parent's handle on one running model process: its socket, its output, who waits for which answer, its death."""
+"""The parent's end of the socket to a model server: who waits for which answer, and what becomes of them at its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import socket
-import sys
-from collections import deque
-from typing import Self, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, cast
 
-from agentlightning.engine.base import Chunk
-from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
-from agentlightning.errors import AgentLightningError, ModelProcessDied
-from agentlightning.learner.catalog import import_environment
-from agentlightning.modelprocess.protocol import (
+from agentlightning.backend.embedded.protocol import (
     Call,
     Events,
     Frames,
     Ready,
     Refused,
     Reply,
-    Settings,
     Stop,
     ToChild,
     frame,
     to_error,
     to_parent,
 )
+from agentlightning.engine.base import Chunk
+from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
+from agentlightning.errors import AgentLightningError, BackendDied
 
 logger = logging.getLogger(__name__)
 
-_STOP_SECONDS = 20.0
-_KILL_SECONDS = 10.0
-_WORDS = 20
-"""How many lines of its output a dead process is quoted with."""
-
-_LEVELS = logging.getLevelNamesMapping()
-"""By the word that the child's own log lines begin with."""
+STOP_SECONDS = 20.0
+LINGER_SECONDS = 10.0
+"""How long a server that lost its socket may go on."""
 
 Answers = asyncio.Queue[Chunk | AgentLightningError]
 
 
-class Child(asyncio.Protocol):
-    """One process from `spawn` to its end. Requests and calls are answered by it, or fail with it."""
+class Connection(asyncio.Protocol):
+    """One server from its start to its end. Requests and calls are answered by it, or fail with it."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    pid: int | None = None
+    """Of the server's process, if it has one of its own."""
+
+    def __init__(self, supervise: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """`supervise` waits for the end of the server and says how it ended."""
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self._loop = loop
-        self._process = process
         self._frames = Frames()
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []
         self._answers: dict[int, Answers] = {}
         self._replies: dict[int, asyncio.Future[Reply]] = {}
-        self._output: deque[str] = deque(maxlen=_WORDS)
         self._death: str | None = None
         self._stopping = False
-        self._supervisor = loop.create_task(self._supervise())
-
-    @classmethod
-    async def spawn(cls, settings: Settings) -> Self:
-        """Start the process and hand it its settings; it is usable once `ready` is done."""
-        ours, theirs = socket.socketpair()
-        # Threads that spin while they wait make learning several times slower when another process wants a core.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **import_environment()}
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-P", "-m", "agentlightning.modelprocess", str(theirs.fileno())),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                start_new_session=True,  # a Ctrl-C is for the parent alone, also while this one still starts
-            )
-        child = cls(process)
-        ours.setblocking(False)
-        await asyncio.get_running_loop().create_unix_connection(lambda: child, sock=ours)
-        child.send(settings)
-        return child
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        self._supervisor = loop.create_task(self._until_its_end(supervise))
 
     @property
     def is_ready(self) -> bool:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     def last_words(self) -> str:
-        """The end of the process's output, for an error's message."""
-        return "".join(f"\n  | {line}" for line in self._output)
+        """The end of the server's output, for an error's message."""
+        return ""
 
     def send(self, message: ToChild) -> None:
         """Queue a message; all of one turn of the event loop are written at once."""
@@ -122,26 +89,30 @@ class Child(asyncio.Protocol):
             self._replies.pop(call.call_id, None)
 
     async def death(self) -> str:
-        """Wait for the end of the process; how it ended."""
+        """Wait for the end of the server; how it ended."""
         await asyncio.shield(self._supervisor)
         return self._death or "The model process was stopped."
 
     async def stop(self) -> None:
-        """Ask the process to end; kill it if it does not."""
+        """Ask the server to end; kill it if it does not."""
         self._stopping = True
         self.send(Stop())
         try:
-            async with asyncio.timeout(_STOP_SECONDS):
+            async with asyncio.timeout(STOP_SECONDS):
                 await asyncio.shield(self._supervisor)
         except TimeoutError:
-            logger.warning("The model process did not stop within %.0f s and is killed", _STOP_SECONDS)
+            logger.warning("The model process did not stop within %.0f s and is killed", STOP_SECONDS)
             await self.kill()
 
     async def kill(self) -> None:
-        """End the process now."""
+        """End the server now."""
         self._stopping = True
         self._kill()
         await asyncio.shield(self._supervisor)
+
+    def _kill(self) -> None:
+        """Let the server end, however it must be done."""
+        raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -160,8 +131,8 @@ class Child(asyncio.Protocol):
                     self.ready.set_result(ready)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # It is about to end; a process that lost its socket and lives on is of no use.
-        self._loop.call_later(_KILL_SECONDS, self._kill)
+        # It is about to end; a server that lost its socket and lives on is of no use.
+        self._loop.call_later(LINGER_SECONDS, self._kill)
 
     def _deliver(self, event: Event) -> None:
         """Hand an event to those who wait for it; nobody waits for requests that were given up."""
@@ -192,54 +163,24 @@ class Child(asyncio.Protocol):
 
     def _raise_if_dead(self) -> None:
         if self._death is not None:
-            raise ModelProcessDied(self._death)
+            raise BackendDied(self._death)
 
-    def _kill(self) -> None:
-        if self._process.returncode is None:
-            self._process.kill()
-
-    async def _supervise(self) -> None:
-        """Follow the process's output until it ends, then tell everyone who waits for it."""
-        await self._follow_output()
-        code = await self._process.wait()
-        self._death = self._describe_death(code)
+    async def _until_its_end(self, supervise: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Tell everyone who waits for the server when it has ended."""
+        how = await supervise()
+        self._death = "The model process was stopped." if self._stopping else how
         if not self._stopping:
             logger.error("%s", self._death)
         if self._transport is not None:
             self._transport.close()
         for answers in self._answers.values():
-            answers.put_nowait(ModelProcessDied(self._death))
+            answers.put_nowait(BackendDied(self._death))
         self._answers.clear()
         for waiting in (self.ready, *self._replies.values()):
             if not waiting.done():
-                waiting.set_exception(ModelProcessDied(self._death))
+                waiting.set_exception(BackendDied(self._death))
         if not self.ready.cancelled():
             self.ready.exception()  # whoever waited for it has it; nobody may have
-
-    async def _follow_output(self) -> None:
-        assert self._process.stdout is not None
-        rest = ""
-        while data := await self._process.stdout.read(1 << 16):
-            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-            for line in lines:
-                self._output.append(line)
-                level = _LEVELS.get(line.partition(" ")[0], logging.INFO)
-                logger.log(level, "model process: %s", line)
-        if rest:
-            self._output.append(rest)
-
-    def _describe_death(self, code: int) -> str:
-        if self._stopping:
-            return "The model process was stopped."
-        how = f"with exit code {code}"
-        if code < 0:
-            how = f"by signal {signal.Signals(-code).name}"
-        if code == -signal.SIGKILL:
-            how += " (the system does that when memory runs out)"
-        return (
-            f"The model process ended {how}.{self.last_words()}\n"
-            "Start it again with restart(), from the last checkpoint; requests that it had are lost."
-        )
 
 
 def _one_token(event: Sampled, row: int) -> Chunk:

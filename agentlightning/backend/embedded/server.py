@@ -1,8 +1,9 @@
 """The model process: one loop that samples and learns on one set of weights, with no user code and no event loop.
 
 Between two steps of the engine it takes what arrived: requests join, aborts leave, calls are done one after the other.
-A call that changes the weights first lets the running requests finish, while requests that arrive wait; or they go on
-under the new weights (`Settings.in_flight`).
+A call that changes the weights first lets the running requests finish, or stops them where they are
+(`Settings.in_flight`). From then on the policy samples nothing until its new weights are published, and then goes on
+with nothing that the old ones computed.
 
 Several policies on one base take turns: each has an engine with contexts of its own and a learner, and is active in the
 model's layers while one of them computes.
@@ -17,24 +18,18 @@ import shutil
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import transformers
 
-from agentlightning.engine.base import EngineInfo
-from agentlightning.engine.events import POLICY, Event, Failed, Request
-from agentlightning.engine.torch_engine import TorchEngine
-from agentlightning.errors import AgentLightningError, ConfigError
-from agentlightning.learner.adapters import load_policies
-from agentlightning.learner.base import DTYPES
-from agentlightning.learner.policy import LoraSpec, Policy, load_policy
-from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.modelprocess.inbox import Inbox
-from agentlightning.modelprocess.protocol import (
+from agentlightning.backend.base import BackendStats
+from agentlightning.backend.embedded.inbox import Inbox
+from agentlightning.backend.embedded.protocol import (
     Abort,
     Call,
-    Certify,
+    CheckPacking,
     Events,
     Export,
     Forward,
@@ -43,13 +38,15 @@ from agentlightning.modelprocess.protocol import (
     GetStats,
     LoadState,
     OptimStep,
+    Pause,
+    Publish,
     Ready,
     Refused,
     Reply,
     Reseed,
+    Resume,
     SaveState,
     Settings,
-    Stats,
     Stop,
     ToChild,
     ToParent,
@@ -58,10 +55,21 @@ from agentlightning.modelprocess.protocol import (
     error_name,
     frame,
 )
+from agentlightning.engine.base import EngineInfo
+from agentlightning.engine.events import POLICY, Event, Failed, Request
+from agentlightning.engine.torch_engine import TorchEngine
+from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.learner.adapters import load_policies
+from agentlightning.learner.base import DTYPES
+from agentlightning.learner.policy import LoraSpec, Policy, load_policy
+from agentlightning.learner.torch_learner import TorchLearner
 
 logger = logging.getLogger(__name__)
 
-_CHANGES_WEIGHTS = (OptimStep, LoadState, Reseed)
+_DRAINED_FIRST = (OptimStep, LoadState, Reseed)
+"""Calls that running requests must not see the effect of."""
+PUBLISH_SECONDS = 60.0
+"""How long requests wait, with nothing else going on, for weights that were updated and not published."""
 
 
 class Clock:
@@ -97,6 +105,8 @@ class Hosted:
             seed=settings.seed,
         )
         self._learner = TorchLearner(policy, settings.learner) if policy.trainable() else None
+        self.unpublished = False
+        """The weights are not those that the engine says it samples from."""
 
     @property
     def learner(self) -> TorchLearner:
@@ -127,6 +137,7 @@ class Server:
         self._calls: deque[Call] = deque()
         self._refused: list[Event] = []
         self._clock = Clock()
+        self._paused = False
         self._stopped = False
 
     def run(self) -> None:
@@ -143,25 +154,41 @@ class Server:
                 events, self._refused = self._refused, []
                 self._send(Events(events))
             for hosted in self._hosted.values():
-                if hosted.engine.active:
+                if self._can_step(hosted):
                     self._turn_to("sampling")
-                    self._step(hosted, admit=hosted is not draining)
+                    self._step(hosted, admit=hosted is not draining and not self._paused)
 
     def _draining(self) -> Hosted | None:
         """The policy whose running requests must finish before the next call can be done."""
-        if not self._calls or not self._drains or not isinstance(self._calls[0].verb, _CHANGES_WEIGHTS):
+        if not self._calls or not self._drains or not isinstance(self._calls[0].verb, _DRAINED_FIRST):
             return None
         return self._hosted.get(self._calls[0].policy)
+
+    def _can_step(self, hosted: Hosted) -> bool:
+        engine = hosted.engine
+        return not hosted.unpublished and bool(engine.running or (engine.waiting and not self._paused))
 
     def _receive(self) -> None:
         """Take all messages that arrived; wait for one if there is nothing to do."""
         message = self._inbox.poll()
-        if message is None and not self._calls and not any(h.engine.active for h in self._hosted.values()):
+        if message is None and not self._calls and not any(map(self._can_step, self._hosted.values())):
             self._clock.turn_to("idle")
-            message = self._inbox.wait()
+            held = [h for h in self._hosted.values() if h.unpublished and h.engine.active]
+            message = self._inbox.wait(PUBLISH_SECONDS if held else None)
+            if message is None:
+                self._give_up(held)
         while message is not None:
             self._take(message)
             message = self._inbox.poll()
+
+    def _give_up(self, held: Sequence[Hosted]) -> None:
+        """End the requests that wait for weights which nobody publishes."""
+        message = (
+            f"The weights were updated by optim_step and not published within {PUBLISH_SECONDS:.0f} s, so nothing "
+            "could be sampled. Call backend.publish(policy) after the optimiser's steps."
+        )
+        for hosted in held:
+            self._refused += [Failed(request_id=i, message=message) for i in hosted.engine.abort_all()]
 
     def _take(self, message: ToChild) -> None:
         match message:
@@ -223,19 +250,23 @@ class Server:
                 return Reply(call_id=call_id, numbers=hosted.learner.forward(batch, reference=reference))
             case Values(batch):
                 return Reply(call_id=call_id, numbers=hosted.learner.values(batch))
-            case Certify(batch, loss):
-                return Reply(call_id=call_id, certificate=hosted.learner.certify(batch, loss))
+            case CheckPacking(batch, loss):
+                return Reply(call_id=call_id, check=hosted.learner.check_packing(batch, loss))
             case ForwardBackward(batch, loss):
-                return Reply(call_id=call_id, metrics=hosted.learner.forward_backward(batch, loss))
+                return Reply(call_id=call_id, passed=hosted.learner.forward_backward(batch, loss))
             case OptimStep(params):
-                metrics = hosted.learner.optim_step(params)
-                self._weights_changed(hosted)
-                return Reply(call_id=call_id, metrics=metrics)
+                step = hosted.learner.optim_step(params)
+                hosted.unpublished = True
+                return Reply(call_id=call_id, step=step)
+            case Publish():
+                return Reply(call_id=call_id, version=self._publish(hosted))
+            case Pause() | Resume():
+                self._paused = isinstance(verb, Pause)
             case SaveState(path):
                 hosted.learner.save_state(path)
             case LoadState(path):
                 hosted.learner.load_state(path)
-                self._weights_changed(hosted)
+                hosted.unpublished = True
             case Export(path):
                 hosted.learner.export(path)
             case Reseed(seed):
@@ -246,15 +277,19 @@ class Server:
                 return Reply(call_id=call_id, stats=self._stats())
         return Reply(call_id=call_id)
 
-    def _weights_changed(self, hosted: Hosted) -> None:
-        parts = hosted.engine.weights_changed(hosted.policy.version)
-        if parts:
-            self._send(Events(parts))
+    def _publish(self, hosted: Hosted) -> int:
+        """The engine goes on with the weights as they are. With nothing new its contexts stay good."""
+        version = hosted.policy.version
+        if hosted.unpublished:
+            if parts := hosted.engine.weights_changed(version):
+                self._send(Events(parts))
+            hosted.unpublished = False
+        return version
 
-    def _stats(self) -> Stats:
+    def _stats(self) -> BackendStats:
         self._clock.turn_to("learning")
         seconds, engines = self._clock.seconds, [hosted.engine for hosted in self._hosted.values()]
-        return Stats(
+        return BackendStats(
             sampling_s=seconds["sampling"],
             learning_s=seconds["learning"],
             idle_s=seconds["idle"],

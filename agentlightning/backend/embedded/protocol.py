@@ -14,10 +14,19 @@ import msgspec
 import numpy as np
 
 from agentlightning import errors
+from agentlightning.backend.base import BackendStats
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.events import POLICY, Event, Request
 from agentlightning.errors import AgentLightningError, EngineError
-from agentlightning.learner.base import Certificate, LearnerOptions, LossConfig, OptimParams, PackedBatch
+from agentlightning.learner.base import (
+    LearnerOptions,
+    LossConfig,
+    OptimParams,
+    PackedBatch,
+    PackingCheck,
+    PassResult,
+    StepResult,
+)
 from agentlightning.types.call import Float32Array, Int32Array
 
 HEADER = struct.Struct("!I")
@@ -51,8 +60,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     seed: int | None = None
     """For requests that bring no seed of their own."""
     in_flight: Literal["finish", "continue"] = "finish"
-    """What becomes of running requests when the weights change: they finish under the old ones first, or they go on
-    under the new ones with their contexts computed again."""
+    """See `ModelSettings.in_flight`."""
     sampling_threads: int = 1
     """One leaves the other cores to the agents, which run while the engine samples."""
     learning_threads: int | None = None
@@ -75,7 +83,7 @@ class Values(msgspec.Struct, frozen=True, tag="values"):
     batch: PackedBatch
 
 
-class Certify(msgspec.Struct, frozen=True, tag="certify"):
+class CheckPacking(msgspec.Struct, frozen=True, tag="check_packing"):
     batch: PackedBatch
     loss: LossConfig
 
@@ -101,6 +109,18 @@ class Export(msgspec.Struct, frozen=True, tag="export"):
     path: str
 
 
+class Publish(msgspec.Struct, frozen=True, tag="publish"):
+    """Sample from the learner's weights from now on."""
+
+
+class Pause(msgspec.Struct, frozen=True, tag="pause"):
+    """Start no request until `Resume`."""
+
+
+class Resume(msgspec.Struct, frozen=True, tag="resume"):
+    pass
+
+
 class Reseed(msgspec.Struct, frozen=True, tag="reseed"):
     """Forget all contexts and draw from now on as a fresh engine with this seed would."""
 
@@ -122,12 +142,15 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
 Verb = (
     Forward
     | Values
-    | Certify
+    | CheckPacking
     | ForwardBackward
     | OptimStep
     | SaveState
     | LoadState
     | Export
+    | Publish
+    | Pause
+    | Resume
     | Reseed
     | GetInfo
     | GetStats
@@ -154,30 +177,18 @@ class Events(msgspec.Struct, frozen=True, tag="events"):
     events: list[Event]
 
 
-class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the process started: wall-clock seconds by what they went into, and tokens."""
-
-    sampling_s: float
-    learning_s: float
-    idle_s: float
-    tokens_sampled: int
-    prefill_tokens: int
-    cached_tokens: int
-    """Prompt tokens that were not computed, because a slot held them already."""
-    running: int
-    waiting: int
-
-
 class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     """A call was done; the field that belongs to its verb is set."""
 
     call_id: int
     numbers: Float32Array | None = None
     """Log-probs or values."""
-    certificate: Certificate | None = None
-    metrics: dict[str, float] | None = None
+    passed: PassResult | None = None
+    step: StepResult | None = None
+    check: PackingCheck | None = None
+    version: int | None = None
     info: EngineInfo | None = None
-    stats: Stats | None = None
+    stats: BackendStats | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -1,4 +1,4 @@
-"""The model process: engine and learner on one set of weights, in a process of their own, and the client to it.
+"""The embedded backend: engine and learner on one set of weights, in a model process, and the client to it.
 
 The main process never imports torch; token ids and log-probs cross a local socket as msgpack, never as pickles.
 """

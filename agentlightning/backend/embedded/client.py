@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
-import msgspec
 import numpy as np
 
+from agentlightning.backend.base import BackendStats
+from agentlightning.backend.embedded.child import Child
+from agentlightning.backend.embedded.connection import Connection
+from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.protocol import Abort, Call, GetStats, Reply, Settings, Verb
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import POLICY, Request
-from agentlightning.errors import EngineError, ModelProcessDied
-from agentlightning.modelprocess.child import Child
-from agentlightning.modelprocess.handle import PolicyHandle
-from agentlightning.modelprocess.protocol import Abort, Call, GetStats, Reply, Settings, Stats, Verb
+from agentlightning.errors import BackendDied, EngineError
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)
@@ -36,13 +37,21 @@ class ModelProcess(PolicyHandle):
     requests to finish where it changes the weights), in seconds.
     """
 
-    def __init__(self, settings: Settings, *, start_timeout: float = 600.0, call_timeout: float = 3600.0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        start_timeout: float = 600.0,
+        call_timeout: float = 3600.0,
+        spawn: Callable[[Settings], Awaitable[Connection]] = Child.spawn,
+    ) -> None:
         super().__init__(self, next(iter(settings.policies), POLICY))
         self.settings = settings
         self._start_timeout = start_timeout
         self._call_timeout = call_timeout
         self._numbers = itertools.count(1)
-        self._child: Child | None = None
+        self._spawn = spawn
+        self._child: Connection | None = None
 
     async def start(self) -> EngineInfo:
         """Start the process and load the model.
@@ -50,8 +59,8 @@ class ModelProcess(PolicyHandle):
         Raises the child's own `ModelError` or `ConfigError`, or `EngineError` if it died or was not ready in time.
         """
         if self._child is not None:
-            raise EngineError("The model process was started already; use restart() to start it again.")
-        self._child = child = await Child.spawn(self.settings)
+            raise EngineError("The model process was started already; make another one to start it again.")
+        self._child = child = await self._spawn(self.settings)
         try:
             async with asyncio.timeout(self._start_timeout):
                 return (await child.ready).info
@@ -71,18 +80,9 @@ class ModelProcess(PolicyHandle):
         if child is not None:
             await child.stop()
 
-    async def restart(self, model: str | None = None) -> EngineInfo:
-        """Start the process again, dead or alive, from `model` if given (the weights of a checkpoint)."""
-        child, self._child = self._child, None
-        if child is not None:
-            await child.kill()
-        if model is not None:
-            self.settings = msgspec.structs.replace(self.settings, model=model)
-        return await self.start()
-
     async def watch(self) -> NoReturn:
-        """Wait until the process ends by itself, and raise `ModelProcessDied` that says how."""
-        raise ModelProcessDied(await self._running().death())
+        """Wait until the process ends by itself, and raise `BackendDied` that says how."""
+        raise BackendDied(await self._running().death())
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -98,7 +98,7 @@ class ModelProcess(PolicyHandle):
         """The process, if it was started."""
         return None if self._child is None else self._child.pid
 
-    async def stats(self) -> Stats:
+    async def stats(self) -> BackendStats:
         """How the process spent its time so far, and on how many tokens."""
         reply = await self._ask(GetStats())
         assert reply.stats is not None, reply
@@ -136,7 +136,7 @@ class ModelProcess(PolicyHandle):
                 logger.debug("Request %s is no longer wanted", request_id or number)
                 child.send(Abort(number))
 
-    def _running(self) -> Child:
+    def _running(self) -> Connection:
         if self._child is None:
             raise EngineError("The model process is not running; call start() first.")
         return self._child
@@ -151,5 +151,5 @@ class ModelProcess(PolicyHandle):
         except TimeoutError:
             raise EngineError(
                 f"The model process did not finish {type(verb).__name__} within {self._call_timeout:.0f} s. "
-                "It may hang; restart() starts it again from the last checkpoint."
+                "It may hang: stop the run and go on from its last checkpoint (--resume, Trainer(resume=…))."
             ) from None

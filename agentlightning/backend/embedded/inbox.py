@@ -7,7 +7,7 @@ import queue
 import socket
 import threading
 
-from agentlightning.modelprocess.protocol import Frames, Stop, ToChild, to_child
+from agentlightning.backend.embedded.protocol import Frames, Stop, ToChild, to_child
 
 _GRACE_SECONDS = 30.0
 """How long the work in hand may go on after the parent is gone."""
@@ -16,14 +16,19 @@ _GRACE_SECONDS = 30.0
 class Inbox:
     """Messages in the order they were sent. The parent's end, by `Stop` or by dying, reads as `Stop`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, in_a_process: bool = True) -> None:
+        """`in_a_process`: the process is nothing but this server's, and ends when the work in hand never does."""
         self._sock = sock
+        self._in_a_process = in_a_process
         self._queue: queue.SimpleQueue[ToChild] = queue.SimpleQueue()
         threading.Thread(target=self._read, name="inbox", daemon=True).start()
 
-    def wait(self) -> ToChild:
-        """The next message, as soon as there is one."""
-        return self._queue.get()
+    def wait(self, timeout: float | None = None) -> ToChild | None:
+        """The next message, as soon as there is one; None if there was none for `timeout` seconds."""
+        try:
+            return self._queue.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     def poll(self) -> ToChild | None:
         """The next message, if there is one."""
@@ -41,8 +46,9 @@ class Inbox:
         finally:
             self._queue.put(Stop())
         # Nobody is left to wait for a checkpoint being written, but half of one helps nobody either.
-        threading.Event().wait(_GRACE_SECONDS)
-        os._exit(1)
+        if self._in_a_process:
+            threading.Event().wait(_GRACE_SECONDS)
+            os._exit(1)
 
     def _receive(self) -> bytes:
         try:

@@ -1,0 +1,304 @@
+"""A training run under way: what is done, what is known of the weights, and the stages of a step.
+
+`GRPO.run` puts the stages in order; settings are in the algorithm, which stays as it was made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
+from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.checkpoint import (
+    CheckpointInfo,
+    prune_checkpoints,
+    read_checkpoint,
+    refuse_other_run,
+    save_checkpoint,
+)
+from agentlightning.algorithm.episode import mean_reward
+from agentlightning.algorithm.policies import PolicyUpdaters
+from agentlightning.algorithm.preflight import Preflight
+from agentlightning.algorithm.sampling import Stopped, run_rollouts
+from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.sync_check import SyncCheck, refuse_unpublished
+from agentlightning.algorithm.update import Updater
+from agentlightning.backend import POLICY, Backend
+from agentlightning.errors import AgentError, ConfigError
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.grpo import GRPO
+
+COLUMNS = (
+    ("step", "step", "d"),
+    ("reward", "reward", ".3f"),
+    ("val_reward", "val", ".3f"),
+    ("failed", "failed", "d"),
+    ("tokens", "tokens", ",d"),
+    ("sampling_seconds", "sample s", ".1f"),
+    ("learning_seconds", "learn s", ".1f"),
+)
+CLIPS_NOTHING = (
+    "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
+    "minibatches=2 or update_epochs=2 make it count."
+)
+NOTHING = Sampled((), (), 0, 0.0, 0.0)
+"""Before the first step; saved too, so that a run can be resumed from its beginning on."""
+ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
+OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
+
+
+class TrainingRun:
+    """An async context manager: sampling that runs ahead ends with the block, and a stop by the user is a good end.
+
+    What was learned since the last checkpoint is saved then, and where the agent gives nothing to learn from any more.
+    """
+
+    def __init__(self, settings: GRPO, context: TrainingContext, train: Dataset[Any], val: Dataset[Any] | None) -> None:
+        self.settings = settings
+        self.context = context
+        self.done = 0
+        """Steps that are learned."""
+        self._taken = 0
+        """Tasks that these learned."""
+        self._schedule = TaskSchedule(train, settings.tasks_per_step, settings.seed)
+        self._val = val if val is not None and len(val) else None
+        self._val_reward: float | None = None
+        """Of the last step, if it was validated."""
+        self._learned: Sampled | None = None
+        self._saved = 0
+        self._ended = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        """Begin where the checkpoint in the context left the run, or at its start."""
+        settings, info = self.settings, await self._restore()
+        self.done = self._saved = info.step
+        self._taken = info.position - len(info.carried)
+        await self._prepare_policies()
+        self.preflight = self._make_preflight()
+        own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
+        if settings.clips_nothing:
+            self.context.reporter.note(CLIPS_NOTHING)
+        self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
+        self.source = settings.make_source(self, self._schedule, info.carried)
+        self._stack.push_async_callback(self.source.close)
+        self._sampling = await self._stack.enter_async_context(
+            AsynchronousSampling(
+                self.source.sample, done=info.step, position=info.position, max_staleness=settings.max_staleness
+            )
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        async with self._stack:
+            if isinstance(error, Stopped | AgentError) and self._learned is not None and self._saved < self.done:
+                await self._save(self._learned)
+        return isinstance(error, Stopped)
+
+    # ---- the stages of a step --------------------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step is done. Raises Stopped when the user wants to stop."""
+        if self.context.stop.is_set():
+            raise Stopped
+        return self._ended or self.done == self.settings.steps
+
+    async def validate_before(self) -> None:
+        """Validate and save the model as it came, before the first step of a run."""
+        if self.context.resume_from is not None:
+            return
+        if self._val is not None:
+            reward = await self._validation_reward(self._val)
+            self.context.reporter.step({"step": 0, "val_reward": reward, "time": time.time()})
+        await self._save(NOTHING)
+
+    async def sampled(self) -> Sampled | None:
+        """The rollouts of the next step; None when there is none."""
+        return await self._sampling.next(self.done)
+
+    def check(self, sampled: Sampled) -> None:
+        """Raises AgentError where there is nothing to learn from."""
+        self.preflight.check([*sampled.episodes, *sampled.dropped])
+
+    async def learn(self, sampled: Sampled) -> dict[str, Any]:
+        """Update the weights; the step's metrics."""
+        self.context.reporter.status(f"step {self.done + 1}: learning")
+        self._began = time.time()
+        every = self.settings.check_packing_every
+        check_packing = every > 0 and self.done % every == 0
+        rate = self.settings.rate(self.done, self._taken, self._schedule.size)
+        metrics = await self._updater.learn(sampled.episodes, rate, check_packing=check_packing)
+        self.done, self._learned = self.done + 1, sampled
+        self._taken = sampled.position - len(sampled.carried)
+        return metrics
+
+    async def publish(self, sampled: Sampled) -> dict[str, float]:
+        """Let the engines sample from what was learned, and see on freshly sampled tokens that they do.
+
+        Raises EngineError where a backend publishes nothing, something else, or weights that compute something else.
+        """
+        gaps: dict[str, float] = {}
+        for alias, updater in self._updaters.items():
+            check = self._sync_checks[alias]
+            if updater.version == check.version:
+                continue  # nothing was learned
+            version = await self._backend.publish(alias)
+            refuse_unpublished(alias, version, updater.version)
+            gaps[alias] = await check.run(version, sampled.episodes)
+        self._learning_ended = time.time()
+        return {"sync_gap": max(gaps.values())} if gaps else {}
+
+    async def validate(self, sampled: Sampled) -> dict[str, float | None]:
+        """The validation reward, every so many steps and after the last."""
+        over = self.source.is_over(sampled.position) and not sampled.carried
+        self._ended = self.preflight.solved or over or self.done == self.settings.steps
+        self._val_reward = None
+        if self._val is None or not (self._ended or self.done % self.settings.val_every == 0):
+            return {}
+        self._val_reward = await self._validation_reward(self._val)
+        return {"val_reward": self._val_reward}
+
+    async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
+        """Report the step, and save it where that is due."""
+        summary = {"step": self.done, **_summary(sampled), **metrics, **self._times(sampled)}
+        self.context.reporter.step({**summary, **await self._time_split()})
+        self.preflight.watch(summary)
+        if self._ended or self.done % self.settings.save_every == 0 or self.preflight.stuck:
+            await self._save(sampled)
+
+    # ---- their parts -----------------------------------------------------------------------------------------------
+
+    @property
+    def _backend(self) -> Backend:
+        if self.context.backend is None:
+            name = type(self.settings).__name__
+            raise ConfigError(f"{name} needs a backend; the trainer starts one from {name}(model=…).")
+        return self.context.backend
+
+    async def _prepare_policies(self) -> None:
+        settings, reporter = self.settings, self.context.reporter
+        aliases = list(settings.adapters) or [POLICY]
+        self._updaters: dict[str, Updater] = {}
+        self._sync_checks: dict[str, SyncCheck] = {}
+        for alias in aliases:
+            learner, engine = self._backend.learner(alias), self._backend.engine(alias)
+            version = (await engine.info()).version
+            self._updaters[alias] = Updater(settings, learner, reporter, version=version)
+            self._sync_checks[alias] = SyncCheck(engine, learner, settings.logprob_gap_limit, version=version)
+        several = bool(settings.adapters)
+        self._updater = PolicyUpdaters(self._updaters, reporter) if several else self._updaters[aliases[0]]
+
+    def _make_preflight(self) -> Preflight:
+        settings = self.settings
+        return Preflight(
+            self.context.reporter,
+            settings.credit_rule(),
+            policies=list(settings.adapters),
+            learned=self.done > 0,
+            compares=settings.samples and self._schedule.per_step * settings.group_size > 1,
+            flat_steps=settings.flat_steps,
+            turned_away=self.context.turned_away,
+            selected_by=self.context.selected_by,
+        )
+
+    async def _validation_reward(self, dataset: Dataset[Any]) -> float | None:
+        """Mean reward over the validation tasks; None if the user stopped it.
+
+        A failed rollout counts 0 here, whatever it had earned before: a user would see it fail.
+        """
+        step, config = self.done, self.settings.rollout_config
+        requests = [
+            EnqueueRolloutRequest(input=dataset[i], mode=RolloutMode.VAL, config=config, metadata={"step": step})
+            for i in range(len(dataset))
+        ]
+        try:
+            episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
+        except Stopped:
+            return None
+        return float(np.mean([(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]))
+
+    async def _restore(self) -> CheckpointInfo:
+        """What the checkpoint to go on from says; that of a run that has done nothing if there is none."""
+        checkpoint = self.context.resume_from
+        if checkpoint is None:
+            return self._info()
+        info = read_checkpoint(checkpoint)
+        refuse_other_run(checkpoint, info, self._info())
+        await self._backend.restore(str(checkpoint))
+        return info
+
+    async def _save(self, sampled: Sampled) -> None:
+        info = replace(
+            self._info(),
+            step=self.done,
+            position=sampled.position,
+            carried=sampled.carried,
+            val_reward=self._val_reward,
+        )
+        await save_checkpoint(self.context.run_dir, self._backend, info)
+        prune_checkpoints(self.context.run_dir, self.settings.keep_checkpoints)
+        self._saved = self.done
+
+    def _info(self) -> CheckpointInfo:
+        """What a checkpoint says of the run, whatever its step."""
+        settings = self.settings
+        return CheckpointInfo(
+            step=0,
+            base_model=settings.model,
+            seed=settings.seed,
+            lora_rank=settings.lora_rank,
+            policies=list(settings.adapters),
+            frozen=settings.frozen,
+            tasks=self._schedule.size,
+        )
+
+    def _times(self, sampled: Sampled) -> dict[str, Any]:
+        return {
+            "sampling_seconds": sampled.ended - sampled.began,
+            "learning_seconds": self._learning_ended - self._began,
+            "sampling_from": sampled.began,
+            "learning_from": self._began,
+            "time": time.time(),
+        }
+
+    async def _time_split(self) -> dict[str, float]:
+        """Seconds since the start that the backend sampled, learned, and had nothing to do."""
+        stats = await self._backend.stats()
+        if stats is None:
+            return {}
+        return {
+            "model_sampling_seconds": stats.sampling_s,
+            "model_learning_seconds": stats.learning_s,
+            "model_idle_seconds": stats.idle_s,
+            "cached_tokens": stats.cached_tokens,
+            "prefill_tokens": stats.prefill_tokens,
+        }
+
+
+def _summary(sampled: Sampled) -> dict[str, Any]:
+    """What the step's rollouts were like."""
+    episodes = [*sampled.episodes, *sampled.dropped]
+    outcomes = Counter(e.outcome.value for e in episodes)
+    return {
+        "reward": mean_reward(episodes),
+        "rollouts": len(episodes),
+        "failed": sum(n for o, n in outcomes.items() if o not in ENDED_WELL),
+        "outcomes": dict(outcomes),
+        "calls": sum(len(e.calls) for e in episodes),
+        "tokens": sum(e.sampled_tokens for e in episodes),
+        "tasks": list(sampled.tasks),
+        **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
+    }

@@ -1,0 +1,160 @@
+"""The backend's seam: what owns the engines and learners of a run's policies, and gets weights from one to the other.
+
+    engine(policy)     samples tokens                    (`engine.base.Engine`)
+    learner(policy)    updates weights                   (`learner.base.Learner`)
+    publish(policy)    the engine samples from the learner's weights from now on
+
+Implementations: `embedded` (a model process of our own), `inprocess` (the same in a thread). A backend is chosen by
+name, or given as any callable that makes one from a `ModelSpec`; `agentlightning.backend.BACKENDS` is the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NoReturn, Protocol
+
+import msgspec
+
+from agentlightning.engine.base import Engine
+from agentlightning.engine.events import POLICY
+from agentlightning.errors import ConfigError
+from agentlightning.learner.base import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """The model that is sampled and trained, as users set it."""
+
+    model: str
+    """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
+    device: str = "auto"
+    dtype: str = "float32"
+    lora_rank: int | None = None
+    """Train a LoRA adapter of this rank instead of all weights."""
+    policies: Sequence[str] | Mapping[str, str | None] = ()
+    """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
+    of the adapter to go on from (None: a new one)."""
+    frozen: str | None = None
+    """With `policies`: an alias for the model without an adapter, which is never trained."""
+    max_context: int = 4096
+    """Prompt plus response, in tokens; at most what the model can do."""
+    max_concurrency: int = 64
+    """Requests that are sampled at the same time; more wait."""
+    in_flight: Literal["finish", "continue"] = "finish"
+    """What responses that are being sampled do when weights are published: finish under the old ones, which learning
+    waits for, or go on under the new ones with their contexts computed again. Each token carries its version."""
+    gradient_checkpointing: bool = False
+    """Less memory in a pass for about a third more time."""
+    seed: int | None = None
+    """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
+
+    @property
+    def adapters(self) -> dict[str, str | None]:
+        """By alias, the adapter that each of several policies goes on from; empty where there is one policy.
+
+        Raises ConfigError for aliases that cannot be.
+        """
+        found = dict(self.policies) if isinstance(self.policies, Mapping) else dict.fromkeys(self.policies)
+        aliases = [*found, *([self.frozen] if self.frozen is not None else [])]
+        if isinstance(self.policies, str) or len(set(aliases)) < len(self.policies) + (self.frozen is not None):
+            raise ConfigError("policies takes a list of different names, for example policies=['solver', 'checker'].")
+        if self.frozen is not None and not found:
+            raise ConfigError("frozen names the model beside several policies; give policies=[…] with it.")
+        for alias in aliases:
+            if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
+                raise ConfigError(f"A policy cannot be called {alias!r}: use letters, digits, - and _.")
+        return found
+
+    @property
+    def trained(self) -> list[str]:
+        """The aliases of the policies that learn."""
+        return list(self.adapters) or [POLICY]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(ModelSettings):
+    """What a backend is to load: the model, and what the algorithm needs of its learners."""
+
+    reference: str | None = None
+    """The model that KL and DPO compare with; None: none is needed."""
+    critic: bool = False
+    """Train a value head beside the policy."""
+
+
+class BackendStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Since the backend started: wall-clock seconds by what they went into, and tokens."""
+
+    sampling_s: float
+    learning_s: float
+    idle_s: float
+    tokens_sampled: int
+    prefill_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were not computed, because an engine held them already."""
+    running: int
+    waiting: int
+
+
+class Backend(Protocol):
+    """Owns the engines and learners of all policies. Made from a `ModelSpec`, started once, closed once."""
+
+    async def start(self) -> None:
+        """Load the policies. Raises `ModelError`, `ConfigError` or `EngineError`; then nothing is left running."""
+        ...
+
+    def engine(self, policy: str) -> Engine:
+        """What samples the policy with this alias, frozen ones included."""
+        ...
+
+    def learner(self, policy: str) -> Learner:
+        """What updates the policy with this alias."""
+        ...
+
+    async def publish(self, policy: str) -> int:
+        """Let the engine sample from the learner's weights; returns their version, that of the last `optim_step`.
+
+        Requests that are being sampled finish first, or go on under the new weights, as `ModelSettings.in_flight` says;
+        either way nothing that old weights computed is used again. Between `optim_step` and `publish` a backend whose
+        engine shares memory with its learner samples nothing. The training loop checks what came of it on tokens
+        sampled afterwards (`algorithm.sync_check`).
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Start no further requests; those that are being sampled go on. Further ones wait."""
+        ...
+
+    async def resume(self) -> None:
+        """Undo `pause`."""
+        ...
+
+    async def reseed(self, seed: int) -> None:
+        """Let all engines forget their contexts and draw as fresh ones with this seed would."""
+        ...
+
+    async def watch(self) -> NoReturn:
+        """Wait until the backend ends by itself, and raise `BackendDied` that says how."""
+        ...
+
+    async def stats(self) -> BackendStats | None:
+        """How it spent its time; None where that is not known."""
+        ...
+
+    async def checkpoint(self, uri: str) -> None:
+        """Write `uri`/model (loads with plain transformers; a directory for each of several policies) and
+        `uri`/optimizer, each all or nothing."""
+        ...
+
+    async def restore(self, uri: str) -> None:
+        """Take up optimiser state and version of a checkpoint, on a backend that was started from its weights, and
+        publish them."""
+        ...
+
+    async def close(self) -> None:
+        """End everything; what still waits for it raises `EngineError`. Idempotent."""
+        ...
+
+
+BackendFactory = Callable[[ModelSpec], Backend]

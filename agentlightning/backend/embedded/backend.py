@@ -1,0 +1,100 @@
+"""The embedded backend: one model process holds the engine and the learner of every policy, on one set of weights.
+
+Publishing moves no bytes: from an optimiser step on the engine stands still, and publishing lets it go on with what the
+step left in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import PurePath
+from typing import NoReturn
+
+from agentlightning.backend.base import BackendStats, ModelSpec
+from agentlightning.backend.embedded.child import Child
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.connection import Connection
+from agentlightning.backend.embedded.handle import PolicyHandle
+from agentlightning.backend.embedded.protocol import Lora, Pause, Reseed, Resume, Settings
+from agentlightning.learner.base import LearnerOptions
+from agentlightning.models import resolve_model
+
+
+class EmbeddedBackend:
+    """See `Backend`. The process is started by `start` and ended by `close`."""
+
+    spawn: Callable[[Settings], Awaitable[Connection]] = staticmethod(Child.spawn)
+    """Where the server runs."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self._spec = spec
+        self.process = ModelProcess(settings_of(spec), spawn=self.spawn)
+
+    async def start(self) -> None:
+        await self.process.start()
+
+    def engine(self, policy: str) -> PolicyHandle:
+        return self.process.policy(policy)
+
+    def learner(self, policy: str) -> PolicyHandle:
+        return self.process.policy(policy)
+
+    async def publish(self, policy: str) -> int:
+        return await self.process.policy(policy).publish()
+
+    async def pause(self) -> None:
+        await self.process.call(self._spec.trained[0], Pause())
+
+    async def resume(self) -> None:
+        await self.process.call(self._spec.trained[0], Resume())
+
+    async def reseed(self, seed: int) -> None:
+        for alias in self._spec.trained:
+            await self.process.call(alias, Reseed(seed))
+
+    async def watch(self) -> NoReturn:
+        await self.process.watch()
+
+    async def stats(self) -> BackendStats:
+        return await self.process.stats()
+
+    async def checkpoint(self, uri: str) -> None:
+        for alias, model, optimizer in self._places(uri):
+            await self.learner(alias).export(model)
+            await self.learner(alias).save_state(optimizer)
+
+    async def restore(self, uri: str) -> None:
+        for alias, _, optimizer in self._places(uri):
+            await self.learner(alias).load_state(optimizer)
+            await self.publish(alias)
+
+    async def close(self) -> None:
+        await self.process.close()
+
+    def _places(self, uri: str) -> list[tuple[str, str, str]]:
+        """Of each policy, its alias and where its weights and its optimiser are; one that is alone has no folder."""
+        several = bool(self._spec.adapters)
+        root = PurePath(uri)
+        folder = {alias: alias if several else "" for alias in self._spec.trained}
+        return [(alias, str(root / "model" / f), str(root / "optimizer" / f)) for alias, f in folder.items()]
+
+
+def settings_of(spec: ModelSpec) -> Settings:
+    """What the model process is told. Raises ModelError where there is no such model."""
+    return Settings(
+        model=resolve_model(spec.model),
+        device=spec.device,
+        dtype=spec.dtype,
+        lora=Lora(rank=spec.lora_rank) if spec.lora_rank else None,
+        policies=spec.adapters,
+        frozen=spec.frozen,
+        max_context=spec.max_context,
+        max_concurrency=spec.max_concurrency,
+        seed=spec.seed,
+        in_flight=spec.in_flight,
+        learner=LearnerOptions(
+            gradient_checkpointing=spec.gradient_checkpointing,
+            reference=resolve_model(spec.reference) if spec.reference else None,
+            critic=spec.critic,
+        ),
+    )

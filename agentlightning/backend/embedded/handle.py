@@ -1,0 +1,128 @@
+"""`PolicyHandle`: one policy of a model process, to the main process an engine and a learner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from agentlightning.backend.embedded.protocol import (
+    CheckPacking,
+    Export,
+    Forward,
+    ForwardBackward,
+    GetInfo,
+    LoadState,
+    OptimStep,
+    Publish,
+    Reply,
+    Reseed,
+    SaveState,
+    Values,
+    Verb,
+)
+from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.files import local_path
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PackingCheck, PassResult, StepResult
+from agentlightning.types.call import Float32Array, Int32Array
+
+
+class Asked(Protocol):
+    """The process behind a handle."""
+
+    async def call(self, policy: str, verb: Verb) -> Reply: ...
+
+    def sample(
+        self,
+        policy: str,
+        prompt_ids: Int32Array,
+        params: SamplingParams,
+        *,
+        stream: bool = False,
+        request_id: str | None = None,
+    ) -> AsyncGenerator[Chunk, None]: ...
+
+
+class PolicyHandle:
+    """The `Engine` and the `Learner` of the policy with this name."""
+
+    def __init__(self, process: Asked, policy: str) -> None:
+        self._process = process
+        self._policy = policy
+
+    async def info(self) -> EngineInfo:
+        reply = await self._ask(GetInfo())
+        assert reply.info is not None, reply
+        return reply.info
+
+    def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. Requests are numbered by the process; `request_id` only names one in the log."""
+        return self._process.sample(self._policy, prompt_ids, params, stream=stream, request_id=request_id)
+
+    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        return _numbers(await self._ask(Forward(batch, reference)))
+
+    async def values(self, batch: PackedBatch) -> Float32Array:
+        return _numbers(await self._ask(Values(batch)))
+
+    async def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
+        reply = await self._ask(CheckPacking(batch, loss))
+        assert reply.check is not None, reply
+        return reply.check
+
+    async def publish(self) -> int:
+        """See `Backend.publish`."""
+        reply = await self._ask(Publish())
+        assert reply.version is not None, reply
+        return reply.version
+
+    async def reseed(self, seed: int) -> None:
+        """Let the engine forget all contexts and draw as a fresh one with this seed would; running requests finish."""
+        await self._ask(Reseed(seed))
+
+    async def forward_backward(self, batches: Sequence[PackedBatch], loss: LossConfig) -> PassResult:
+        """See `Learner.forward_backward`. A call per pass, so that sampling goes on between them."""
+        return joined([_passed(await self._ask(ForwardBackward(batch, loss))) for batch in batches])
+
+    async def optim_step(self, params: OptimParams) -> StepResult:
+        """See `Learner.optim_step`. Running requests finish first; new ones wait until the weights are published."""
+        reply = await self._ask(OptimStep(params))
+        assert reply.step is not None, reply
+        return reply.step
+
+    async def save_state(self, uri: str) -> None:
+        await self._ask(SaveState(local_path(uri)))
+
+    async def load_state(self, uri: str) -> None:
+        await self._ask(LoadState(local_path(uri)))
+
+    async def export(self, uri: str) -> None:
+        await self._ask(Export(local_path(uri)))
+
+    async def _ask(self, verb: Verb) -> Reply:
+        return await self._process.call(self._policy, verb)
+
+
+def joined(passes: Sequence[PassResult]) -> PassResult:
+    """The passes of a minibatch as one: sums, and means weighted by entries."""
+    entries = [len(one.logprobs) for one in passes]
+    names = passes[0].metrics
+    return PassResult(
+        loss=sum(one.loss for one in passes),
+        logprobs=np.concatenate([one.logprobs for one in passes]),
+        tree_tokens=sum(one.tree_tokens for one in passes),
+        metrics={k: float(np.average([one.metrics[k] for one in passes], weights=entries)) for k in names},
+    )
+
+
+def _passed(reply: Reply) -> PassResult:
+    assert reply.passed is not None, reply
+    return reply.passed
+
+
+def _numbers(reply: Reply) -> Float32Array:
+    assert reply.numbers is not None, reply
+    return reply.numbers

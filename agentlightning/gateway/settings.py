@@ -1,0 +1,25 @@
+"""What of an agent's calls is trained, how they are sampled in training, and how far they may go: users' settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSettings:
+    """See `Gateway`, which is given each of them."""
+
+    temperature: float = 1.0
+    """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
+    train_agents: str | None = None
+    """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
+    train_prompts: str | None = None
+    """The same for the system prompt of a call."""
+    max_calls: int | None = None
+    """Model calls that one rollout may make; one that wants more is truncated."""
+    max_tokens: int | None = None
+    """Tokens that one rollout may have sampled, over all its calls."""
+    cut_long_prompts: bool = False
+    """Shorten prompts that do not fit `max_context` (tool results first, oldest first) instead of refusing them."""
+    renderer: str | None = None
+    """How messages become tokens, where it cannot be found out; see the gateway's documentation."""

@@ -1,0 +1,101 @@
+"""The composition root of what agents talk to: a backend and a gateway in front of it, on a store that is there.
+
+The trainer, `agl serve`, `agl eval` and `agl gateway` all start them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.algorithm.base import PolicySpec
+from agentlightning.backend import POLICY, Backend, make_backend
+from agentlightning.errors import missing_extra
+from agentlightning.gateway import Gateway
+from agentlightning.gateway.routing.models import Frozen, Model, Trained
+from agentlightning.gateway.settings import CallSettings
+from agentlightning.models import resolve_model
+from agentlightning.store.base import LightningStore
+from agentlightning.types import NamedResources
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What was started."""
+
+    gateway: Gateway
+    backend: Backend | None
+    """None where the gateway is only in front of other providers."""
+    aliases: tuple[str, ...]
+    """Of the models besides the first policy."""
+    sampling: Mapping[str, Any]
+    """What training samples with, whatever an agent asks for."""
+
+    def resources(self) -> NamedResources:
+        """The first policy's endpoint as `llm`, and every other model's under its alias. Without a policy `llm` is the
+        first of the others."""
+        policy = None if self.backend is not None else next(iter(self.aliases), None)
+        others = {alias: self.gateway.as_resource(alias) for alias in self.aliases}
+        sampling = dict(self.sampling) if policy is None else {}
+        return {"llm": self.gateway.as_resource(policy, sampling_parameters=sampling), **others}
+
+
+async def serve_models(
+    stack: AsyncExitStack,
+    store: LightningStore,
+    policy: PolicySpec | None,
+    *,
+    models: Mapping[str, Model] | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    secret: bytes | None = None,
+) -> Served:
+    """Start a backend, if there is a policy to sample from, and the gateway; `stack` stops them in reverse order.
+
+    Raises ModelError, ConfigError or GatewayError; what had been started by then is the stack's to stop.
+    """
+    calls = CallSettings() if policy is None else policy.calls
+    served: dict[str, Model] = dict(models or {})
+    backend = rendering = None
+    alias = POLICY
+    if policy is not None:
+        backend, rendering = await _start_backend(stack, policy)
+        alias, *others = policy.model.trained
+        served |= {name: Trained(backend.engine(name), rendering) for name in others}
+        if policy.model.frozen is not None:
+            served[policy.model.frozen] = Frozen(backend.engine(policy.model.frozen), rendering)
+    gateway = Gateway(
+        store,
+        None if backend is None else backend.engine(alias),
+        rendering,
+        policy=alias,
+        models=served,
+        host=host,
+        port=port or 0,
+        secret=secret,
+        train_sampling={"temperature": calls.temperature, "top_p": 1.0, "top_k": 0},
+        train_agents=calls.train_agents,
+        train_prompts=calls.train_prompts,
+        max_calls=calls.max_calls,
+        max_tokens=calls.max_tokens,
+        cut_long_prompts=calls.cut_long_prompts,
+    )
+    await gateway.start()
+    stack.push_async_callback(gateway.stop)
+    return Served(gateway, backend, tuple(served), {"temperature": calls.temperature})
+
+
+async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:
+    """The backend, started, and how its model's messages become tokens."""
+    try:
+        from agentlightning.rendering import load_rendering
+
+        rendering = load_rendering(resolve_model(policy.model.model), policy.calls.renderer)
+        backend = make_backend(policy.backend, policy.model)
+    except ModuleNotFoundError as error:
+        raise missing_extra("torch", error.name or "torch") from error
+    stack.push_async_callback(backend.close)
+    await backend.start()
+    return backend, rendering

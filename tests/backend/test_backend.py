@@ -1,0 +1,169 @@
+"""The backend's seam: each implementation keeps its promises, and the loop sees through one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+import agentlightning as agl
+from agentlightning.algorithm.checkpoint import latest_checkpoint
+from agentlightning.backend import POLICY, Backend, ModelSpec, make_backend
+from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.errors import ConfigError, EngineError
+from agentlightning.learner.base import ChecksPacking, LossConfig, OptimParams
+from agentlightning.metrics import SilentConsole, read_metrics
+
+from ..engine.conftest import random_ids
+from ..engine.test_model_process import row
+from .bigram import BigramBackend, BigramLearner
+
+PROMPT = random_ids(12, 1)
+STEP = OptimParams(learning_rate=0.05)
+
+
+async def sample(backend: Backend, *, tokens: int = 8, seed: int | None = 0) -> Chunk:
+    params = SamplingParams(max_tokens=tokens, seed=seed)
+    return concat([chunk async for chunk in backend.engine(POLICY).generate(PROMPT, params)])
+
+
+@pytest_asyncio.fixture(params=["embedded", "inprocess", BigramBackend], ids=["embedded", "inprocess", "own"])
+async def backend(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Backend]:
+    made = make_backend(request.param, ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=512, seed=0))
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_the_engine_samples_from_what_the_learner_has_once_it_is_published(backend: Backend) -> None:
+    first = await sample(backend)
+    batch, learner = row(PROMPT, first), backend.learner(POLICY)
+    passed = await learner.forward_backward([batch, batch], LossConfig(name="reinforce"))
+    np.testing.assert_allclose(passed.logprobs, np.tile(first.plain_logprobs, 2), atol=2e-5)
+    step = await learner.optim_step(STEP)
+    assert (step.version, await backend.publish(POLICY)) == (1, 1)
+    assert step.grad_norm > 0
+    again = await sample(backend, seed=5)
+    assert ((await backend.engine(POLICY).info()).version, again.version) == (1, 1)
+    np.testing.assert_allclose(await learner.forward(row(PROMPT, again)), again.plain_logprobs, atol=2e-5)
+    assert np.abs(await learner.forward(batch) - first.plain_logprobs).max() > 1e-3
+    assert await backend.publish(POLICY) == 1, "publishing what is published changes nothing"
+
+
+async def test_a_checkpoint_brings_weights_optimiser_and_version_back(backend: Backend, tmp_path: Path) -> None:
+    batch, learner = row(PROMPT, await sample(backend)), backend.learner(POLICY)
+    await learner.forward_backward([batch], LossConfig(name="reinforce"))
+    await learner.optim_step(STEP)
+    await backend.publish(POLICY)
+    await backend.checkpoint(str(tmp_path))
+    second: Backend = type(backend)(ModelSpec(model=str(tmp_path / "model"), device="cpu", max_context=512))  # pyright: ignore
+    await second.start()
+    try:
+        await second.restore(str(tmp_path))
+        assert (await second.engine(POLICY).info()).version == 1
+        np.testing.assert_allclose(await second.learner(POLICY).forward(batch), await learner.forward(batch), atol=2e-5)
+    finally:
+        await second.close()
+
+
+@pytest.mark.parametrize("backend", ["embedded", "inprocess"], indirect=True)
+async def test_a_paused_backend_starts_nothing(backend: Backend) -> None:
+    await backend.pause()
+    waiting = asyncio.create_task(sample(backend))
+    await asyncio.wait([waiting], timeout=0.3)
+    assert not waiting.done()
+    await backend.resume()
+    assert len((await waiting).ids) > 0
+
+
+def test_what_is_no_backend_is_refused() -> None:
+    with pytest.raises(ConfigError, match="it can be 'embedded' or 'inprocess', or a callable"):
+        agl.GRPO(model="calc", backend="warp")
+
+
+# ---- a whole run on a backend of one's own -------------------------------------------------------------------------
+
+
+@agl.rollout
+async def agent(task: int, llm: agl.LLM) -> float:
+    """The reward: how many of the sampled characters are small letters."""
+    from openai import AsyncOpenAI
+
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key or "none")
+    try:
+        answer = await client.completions.create(model=llm.model, prompt=f"Task {task}:", max_tokens=8)
+    finally:
+        await client.close()
+    text = answer.choices[0].text
+    return sum(c.islower() for c in text) / max(len(text), 1)
+
+
+def fit(tmp_path: Path, backend: Any, **settings: Any) -> list[dict[str, Any]]:
+    given = {"steps": 12, "tasks_per_step": 2, "group_size": 16, "learning_rate": 2000.0, "save_every": 4, **settings}
+    algorithm = agl.GRPO(model="calc", backend=backend, **given)
+    trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", console=SilentConsole())
+    trainer.fit(agent, list(range(100)))
+    return read_metrics(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_a_run_on_a_backend_of_ones_own_learns(tmp_path: Path) -> None:
+    rows = fit(tmp_path, BigramBackend)
+    assert np.mean([m["reward"] for m in rows[-3:]]) > rows[0]["reward"] + 0.1
+    assert all(m["sync_gap"] < 1e-5 for m in rows if m["updates"])
+    assert not issubclass(BigramLearner, ChecksPacking)
+    info = json.loads((latest_checkpoint(tmp_path / "run") / "checkpoint.json").read_text())
+    assert info["step"] == 12
+
+
+class Forgets(BigramBackend):
+    """`publish` does nothing, and says so."""
+
+    async def publish(self, policy: str) -> int:
+        return self._engine.version
+
+
+class Pretends(BigramBackend):
+    """`publish` does nothing, and says it did."""
+
+    async def publish(self, policy: str) -> int:
+        return self._learner.version
+
+
+class Relabels(BigramBackend):
+    """The engine has the old weights under the new version."""
+
+    async def publish(self, policy: str) -> int:
+        self._engine.version = self._learner.version
+        return self._engine.version
+
+
+class Halves(BigramBackend):
+    """Some of the weights are left behind."""
+
+    async def publish(self, policy: str) -> int:
+        self._engine.table = (self._learner.table + self._engine.table) / 2
+        self._engine.version = self._learner.version
+        return self._engine.version
+
+
+@pytest.mark.parametrize(
+    ("broken", "cause"),
+    [
+        (Forgets, "left its engine at weight version 0, and its learner has version 1"),
+        (Pretends, "still samples from version 0"),
+        (Relabels, "off the learner's"),
+        (Halves, "off the learner's"),
+    ],
+)
+def test_a_publish_that_does_not_publish_stops_the_run_at_its_first_step(
+    tmp_path: Path, broken: Any, cause: str
+) -> None:
+    with pytest.raises(EngineError, match=cause):
+        fit(tmp_path, broken)
+    assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl")] == []
