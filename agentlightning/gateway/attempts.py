@@ -65,6 +65,10 @@ class LiveAttempt:
     answered: dict[str, list[Message]] = field(default_factory=dict)
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
+    set_aside: int = 0
+    """Tokens that requests which are being answered may still have sampled, where there is a limit."""
+    given_back: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when such a request ends."""
     closed: bool = False
     ended: str | None = None
     """Why its open calls were ended, if it was not their clients."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -49,6 +50,34 @@ async def test_only_calls_with_a_certain_system_prompt_are_trained(
     site, _ = await served(store, rendering, use, RolloutMode.TRAIN, train_prompts="(?i)writer")
     calls = (await store.query_calls([site.rollout_id]))[site.rollout_id]
     assert [call.info.trained for call in calls] == [True, False, False]
+
+
+async def test_parallel_calls_do_not_sample_beyond_the_limit(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    most = 60
+
+    async def use(site: Site) -> None:
+        site.engine.script = lambda *_: "one two three four five six seven eight nine ten"
+        site.engine.delay = 0.05
+
+        async def ask(n: int, **fields: Any) -> int:
+            async with site.client() as client:
+                try:
+                    got = await client.chat.completions.create(model="policy", messages=ASK, n=n, **fields)
+                except openai.BadRequestError as error:
+                    return 0 if error.code == "max_tokens_exceeded" else 1000
+            return got.usage.completion_tokens
+
+        asked: Any = [(n, limit) for n in (1, 2, 1) for limit in ({}, {"max_tokens": 9}) for _ in range(4)]
+        used = await asyncio.gather(*(ask(n, **limit) for n, limit in asked))
+        assert 0 in used, "some had to be refused"
+        assert most - 2 <= sum(used) <= most, used
+
+    site, truncated = await served(store, rendering, use, RolloutMode.TRAIN, max_tokens=most)
+    assert truncated
+    calls = (await store.query_calls([site.rollout_id]))[site.rollout_id]
+    assert sum(len(call.response_ids) for call in calls) <= most
 
 
 async def test_calls_beyond_the_limit_are_refused_and_the_attempt_is_truncated(

@@ -6,7 +6,8 @@ Knows limits, the room that a model's context has, and what to do when there is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -252,18 +253,44 @@ class Planner:
 
     def _check_limits(self, arrival: Arrival) -> None:
         live, limits = arrival.live, self._limits
-        sampled = live.summary.response_tokens
         if limits.calls is not None and arrival.number >= limits.calls:
-            why, code = f"This rollout may make {limits.calls} model calls, and has made them", "max_calls_exceeded"
-        elif limits.tokens is not None and sampled >= limits.tokens:
-            why, code = (
-                f"This rollout may have {limits.tokens} tokens sampled, and has had {sampled}",
-                "max_tokens_exceeded",
-            )
-        else:
-            return
+            why = f"This rollout may make {limits.calls} model calls, and has made them"
+            live.mark_truncated(f"{why}.")
+            raise Refusal(f"{why}. End the rollout with what there is.", code="max_calls_exceeded")
+        if limits.tokens is not None and live.summary.response_tokens >= limits.tokens:
+            raise self._used_up(live)
+
+    def _used_up(self, live: LiveAttempt) -> Refusal:
+        """The refusal of a request for which an attempt has no tokens left."""
+        sampled = live.summary.response_tokens
+        why = f"This rollout may have {self._limits.tokens} tokens sampled, and has had {sampled}"
         live.mark_truncated(f"{why}.")
-        raise Refusal(f"{why}. End the rollout with what there is.", code=code)
+        return Refusal(f"{why}. End the rollout with what there is.", code="max_tokens_exceeded")
+
+    @asynccontextmanager
+    async def share(self, asked: Asked) -> AsyncIterator[int]:
+        """How many tokens each choice may have. They are set aside meanwhile, so that requests of one attempt at the
+        same time do not use the same ones; a request for which there are none left waits for the others. Raises
+        `Refusal` if nothing is left at all.
+        """
+        live, n = asked.arrival.live, asked.arrival.request.n
+        room = self._info.max_context - len(asked.prompt_ids)
+        if self._limits.tokens is None:
+            yield room
+            return
+        wanted = min(room, int(asked.used.get("max_tokens") or room))
+        while (left := self._limits.tokens - live.summary.response_tokens - live.set_aside) < n:
+            if not live.set_aside:
+                raise self._used_up(live)
+            live.given_back.clear()
+            await live.given_back.wait()
+        each = min(wanted, left // n)
+        live.set_aside += each * n
+        try:
+            yield each
+        finally:
+            live.set_aside -= each * n
+            live.given_back.set()
 
     def _settle(self, arrival: Arrival) -> Mapping[str, Any]:
         request, live = arrival.request, arrival.live

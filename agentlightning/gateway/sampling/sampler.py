@@ -62,7 +62,6 @@ class Sampler:
         self._policy = policy
         self._trained = trained
         self._selection = selection
-        self._limits = limits
         self._planner = Planner(
             info, rendering, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
         )
@@ -80,9 +79,7 @@ class Sampler:
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
-        if emit is not None:
-            emit(Begin(len(asked.prompt_ids)))
-        choices = await _all([self._choose(asked, index, emit) for index in range(request.n)])
+        choices = await self._all_choices(asked, emit)
         return Answer(
             response_id=arrival.response_id,
             created=int(arrival.start),
@@ -92,17 +89,29 @@ class Sampler:
             choices=tuple(choice for choice, _ in choices),
         )
 
+    async def _all_choices(self, asked: Asked, emit: Emit | None) -> list[tuple[Choice, int]]:
+        try:
+            async with self._planner.share(asked) as room:
+                if emit is not None:
+                    emit(Begin(len(asked.prompt_ids)))
+                count = asked.arrival.request.n
+                return await _all([self._choose(asked, index, room, emit) for index in range(count)])
+        except Refusal as refusal:
+            if refusal.code == "max_tokens_exceeded":
+                self._record_refusal(asked.arrival, refusal)
+            raise
+
     async def count(self, request: CallRequest) -> int:
         """How many tokens the prompt of a request has, rendered anew. Raises `Refusal` if it cannot be rendered."""
         return await self._planner.count(request)
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, asked: Asked, index: int, emit: Emit | None) -> tuple[Choice, int]:
+    async def _choose(self, asked: Asked, index: int, room: int, emit: Emit | None) -> tuple[Choice, int]:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
         try:
-            reader = await self._sample(asked, index, chunks, emit)
+            reader = await self._sample(asked, self._params(asked, index, room), index, chunks, emit)
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
                 raise EngineError("the engine ended the response before it was finished")
         except asyncio.CancelledError:
@@ -126,9 +135,10 @@ class Sampler:
             emit(choice)
         return choice, max(chunk.cached_tokens for chunk in chunks)
 
-    async def _sample(self, asked: Asked, index: int, chunks: list[Chunk], emit: Emit | None) -> StreamReader | None:
+    async def _sample(
+        self, asked: Asked, params: SamplingParams, index: int, chunks: list[Chunk], emit: Emit | None
+    ) -> StreamReader | None:
         request = asked.arrival.request
-        params = self._params(asked, index)
         request_id = f"{asked.arrival.response_id}:{index}"
         stream = self._engine.generate(asked.prompt_ids, params, stream=emit is not None, request_id=request_id)
         async with aclosing(stream):
@@ -148,11 +158,7 @@ class Sampler:
                 emit(_delta(index, chunk, reader.feed(chunk.ids.tolist())))
         return reader
 
-    def _params(self, asked: Asked, index: int) -> SamplingParams:
-        room = self._info.max_context - len(asked.prompt_ids)
-        if self._limits.tokens is not None:
-            left = self._limits.tokens - asked.arrival.live.summary.response_tokens
-            room = max(1, min(room, left // asked.arrival.request.n))
+    def _params(self, asked: Asked, index: int, room: int) -> SamplingParams:
         top_logprobs = asked.arrival.request.top_logprobs
         params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
         return msgspec.structs.replace(params, owner=asked.arrival.live.attempt_id)
