@@ -121,7 +121,10 @@ def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Remove old checkpoints but for the last `keep_last` and the one with the best validation reward."""
+    """Remove old checkpoints but for the last `keep_last` and the one with the best validation reward.
+
+    What is left of older ones that were never finished, or whose removal was interrupted, goes too.
+    """
     found = list_checkpoints(run_dir)
     rated = [(info.val_reward, c) for c in found if (info := read_checkpoint(c)).val_reward is not None]
     best = max(rated, key=lambda pair: (pair[0], pair[1].name))[1] if rated else None
@@ -129,3 +132,6 @@ def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
         if checkpoint != best:
             (checkpoint / _FILE).unlink()
             shutil.rmtree(checkpoint, ignore_errors=True)
+    for folder in (run_dir / "checkpoints").glob("step-*"):
+        if found and folder.name < found[-1].name and not (folder / _FILE).exists():
+            shutil.rmtree(folder, ignore_errors=True)

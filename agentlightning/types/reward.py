@@ -51,7 +51,10 @@ def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
     """The reward as a float. Raises RewardError for anything that is not a finite number."""
     if not isinstance(value, SupportsFloat):
         raise RewardError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not math.isfinite(number):
         raise RewardError(f"The reward '{name}' is {number}; a reward must be a finite number.")
     return number
@@ -71,7 +74,7 @@ def _value(span: Span, index: int) -> float | None:
     """A reward as it was written; what is no finite number is no reward (spans may come from anywhere)."""
     try:
         number = float(span.attributes.get(f"{REWARD}.{index}.value", math.nan))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
 

@@ -77,6 +77,16 @@ async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path).name == "step-000005"
 
 
+async def test_what_is_left_of_older_checkpoints_is_removed(tmp_path: Path) -> None:
+    backend = CountingBackend()
+    for step in (1, 3):
+        await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
+    for step in (2, 4):  # an old one that was never finished, and one that is being written
+        (tmp_path / "checkpoints" / f"step-00000{step}" / "model").mkdir(parents=True)
+    prune_checkpoints(tmp_path, keep_last=2)
+    assert sorted(p.name[-1] for p in (tmp_path / "checkpoints").iterdir()) == ["1", "3", "4"]
+
+
 async def test_a_checkpoint_that_was_not_finished_is_none(tmp_path: Path) -> None:
     backend = CountingBackend()
     await save_checkpoint(tmp_path, backend, CheckpointInfo(step=1, base_model="m", seed=0))

@@ -71,6 +71,7 @@ async def test_a_reward_with_one_part_needs_no_primary_key() -> None:
     [
         (float("nan"), "finite"),
         (float("inf"), "finite"),
+        (10**400, "finite"),
         ("1.0", "must be a number, not str"),
         (None, "must be a number, not NoneType"),
         ({"a": 1, "b": 2}, "primary_key"),
