@@ -2,7 +2,7 @@
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--table docs/clients.md]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence three environments. `make test-clients` calls this;
+Frameworks disagree about versions of `openai` and `mcp`, hence four environments. `make test-clients` calls this;
 TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -47,10 +47,23 @@ ENVIRONMENTS: dict[str, list[str]] = {
     ],
     "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
+    "openai2": [
+        "ag2[openai]==0.14.0",
+        "instructor==1.17.0",
+        "llama-index-core==0.14.25",
+        "llama-index-llms-openai-like==0.8.1",
+        "mcp==1.30.0",
+        "openai==2.54.0",
+        "strands-agents[openai]==1.62.0",
+    ],
 }
 
 
-AGENTS = {"litellm": "litellm or adk", "crewai": "crewai"}
+AGENTS = {
+    "litellm": "litellm or adk",
+    "crewai": "crewai",
+    "openai2": "ag2 or instructor or llamaindex or strands",
+}
 """What runs in an environment, where that is not everything that is installed there."""
 
 

@@ -1,0 +1,24 @@
+"""AG2's two agents: one that thinks, one that carries out its tool calls."""
+
+from autogen import ConversableAgent, LLMConfig, register_function
+
+import agentlightning as agl
+from tests.clients.tool import SYSTEM_PROMPT, calc
+
+PACKAGE, WIRE, STREAMS = "ag2", "Chat Completions", (False, True)
+CHANGE = 'LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy"})'
+SCRIPTED = True
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    config = LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy", "stream": stream})
+    thinker = ConversableAgent("thinker", system_message=SYSTEM_PROMPT, llm_config=config)
+    worker = ConversableAgent(
+        "worker",
+        llm_config=False,
+        human_input_mode="NEVER",
+        is_termination_msg=lambda message: not message.get("tool_calls"),
+    )
+    register_function(calc, caller=thinker, executor=worker, description="One operation on two numbers.")
+    result = await worker.a_initiate_chat(thinker, message=question, max_turns=3, silent=True)
+    return str(result.chat_history[-1]["content"])

@@ -1,0 +1,20 @@
+"""instructor in its tool mode: the answer is the arguments of a tool that must be called."""
+
+import instructor
+from openai import AsyncOpenAI
+from pydantic import BaseModel
+
+import agentlightning as agl
+
+PACKAGE = "instructor"
+MODE = instructor.Mode.TOOLS
+
+
+async def ask(question: str, llm: agl.LLM, answer: type[BaseModel]) -> BaseModel:
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key="dummy") as client:
+        return await instructor.from_openai(client, mode=MODE).chat.completions.create(
+            model=llm.model,
+            messages=[{"role": "user", "content": question}],
+            response_model=answer,
+            max_retries=0,
+        )
