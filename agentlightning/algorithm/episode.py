@@ -63,11 +63,6 @@ class Episode:
         """Tokens that the policy in training sampled."""
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)
 
-    @property
-    def oldest_version(self) -> int | None:
-        """The oldest weights that a trained token was sampled with."""
-        return min((run.version for c in self.calls if c.info.trained for run in c.versions), default=None)
-
 
 async def collect(store: LightningStore, rollout_ids: Sequence[str]) -> list[Episode]:
     """Read finished rollouts back from the store, in the order of `rollout_ids`."""

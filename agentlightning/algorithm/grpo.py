@@ -46,8 +46,8 @@ class GRPO(TrainingSettings):
 
     def make_run(self, train: Dataset[Any], val: Dataset[Any] | None) -> TrainingRun:
         """What the loop works on."""
-        return TrainingRun(self, self.context, train, val)
+        return TrainingRun(self, self.context, train, val, self.make_source)
 
-    def make_source(self, run: TrainingRun, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
         """Where the run's rollouts come from; `again` are tasks that an interrupted run had not finished."""
-        return RolloutSource(self, run.context, schedule, again)
+        return RolloutSource(self, self.context, schedule, again)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -29,14 +29,13 @@ from agentlightning.algorithm.policies import PolicyUpdaters
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.source import Source
 from agentlightning.algorithm.sync_check import SyncCheck, refuse_unpublished
 from agentlightning.algorithm.update import Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
-
-if TYPE_CHECKING:
-    from agentlightning.algorithm.grpo import GRPO
 
 COLUMNS = (
     ("step", "step", "d"),
@@ -63,8 +62,18 @@ class TrainingRun:
     What was learned since the last checkpoint is saved then, and where the agent gives nothing to learn from any more.
     """
 
-    def __init__(self, settings: GRPO, context: TrainingContext, train: Dataset[Any], val: Dataset[Any] | None) -> None:
+    def __init__(
+        self,
+        settings: TrainingSettings,
+        context: TrainingContext,
+        train: Dataset[Any],
+        val: Dataset[Any] | None,
+        make_source: Callable[[TaskSchedule, Sequence[int]], Source],
+    ) -> None:
+        """`make_source` says where rollouts come from: for the tasks in their order, and those of them that an
+        interrupted run had not finished."""
         self.settings = settings
+        self._make_source = make_source
         self.context = context
         self.done = 0
         """Steps that are learned."""
@@ -90,7 +99,7 @@ class TrainingRun:
         if settings.clips_nothing:
             self.context.reporter.note(CLIPS_NOTHING)
         self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
-        self.source = settings.make_source(self, self._schedule, info.carried)
+        self.source = self._make_source(self._schedule, info.carried)
         self._stack.push_async_callback(self.source.close)
         self._sampling = await self._stack.enter_async_context(
             AsynchronousSampling(

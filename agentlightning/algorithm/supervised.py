@@ -14,7 +14,6 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.source import Source
@@ -68,8 +67,8 @@ class SFT(GRPO):
     def samples(self) -> bool:
         return self.source == "rollouts"
 
-    def make_source(self, run: TrainingRun, schedule: TaskSchedule, again: Sequence[int]) -> Source:
-        rollouts = super().make_source(run, schedule, again)
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        rollouts = super().make_source(schedule, again)
         return rollouts if self.samples else ChatSource(self, schedule, rollouts)
 
 

@@ -23,7 +23,7 @@ from agentlightning.learner.policy import (
 )
 
 
-class Adapters:
+class PeftAdapters:
     """The adapters of one base model by policy, and which of them the layers compute with."""
 
     def __init__(self, peft: Any, names: Sequence[str]) -> None:
@@ -96,7 +96,7 @@ def load_policies(
                 _load(peft, name, source)
     peft.eval()
     peft.set_adapter(_key(first))
-    adapters = Adapters(peft, list(sources))
+    adapters = PeftAdapters(peft, list(sources))
     found = {name: replace(policy, peft=peft, adapters=adapters, adapter=name) for name in sources}
     return found if frozen is None else {**found, frozen: replace(policy, peft=peft, adapters=adapters, adapter=None)}
 

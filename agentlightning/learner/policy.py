@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -22,9 +22,6 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import resolve_model
-
-if TYPE_CHECKING:
-    from agentlightning.learner.adapters import Adapters
 
 METADATA_FILE = "agentlightning.json"
 """Beside the weights: what this package needs to know of a model (which renderer, …)."""
@@ -42,6 +39,14 @@ class LoraSpec:
     target_modules: str | list[str] = "all-linear"
     seed: int = 0
     """Of a new adapter's weights."""
+
+
+class Adapters(Protocol):
+    """The adapters of several policies on one model."""
+
+    def use(self, name: str | None) -> None: ...
+
+    def save(self, name: str | None, directory: Path) -> None: ...
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ The trainer, `agl serve`, `agl eval` and `agl gateway` all start them here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +14,7 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.backend import POLICY, Backend, make_backend
 from agentlightning.errors import missing_extra
 from agentlightning.gateway import Gateway
+from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.routing.models import Frozen, Model, Trained
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.models import resolve_model
@@ -48,6 +49,7 @@ async def serve_models(
     policy: PolicySpec | None,
     *,
     models: Mapping[str, Model] | None = None,
+    dialects: Sequence[Dialect] = DIALECTS,
     host: str = "127.0.0.1",
     port: int | None = None,
     secret: bytes | None = None,
@@ -72,6 +74,7 @@ async def serve_models(
         rendering,
         policy=alias,
         models=served,
+        dialects=dialects,
         host=host,
         port=port or 0,
         secret=secret,

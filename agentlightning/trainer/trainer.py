@@ -55,6 +55,7 @@ from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources
 if TYPE_CHECKING:
     from agentlightning.backend import Backend
     from agentlightning.gateway import Provider
+    from agentlightning.gateway.dialects import Dialect
     from agentlightning.trainer.serving import Served
 
 logger = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ class Trainer(GivenByName):
         initial_resources: Resources by name, beside the policy's endpoint `llm`.
         models: Other providers that agents may ask through the gateway, by alias: a judge, a user simulator, an
             opponent. Their calls are recorded and never trained. Each is a resource of its alias, too.
+        dialects: Wire formats of your own that the gateway speaks besides its own.
         hooks: See every stage of every rollout.
         max_rollouts: Each runner stops after so many.
         port: Of the gateway; None picks a free one. It listens on this machine only.
@@ -139,6 +141,7 @@ class Trainer(GivenByName):
         llm_proxy: Any = None,
         initial_resources: NamedResources | None = None,
         models: Mapping[str, Provider] | None = None,
+        dialects: Sequence[Dialect] = (),
         hooks: Sequence[Hook] | Hook | None = None,
         max_rollouts: int | None = None,
         strategy: str | Strategy | None = None,
@@ -162,6 +165,7 @@ class Trainer(GivenByName):
             )
         self.initial_resources = initial_resources or {}
         self.models = dict(models or {})
+        self.dialects = tuple(dialects)
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         for hook in self.hooks:
             check_parts(hook=hook)
@@ -322,6 +326,7 @@ class Trainer(GivenByName):
         spec = self._spec()
         if spec is None and not self.models:
             return None
+        from agentlightning.gateway.dialects import DIALECTS
         from agentlightning.trainer.serving import serve_models
 
         if spec is not None:
@@ -332,6 +337,7 @@ class Trainer(GivenByName):
             store,
             spec,
             models=self.models,
+            dialects=(*DIALECTS, *self.dialects),
             host=strategy.gateway_host,
             port=self.port,
             secret=strategy.secret,

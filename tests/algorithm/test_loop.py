@@ -53,10 +53,10 @@ class Recorded(agl.GRPO):
     val_rewards: list[float | None] = field(default_factory=list)
 
     def make_run(self, train: Any, val: Any) -> TrainingRun:
-        return RecordedRun(self, self.context, train, val)
+        return RecordedRun(self, self.context, train, val, self.make_source)
 
-    def make_source(self, run: TrainingRun, schedule: TaskSchedule, again: Sequence[int]) -> Source:
-        return RecordedSource(self, run.context, schedule, again)
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        return RecordedSource(self, self.context, schedule, again)
 
 
 async def run(

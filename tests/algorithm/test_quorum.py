@@ -147,7 +147,7 @@ async def test_nothing_is_sampled_ahead_of_the_last_step(tmp_path: Path) -> None
 
 async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
     async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as source:
-        run = TrainingRun(settings(), source._context, range(TASKS), [0, 1])
+        run = TrainingRun(settings(), source._context, range(TASKS), [0, 1], lambda *_: source)
         validating = asyncio.create_task(run._validation_reward([0, 1]))
         await asyncio.sleep(0.1)
         source._context.stop.set()
@@ -163,7 +163,7 @@ async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tm
             return 1.0
 
     async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as source:
-        run = TrainingRun(settings(), source._context, range(TASKS), None)
+        run = TrainingRun(settings(), source._context, range(TASKS), None, lambda *_: source)
         assert await run._validation_reward([0, 1, 2, 3]) == 0.75
 
 
