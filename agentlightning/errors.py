@@ -11,6 +11,7 @@ AgentLightningError
 │   ├── NotFoundError        no such rollout, attempt, …
 │   ├── ConflictError        the operation contradicts the state that is stored
 │   └── StoreUnavailableError  the store cannot work at the moment
+│       └── StoreClosedError     it was closed in this process
 ├── GatewayError     a model call was refused by, or failed in, the gateway
 └── EngineError      sampling or learning failed
     └── BackendDied          the backend ended by itself
@@ -63,8 +64,8 @@ class StoreError(AgentLightningError):
     """The store refused or could not do an operation."""
 
 
-class NotFoundError(StoreError):
-    """No such rollout, attempt, resource or worker."""
+class NotFoundError(StoreError, ValueError):
+    """No such rollout, attempt, resource, worker or run."""
 
 
 class ConflictError(StoreError):
@@ -73,6 +74,10 @@ class ConflictError(StoreError):
 
 class StoreUnavailableError(StoreError):
     """The store cannot work at the moment (closed, full disk, locked file, not reachable); nothing is lost by it."""
+
+
+class StoreClosedError(StoreUnavailableError):
+    """The store was closed in this process: for whoever is here it does not come back."""
 
 
 class GatewayError(AgentLightningError):

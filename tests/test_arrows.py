@@ -40,6 +40,7 @@ SIBLINGS = {
     ("errors", "frames"),
     ("keys", "errors"),
     ("learner", "adapter"),
+    ("metrics", "store"),
     ("learner", "models"),
     ("gateway", "engine"),
     ("backend", "engine"),

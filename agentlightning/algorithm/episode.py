@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import numpy as np
 
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, AttemptedRollout, Call, Outcome, Rollout, Span
+from agentlightning.types import Attempt, Call, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import find_reward_spans, get_reward_value
 
@@ -65,22 +64,9 @@ class Episode:
 
 
 async def collect(store: LightningStore, rollout_ids: Sequence[str]) -> list[Episode]:
-    """Read finished rollouts back from the store, in the order of `rollout_ids`."""
-    calls = await store.query_calls(rollout_ids)
-    singles = await asyncio.gather(*(_single(store, i) for i in rollout_ids))
-    return [
-        make_episode(rollout, attempt, calls.get(rollout.rollout_id, ()), spans)
-        for rollout, attempt, spans in singles
-        if rollout is not None
-    ]
-
-
-async def _single(store: LightningStore, rollout_id: str) -> tuple[Rollout | None, Attempt | None, Sequence[Span]]:
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if not isinstance(rollout, AttemptedRollout):
-        return rollout, None, ()
-    spans = await store.query_spans(rollout_id, rollout.attempt.attempt_id)
-    return rollout, rollout.attempt, spans.items
+    """Read finished rollouts back from the store, in the order of `rollout_ids`; one read, however many they are."""
+    found = await store.query_records(rollout_ids)
+    return [make_episode(record.rollout, record.attempt, record.calls, record.spans) for record in found]
 
 
 def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call], spans: Sequence[Span]) -> Episode:

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any
 
-Columns = Sequence[tuple[str, str, str]]
-"""Metric, title and format of each column."""
+from agentlightning.metrics.sink import Columns, Sink
 
-
-class Console(Protocol):
-    def columns(self, columns: Columns) -> None: ...
-    def row(self, metrics: Mapping[str, Any]) -> None: ...
-    def status(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def close(self) -> None: ...
+Console = Sink
+"""What shows a run to a person: any sink."""
 
 
-class SilentConsole:
+class SilentConsole(Sink):
     """Says nothing; for programs that read the metrics file."""
 
-    def columns(self, columns: Columns) -> None: ...
-    def row(self, metrics: Mapping[str, Any]) -> None: ...
-    def status(self, text: str) -> None: ...
-    def note(self, text: str) -> None: ...
-    def warn(self, text: str) -> None: ...
-    def close(self) -> None: ...
 
-
-class RichConsole:
+class RichConsole(Sink):
     """Rows as aligned text, so that a log file reads like the screen; the status line only where a person looks."""
 
     def __init__(self) -> None:
@@ -44,7 +30,7 @@ class RichConsole:
         self._columns = columns
         self._header_due = True
 
-    def row(self, metrics: Mapping[str, Any]) -> None:
+    def step(self, metrics: Mapping[str, Any]) -> None:
         if self._header_due:
             titles = "  ".join(title.rjust(_width(title)) for _, title, _ in self._columns)
             self._terminal.print(f"[bold]{titles}[/bold]")

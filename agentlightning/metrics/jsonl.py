@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.files import atomic_write
+from agentlightning.metrics.sink import Sink
 
 
-class JsonlSink:
+class JsonlSink(Sink):
     """Appends a line per step. Opening it to resume before step n drops the lines of steps from n on."""
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
@@ -20,7 +21,7 @@ class JsonlSink:
         atomic_write(path, "".join(json.dumps(m) + "\n" for m in kept))
         self._file = path.open("a", encoding="utf-8")
 
-    def log(self, metrics: Mapping[str, Any]) -> None:
+    def step(self, metrics: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(metrics) + "\n")
         self._file.flush()
 

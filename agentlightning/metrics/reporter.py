@@ -1,42 +1,60 @@
-"""The reporter: where an algorithm sends what it measures and what it has to say."""
+"""The reporter: where an algorithm sends what it measures and what it has to say. It hands all of it to the sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentlightning.metrics.console import Console
-from agentlightning.metrics.jsonl import JsonlSink
+from agentlightning.metrics.sink import Columns, Sink
+from agentlightning.types import Run
+
+logger = logging.getLogger(__name__)
 
 
-class Reporter:
-    """Hands each step's metrics to the file and the terminal, and messages to the terminal."""
+class Reporter(Sink):
+    """Hands everything to each of its sinks, in their order.
 
-    def __init__(self, file: JsonlSink, console: Console) -> None:
-        self._file = file
-        self._console = console
+    `guests` are the user's own sinks: one that raises is reported and hears no more, and the run goes on.
+    """
 
-    def columns(self, columns: Sequence[tuple[str, str, str]]) -> None:
-        """The table's columns: metric, title, format."""
-        self._console.columns(columns)
+    def __init__(self, *sinks: Sink, guests: Sequence[Sink] = ()) -> None:
+        self._sinks = sinks
+        self._guests = list(guests)
+
+    def _tell(self, what: Callable[[Sink], None]) -> None:
+        for sink in self._sinks:
+            what(sink)
+        for guest in list(self._guests):
+            try:
+                what(guest)
+            except Exception:  # a tracker that is down is no reason to stop training
+                self._guests.remove(guest)
+                logger.exception("The sink %s failed; it is told no more.", type(guest).__name__)
+
+    def start(self, run: Run) -> None:
+        self._tell(lambda sink: sink.start(run))
+
+    def columns(self, columns: Columns) -> None:
+        self._tell(lambda sink: sink.columns(columns))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        """The metrics of a finished step; `step` is one of them."""
-        self._file.log(metrics)
-        self._console.row(metrics)
+        self._tell(lambda sink: sink.step(metrics))
 
     def status(self, text: str) -> None:
-        """What is going on right now; replaced by the next one."""
-        self._console.status(text)
+        self._tell(lambda sink: sink.status(text))
 
     def note(self, text: str) -> None:
-        """Something to keep on the screen."""
-        self._console.note(text)
+        self._tell(lambda sink: sink.note(text))
 
     def warn(self, text: str) -> None:
-        """Something the user should act on."""
-        self._console.warn(text)
+        self._tell(lambda sink: sink.warn(text))
+
+    def verdict(self, text: str) -> None:
+        self._tell(lambda sink: sink.verdict(text))
+
+    def event(self, name: str, data: Mapping[str, Any]) -> None:
+        self._tell(lambda sink: sink.event(name, data))
 
     def close(self) -> None:
-        self._console.close()
-        self._file.close()
+        self._tell(lambda sink: sink.close())

@@ -47,6 +47,7 @@ class Presence:
         self._sooner = asyncio.Event()
         """Set when a claimed rollout has a shorter lease than those before it."""
         self._watched: set[Watched] = set()
+        self._held: set[str] = set()
 
     def respect(self, claimed: AttemptedRollout) -> None:
         """Beat often enough for the lease of this rollout."""
@@ -54,6 +55,15 @@ class Presence:
         if lease is not None and lease / 3 < self._beat_seconds:
             self._beat_seconds = lease / 3
             self._sooner.set()
+
+    @contextmanager
+    def holding(self, attempt_id: str) -> Iterator[None]:
+        """Keep an attempt alive until it is finished in the store."""
+        self._held.add(attempt_id)
+        try:
+            yield
+        finally:
+            self._held.discard(attempt_id)
 
     @contextmanager
     def watching(self, rollout_id: str, deadline: asyncio.Timeout) -> Iterator[Watched]:
@@ -79,7 +89,8 @@ class Presence:
     async def _beat(self, store: LightningStore, worker_id: str) -> None:
         while True:
             try:
-                await store.update_worker(worker_id)
+                # By name: a claim whose answer was lost is nobody's, and its lease must run out.
+                await store.update_worker(worker_id, attempt_ids=sorted(self._held))
             except StoreError as error:
                 logger.warning("A heartbeat failed: %s", error)
             self._sooner.clear()

@@ -76,7 +76,7 @@ class RunnerProcesses:
     def start(self, address: Address) -> None:
         """Tell the runners where the store is; they begin to claim."""
         secret = address.secret.hex() if address.secret else None
-        self._tell([address.url, address.key, secret])
+        self._tell([address.url, address.key, secret, address.run_id])
 
     def pause(self) -> None:
         """The store is about to go; another `start` may follow."""
@@ -181,8 +181,8 @@ def _address(line: bytes) -> Address | None:
     given = json.loads(line)
     if given is None:
         return None
-    url, key, secret = given
-    return Address(url, key, bytes.fromhex(secret) if secret else None)
+    url, key, secret, run_id = given
+    return Address(url, key, bytes.fromhex(secret) if secret else None, run_id)
 
 
 def _fork_runner(pipe: int, runner: Callable[[Address], None], address: Address) -> int:

@@ -42,6 +42,8 @@ class Address:
     key: str | None
     secret: bytes | None = field(default=None, repr=False)
     """Signs the attempts' keys; None derives it from `key`."""
+    run_id: str | None = None
+    """The run whose rollouts are claimed; None: of any."""
 
     def __post_init__(self) -> None:
         not_empty(self.key, f"The key for the store at {self.url}")
@@ -91,14 +93,16 @@ class RemoteGateway:
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> _Summary:
         """Raises StoreError when the gateway cannot be reached or cannot store the attempt's calls."""
-        endpoint = self._endpoints.pop(attempt_id, None)
+        endpoint = self._endpoints.get(attempt_id)
         if endpoint is None:
             return _Summary()
         key = sign_attempt_key(self._secret, rollout_id, attempt_id, (CLOSE,))
         end = time.monotonic() + CLOSE_SECONDS
         while True:
             try:
-                return await self._post(f"{endpoint}/close", key)
+                summary = await self._post(f"{endpoint}/close", key)
+                del self._endpoints[attempt_id]
+                return summary
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if self._closed or time.monotonic() > end:
                     raise StoreError(f"The gateway at {endpoint} cannot be reached: {error}.") from error
@@ -111,6 +115,8 @@ class RemoteGateway:
             self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
         async with self._http.post(url, headers={"Authorization": f"Bearer {key}"}) as response:
             body = await response.read()
+            if response.status == 503:
+                raise StoreUnavailableError(f"The gateway could not store the attempt's calls: {body[:300]!r}")
             if response.status != 200:
                 raise StoreError(f"The gateway did not close the attempt ({response.status}): {body[:300]!r}")
         return msgspec.json.decode(body, type=_Summary)
@@ -138,7 +144,9 @@ async def serve_rollouts(
     What runs then is finished first. When the server is out of reach, it is given up: the store hands it out again.
     """
     store, gateway = LightningStoreClient(address.url, key=address.key), RemoteGateway(address)
-    runner = LitAgentRunner(tracer or OtelTracer(), max_rollouts, concurrency=concurrency, gateway=gateway)
+    runner = LitAgentRunner(
+        tracer or OtelTracer(), max_rollouts, concurrency=concurrency, gateway=gateway, run_id=address.run_id
+    )
     runner.init(agent, hooks)
     runner.init_worker(0, store)
     running = asyncio.create_task(runner.iter(stop))

@@ -18,7 +18,15 @@ from typing import Any, Protocol
 from opentelemetry.sdk.trace import ReadableSpan
 
 from agentlightning.emitter import emit_reward
-from agentlightning.errors import AgentError, ConfigError, ConflictError, JudgeError, StoreError
+from agentlightning.errors import (
+    AgentError,
+    ConfigError,
+    ConflictError,
+    JudgeError,
+    StoreClosedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from agentlightning.litagent import LitAgent
 from agentlightning.litagent.resources import GivenResources
 from agentlightning.runner.air import air
@@ -53,6 +61,8 @@ current_runner: ContextVar[LitAgentRunner | None] = ContextVar("agentlightning_r
 
 CLAIM_SECONDS = 30.0
 """How long one claim waits in the store for work before it is repeated."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
+"""Between two reports of an attempt's end while the store is out of reach."""
 HOOK_SECONDS = 60.0
 """How long a hook may take before it is left."""
 
@@ -94,11 +104,14 @@ class LitAgentRunner:
         *,
         concurrency: int = 64,
         gateway: ModelAccess | None = None,
+        run_id: str | None = None,
     ) -> None:
         self._tracer = tracer
         self._max_rollouts = max_rollouts
         self._concurrency = concurrency
         self._gateway = gateway
+        self._run_id = run_id
+        """The run whose rollouts it claims; None: any."""
         self._agent: LitAgent[Any] | None = None
         self._hooks: Sequence[Hook] = ()
         self._store: LightningStore | None = None
@@ -182,7 +195,7 @@ class LitAgentRunner:
         attempt_ids = [f"at-{random_hex(8)}" for _ in range(limit)]
         claim = asyncio.ensure_future(
             self._ready_store().dequeue_many_rollouts(
-                limit, self._worker_id, timeout=CLAIM_SECONDS, attempt_ids=attempt_ids
+                limit, self._worker_id, timeout=CLAIM_SECONDS, attempt_ids=attempt_ids, run_id=self._run_id
             )
         )
         try:
@@ -202,6 +215,10 @@ class LitAgentRunner:
 
     async def _execute(self, claimed: AttemptedRollout) -> Ending:
         """Run one attempt from start to its finish in the store."""
+        with self._presence.holding(claimed.attempt.attempt_id):
+            return await self._run_to_its_end(claimed)
+
+    async def _run_to_its_end(self, claimed: AttemptedRollout) -> Ending:
         agent, store = self._ready_agent(), self._ready_store()
         self._presence.respect(claimed)
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
@@ -285,28 +302,53 @@ class LitAgentRunner:
         return True
 
     async def _finish(self, claimed: AttemptedRollout, ending: Ending) -> None:
-        """The barrier: the attempt's calls are stored first, then the attempt is finished."""
+        """Report the attempt's end, and while the store is out of reach again and again: it is kept alive meanwhile."""
+        name = f"Attempt {claimed.attempt.attempt_id} of {claimed.rollout_id}"
+        pause = FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await self._report(claimed, ending)
+                return
+            except ConflictError as error:
+                # It was cancelled, or timed out, while it came to its end.
+                logger.info("%s had been ended already: %s", name, error)
+                return
+            except StoreClosedError as error:
+                logger.warning("%s could not be finished: %s", name, error)
+                return
+            except StoreUnavailableError as error:
+                logger.warning("%s is finished when the store is back: %s", name, error)
+            except StoreError as error:
+                # The watchdog hands the rollout out again when its lease runs out.
+                logger.warning("%s could not be finished: %s", name, error)
+                return
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+
+    async def _report(self, claimed: AttemptedRollout, ending: Ending) -> None:
+        """The barrier: the attempt's calls are stored first, then the attempt is finished. May be repeated."""
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        if self._gateway is not None:
+            ending = await self._close_calls(self._gateway, rollout_id, attempt_id, ending)
+        if not ending.rewarded:
+            ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
+        await self._reward_tools(rollout_id, attempt_id)
+        await self._ready_store().update_attempt(
+            rollout_id,
+            attempt_id,
+            status=_STATUS[ending.outcome],
+            outcome=ending.outcome,
+            error=storable(ending.error),
+        )
+
+    async def _close_calls(self, gateway: ModelAccess, rollout_id: str, attempt_id: str, ending: Ending) -> Ending:
+        """An attempt whose gateway is gone with its calls has failed through no fault of its agent."""
         try:
-            if self._gateway is not None:
-                summary = await self._gateway.close_attempt(rollout_id, attempt_id)
-                ending = with_gateway(ending, summary)
-            if not ending.rewarded:
-                ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
-            await self._reward_tools(rollout_id, attempt_id)
-            await self._ready_store().update_attempt(
-                rollout_id,
-                attempt_id,
-                status=_STATUS[ending.outcome],
-                outcome=ending.outcome,
-                error=storable(ending.error),
-            )
-        except ConflictError as error:
-            # It was cancelled, or timed out, while it came to its end.
-            logger.info("Attempt %s of %s had been ended already: %s", attempt_id, rollout_id, error)
+            return with_gateway(ending, await gateway.close_attempt(rollout_id, attempt_id))
+        except StoreUnavailableError:
+            raise
         except StoreError as error:
-            # The watchdog hands the rollout out again when its lease runs out.
-            logger.warning("Attempt %s of %s could not be finished: %s", attempt_id, rollout_id, error)
+            return Ending(Outcome.INFRA_ERROR, f"The attempt's calls could not be closed: {error}")
 
     async def _reward_tools(self, rollout_id: str, attempt_id: str) -> None:
         """Intermediate rewards by the rules of AIR; they are asked when the attempt's calls are stored."""

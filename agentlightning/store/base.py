@@ -2,16 +2,29 @@
 
 Every write is idempotent where the caller gives the id, every change of status is one compare-and-set against the
 tables in `types.status`, and every method may be called from any event loop. Returning from a write means it is
-committed. Lookups of unknown ids return None or an empty page; updates of unknown ids raise `NotFoundError`.
+committed. Lookups of unknown ids return None or an empty page; updates of unknown ids raise `NotFoundError`. A query
+without a limit returns all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, Unpack, runtime_checkable
 
 from typing_extensions import TypedDict  # pydantic, which the server uses, wants this one before Python 3.12
 
+from agentlightning.store.queries import (
+    DEFAULT_LIMIT,
+    FilterLogic,
+    PageKeywords,
+    ResourcesKeywords,
+    RolloutKeywords,
+    RunEventKeywords,
+    RunKeywords,
+    SortOrder,
+    SpanKeywords,
+    WorkerKeywords,
+)
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -26,11 +39,25 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutRecord,
     RolloutStatus,
+    Run,
+    RunEvent,
+    RunStatus,
     Span,
     Worker,
-    WorkerStatus,
 )
+
+__all__ = [
+    "DEFAULT_LIMIT",
+    "UNSET",
+    "Capabilities",
+    "FilterLogic",
+    "LightningStore",
+    "SortOrder",
+    "Statistics",
+    "Unset",
+]
 
 
 class Unset:
@@ -44,11 +71,6 @@ class Unset:
 
 
 UNSET = Unset()
-
-FilterLogic = Literal["and", "or"]
-SortOrder = Literal["asc", "desc"]
-DEFAULT_LIMIT = 100
-"""Page size of queries when none is given; -1 means no limit."""
 
 
 class Statistics(TypedDict):
@@ -105,6 +127,7 @@ class LightningStore(Protocol):
         worker_id: str | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout:
         """Create a rollout that is claimed at once by the caller. `resources_id=None`: the latest resources."""
         ...
@@ -117,6 +140,7 @@ class LightningStore(Protocol):
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         rollout_id: str | None = None,
+        run_id: str | None = None,
     ) -> Rollout: ...
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
@@ -124,11 +148,17 @@ class LightningStore(Protocol):
         ...
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout | None:
         """Claim the oldest queued rollout, waiting up to `timeout` seconds for one (a long poll, not a loop).
 
-        A caller that gives `attempt_id` and repeats the request gets the same claim again.
+        A caller that gives `attempt_id` and repeats the request gets the same claim again. With a `run_id` it gets
+        rollouts of this run and of none, never of another run.
         """
         ...
 
@@ -139,6 +169,7 @@ class LightningStore(Protocol):
         *,
         timeout: float = 0.0,
         attempt_ids: Sequence[str] | None = None,
+        run_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         """Claim up to `limit` rollouts; returns as soon as there is at least one."""
         ...
@@ -177,30 +208,11 @@ class LightningStore(Protocol):
         """
         ...
 
-    async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Rollout]: ...
+    async def query_rollouts(self, **query: Unpack[RolloutKeywords]) -> PaginatedResult[Rollout]:
+        """Rollouts, each with its latest attempt if it has one. The keywords of this and of all queries: `queries`."""
+        ...
 
-    async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Attempt]: ...
+    async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]: ...
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """The rollout, with its latest attempt if it has one."""
@@ -232,25 +244,12 @@ class LightningStore(Protocol):
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int: ...
 
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        """The next sequence number of each (rollout_id, attempt_id), in their order."""
+        ...
+
     async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-        cursor: str | None = None,
+        self, rollout_id: str, attempt_id: str | Literal["latest"] | None = None, **query: Unpack[SpanKeywords]
     ) -> PaginatedResult[Span]:
         """Spans of a rollout; `attempt_id=None` all attempts, "latest" the last one. Spans of calls are among them."""
         ...
@@ -265,6 +264,10 @@ class LightningStore(Protocol):
         """Calls of each rollout in the order they were stored, with whole arrays. One query however many rollouts."""
         ...
 
+    async def query_records(self, rollout_ids: Sequence[str]) -> Sequence[RolloutRecord]:
+        """All that an algorithm reads of rollouts, at once: those that exist, in the order asked for."""
+        ...
+
     # ---- resources and workers -------------------------------------------------------------------------------------
 
     async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate: ...
@@ -277,33 +280,46 @@ class LightningStore(Protocol):
 
     async def get_latest_resources(self) -> ResourcesUpdate | None: ...
 
-    async def query_resources(
-        self,
-        *,
-        resources_id: str | None = None,
-        resources_id_contains: str | None = None,
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[ResourcesUpdate]: ...
+    async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]: ...
 
-    async def query_workers(
-        self,
-        *,
-        status_in: Sequence[WorkerStatus] | None = None,
-        worker_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Worker]: ...
+    async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]: ...
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None: ...
 
-    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        """A worker's heartbeat; keeps the attempts it holds alive too."""
+    async def update_worker(
+        self,
+        worker_id: str,
+        heartbeat_stats: dict[str, Any] | Unset = UNSET,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Worker:
+        """A worker's heartbeat. It keeps `attempt_ids` alive, or if it names none all attempts of the worker.
+
+        A worker that names what it really holds lets go of claims whose answers it never got.
+        """
         ...
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    async def begin_run(self, run: Run, *, first_step: int = 0) -> Run:
+        """Store a run that begins, or goes on before step `first_step`: what it said of later steps is dropped."""
+        ...
+
+    async def update_run(
+        self,
+        run_id: str,
+        status: RunStatus | Unset = UNSET,
+        state: Mapping[str, Any] | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Run:
+        """Say where a run stands; entries of `state` replace those of the same name."""
+        ...
+
+    async def get_run_by_id(self, run_id: str) -> Run | None: ...
+
+    async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]: ...
+
+    async def add_run_events(self, events: Sequence[RunEvent]) -> None:
+        """Append what a run measured or said; harmless to repeat, by (run_id, event_id)."""
+        ...
+
+    async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]: ...

@@ -10,19 +10,29 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar, Unpack
 
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
+from agentlightning.store import queries
+from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
 from agentlightning.store.database import counters
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.transaction import Operation, Transaction
-from agentlightning.store.operations import attempts, calls, query, retention, rollouts, workers
+from agentlightning.store.operations import attempts, calls, records, retention, rollouts, runs, workers
+from agentlightning.store.operations import query as searches
 from agentlightning.store.operations import resources as named_resources
 from agentlightning.store.operations import spans as span_rows
 from agentlightning.store.operations.codec import checked_id, new_id
-from agentlightning.store.operations.query import Page
+from agentlightning.store.queries import (
+    PageKeywords,
+    ResourcesKeywords,
+    RolloutKeywords,
+    RunEventKeywords,
+    RunKeywords,
+    SpanKeywords,
+    WorkerKeywords,
+)
 from agentlightning.store.transfer import records as transfer
 from agentlightning.types import (
     Attempt,
@@ -38,10 +48,13 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutRecord,
     RolloutStatus,
+    Run,
+    RunEvent,
+    RunStatus,
     Span,
     Worker,
-    WorkerStatus,
 )
 from agentlightning.types.status import FINISHED_ROLLOUT
 
@@ -94,8 +107,9 @@ class SqlLightningStore:
         worker_id: str | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout:
-        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id))
+        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id, run_id))
         return await self._db.write(lambda tx: rollouts.start(tx, new, worker_id, attempt_id))
 
     async def enqueue_rollout(
@@ -106,8 +120,9 @@ class SqlLightningStore:
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         rollout_id: str | None = None,
+        run_id: str | None = None,
     ) -> Rollout:
-        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id))
+        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id, run_id))
         return await self._db.write(lambda tx: rollouts.create(tx, new))
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
@@ -115,10 +130,15 @@ class SqlLightningStore:
         return await self._db.write(lambda tx: [rollouts.create(tx, one) for one in new])
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout | None:
-        attempt_ids = None if attempt_id is None else [attempt_id]
-        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=attempt_ids)
+        ids = None if attempt_id is None else [attempt_id]
+        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=ids, run_id=run_id)
         return claims[0] if claims else None
 
     async def dequeue_many_rollouts(
@@ -128,17 +148,18 @@ class SqlLightningStore:
         *,
         timeout: float = 0.0,
         attempt_ids: Sequence[str] | None = None,
+        run_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         if limit < 1:
             raise StoreError(f"limit must be at least 1, not {limit}.")
         if attempt_ids is not None and len(set(attempt_ids)) < limit:
             raise StoreError(f"attempt_ids must name as many different attempts as the limit, {limit}.")
-        operation = _call(rollouts.claim, limit=limit, worker_id=worker_id, attempt_ids=attempt_ids)
+        operation = _call(rollouts.claim, limit=limit, worker_id=worker_id, attempt_ids=attempt_ids, run_id=run_id)
         end = time.monotonic() + timeout
         claims = await self._db.write(operation, self._give_back)
         if claims or timeout <= 0:
             return claims
-        with self._notifier.claimer() as waiter:
+        with self._notifier.claimer(run_id) as waiter:
             while True:
                 claims = await self._db.write(operation, self._give_back)
                 if claims or not await waiter.wait(end - time.monotonic()):
@@ -148,8 +169,10 @@ class SqlLightningStore:
     def _give_back(self, claims: list[AttemptedRollout]) -> None:
         """Undo claims whose caller was cancelled while they were on their way."""
         for rollout in claims:
+            attempt = rollout.attempt
+            heard = attempt.last_heartbeat_time
             self._db.write(
-                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=rollout.attempt.attempt_id)
+                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id, heard=heard)
             )
 
     async def start_attempt(
@@ -192,36 +215,13 @@ class SqlLightningStore:
         )
         return await self._db.write(lambda tx: attempts.update_attempt(tx, rollout_id, attempt_id, change))
 
-    async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Rollout]:
-        page = Page(sort_by, sort_order, limit, offset, cursor)
-        return await self._db.read(
-            lambda tx: query.query_rollouts(tx, status_in, rollout_id_in, rollout_id_contains, filter_logic, page)
-        )
+    async def query_rollouts(self, **query: Unpack[RolloutKeywords]) -> PaginatedResult[Rollout]:
+        wanted = queries.make(queries.RolloutQuery, query)
+        return await self._db.read(lambda tx: searches.query_rollouts(tx, wanted))
 
-    async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Attempt]:
-        page = Page(sort_by, sort_order, limit, offset, cursor)
-        return await self._db.read(lambda tx: query.query_attempts(tx, rollout_id, page))
+    async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]:
+        wanted = queries.make(queries.AttemptQuery, query)
+        return await self._db.read(lambda tx: searches.query_attempts(tx, rollout_id, wanted))
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         return await self._db.read(lambda tx: rollouts.read(tx, rollout_id))
@@ -280,39 +280,17 @@ class SqlLightningStore:
         return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
-        return await self._db.write(lambda tx: span_rows.next_sequence_id(tx, rollout_id, attempt_id))
+        return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
+
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        wanted = list(rollout_attempt_ids)
+        return await self._db.write(lambda tx: [span_rows.next_sequence_id(tx, *pair) for pair in wanted])
 
     async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-        cursor: str | None = None,
+        self, rollout_id: str, attempt_id: str | Literal["latest"] | None = None, **query: Unpack[SpanKeywords]
     ) -> PaginatedResult[Span]:
-        equals = {"trace_id": trace_id, "span_id": span_id, "parent_id": parent_id, "name": name}
-        contains = {
-            "trace_id": trace_id_contains,
-            "span_id": span_id_contains,
-            "parent_id": parent_id_contains,
-            "name": name_contains,
-        }
-        page = Page(sort_by, sort_order, limit, offset, cursor)
-        return await self._db.read(
-            lambda tx: query.query_spans(tx, rollout_id, attempt_id, equals, contains, filter_logic, page)
-        )
+        wanted = queries.make(queries.SpanQuery, {"rollout_id": rollout_id, "attempt_id": attempt_id, **query})
+        return await self._db.read(lambda tx: searches.query_spans(tx, wanted))
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         rows = [calls.to_rows(record) for record in records]
@@ -330,6 +308,13 @@ class SqlLightningStore:
     async def fetch_calls(self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True) -> calls.CallTable:
         """What `query_calls` is made from; smaller, for a wire."""
         return await self._db.read(lambda tx: calls.fetch(tx, rollout_ids, latest_attempt_only))
+
+    async def query_records(self, rollout_ids: Sequence[str]) -> Sequence[RolloutRecord]:
+        return records.assemble(await self.fetch_records(rollout_ids))
+
+    async def fetch_records(self, rollout_ids: Sequence[str]) -> records.RecordTable:
+        """What `query_records` is made from."""
+        return await self._db.read(lambda tx: records.fetch(tx, rollout_ids))
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 
@@ -349,42 +334,57 @@ class SqlLightningStore:
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         return await self._db.read(named_resources.read_latest)
 
-    async def query_resources(
-        self,
-        *,
-        resources_id: str | None = None,
-        resources_id_contains: str | None = None,
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[ResourcesUpdate]:
-        page = Page(sort_by, sort_order, limit, offset, cursor)
-        return await self._db.read(lambda tx: query.query_resources(tx, resources_id, resources_id_contains, page))
+    async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]:
+        wanted = queries.make(queries.ResourcesQuery, query)
+        return await self._db.read(lambda tx: searches.query_resources(tx, wanted))
 
-    async def query_workers(
-        self,
-        *,
-        status_in: Sequence[WorkerStatus] | None = None,
-        worker_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Worker]:
-        page = Page(sort_by, sort_order, limit, offset, cursor)
-        return await self._db.read(
-            lambda tx: query.query_workers(tx, status_in, worker_id_contains, filter_logic, page)
-        )
+    async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]:
+        wanted = queries.make(queries.WorkerQuery, query)
+        return await self._db.read(lambda tx: searches.query_workers(tx, wanted))
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         return await self._db.read(lambda tx: workers.read(tx, worker_id))
 
-    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        return await self._db.write(lambda tx: workers.heartbeat(tx, worker_id, heartbeat_stats))
+    async def update_worker(
+        self,
+        worker_id: str,
+        heartbeat_stats: dict[str, Any] | Unset = UNSET,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Worker:
+        held = None if attempt_ids is None else list(attempt_ids)
+        return await self._db.write(lambda tx: workers.heartbeat(tx, worker_id, heartbeat_stats, held))
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    async def begin_run(self, run: Run, *, first_step: int = 0) -> Run:
+        new = runs.prepare(run)
+        return await self._db.write(lambda tx: runs.begin(tx, new, first_step))
+
+    async def update_run(
+        self,
+        run_id: str,
+        status: RunStatus | Unset = UNSET,
+        state: Mapping[str, Any] | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Run:
+        new = status if isinstance(status, Unset) else RunStatus(status)
+        return await self._db.write(lambda tx: runs.change(tx, run_id, new, state, error))
+
+    async def get_run_by_id(self, run_id: str) -> Run | None:
+        return await self._db.read(lambda tx: runs.read(tx, run_id))
+
+    async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]:
+        wanted = queries.make(queries.RunQuery, query)
+        return await self._db.read(lambda tx: searches.query_runs(tx, wanted))
+
+    async def add_run_events(self, events: Sequence[RunEvent]) -> None:
+        values = [runs.prepare_event(event) for event in events]
+        if values:
+            await self._db.write(lambda tx: runs.add_events(tx, values))
+
+    async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]:
+        wanted = queries.make(queries.RunEventQuery, query)
+        return await self._db.read(lambda tx: searches.query_run_events(tx, run_id, wanted))
 
     # ---- housekeeping (not part of the protocol) -------------------------------------------------------------------
 
@@ -430,7 +430,14 @@ def _request(
     config: RolloutConfig | None,
     metadata: dict[str, Any] | None,
     rollout_id: str | None,
+    run_id: str | None,
 ) -> EnqueueRolloutRequest:
     return EnqueueRolloutRequest(
-        input=input, mode=mode, resources_id=resources_id, config=config, metadata=metadata, rollout_id=rollout_id
+        input=input,
+        mode=mode,
+        resources_id=resources_id,
+        config=config,
+        metadata=metadata,
+        rollout_id=rollout_id,
+        run_id=run_id,
     )

@@ -23,8 +23,8 @@ def _sqlite(
     path: Path, synchronous: str, tick_seconds: float, busy_seconds: float, notifier: Notifier
 ) -> SqliteDatabase:
     def on_commit(changes: Changes) -> None:
-        if changes.queued:
-            notifier.queued(changes.queued)
+        for run_id, count in changes.queued.items():
+            notifier.queued(count, run_id)
         if changes.finished:
             notifier.finished(changes.finished)
 

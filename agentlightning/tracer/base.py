@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 
-from agentlightning.errors import ConfigError, StoreError
+from agentlightning.errors import ConfigError, StoreClosedError, StoreError, StoreUnavailableError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.trace import Trace, attach, capture, detach
 from agentlightning.tracer.tree import SpanTree
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 2.0
 """How long a span of a running attempt waits before it is written; a shorter attempt is written once, at its end."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
+"""Between two tries to write the spans of an attempt that has ended, while the store is out of reach."""
 
 _last_trace: ContextVar[Trace | None] = ContextVar("agentlightning_last_trace", default=None)
 
@@ -63,7 +65,7 @@ class Tracer:
         """Collect the spans of what runs inside, in this task and in the tasks and threads started from it.
 
         With a store, they are written to it under the two ids: every few seconds, and at the latest when the context
-        ends, whichever way it ends. Raises StoreError when the store did not take them in the end.
+        ends, whichever way it ends, however long the store is out of reach. Raises StoreError when it refuses them.
         """
         if store is not None and (rollout_id is None or attempt_id is None):
             raise ConfigError("A trace that goes to a store needs both rollout_id and attempt_id.")
@@ -112,7 +114,17 @@ async def _write(trace: Trace, store: LightningStore, ended: asyncio.Event, flus
             await _flush(trace, store)
         except StoreError as error:
             logger.warning("Spans of attempt %s are kept and tried again: %s", trace.attempt_id, error)
-    await _flush(trace, store)
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            await _flush(trace, store)
+            return
+        except StoreClosedError:
+            raise
+        except StoreUnavailableError as error:
+            logger.warning("Attempt %s has ended; its spans wait for the store: %s", trace.attempt_id, error)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
 
 async def _flush(trace: Trace, store: LightningStore) -> None:

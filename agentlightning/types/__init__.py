@@ -2,6 +2,7 @@
 
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
 from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
+from agentlightning.types.record import RolloutRecord
 from agentlightning.types.resource import LLM, NamedResources, PromptTemplate, ProxyLLM, Resource, ResourcesUpdate
 from agentlightning.types.rollout import (
     DEFAULT_LEASE_SECONDS,
@@ -13,6 +14,7 @@ from agentlightning.types.rollout import (
     RolloutConfig,
     Worker,
 )
+from agentlightning.types.run import Run, RunEvent, RunEventKind, RunStatus
 from agentlightning.types.span import Attributes, Event, Link, OtelResource, Span, SpanContext, SpanStatus
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
@@ -58,7 +60,12 @@ __all__ = [
     "Rollout",
     "RolloutConfig",
     "RolloutMode",
+    "RolloutRecord",
     "RolloutStatus",
+    "Run",
+    "RunEvent",
+    "RunEventKind",
+    "RunStatus",
     "Segment",
     "Span",
     "SpanContext",

@@ -53,7 +53,7 @@ class Rollout(Record):
     """One execution of the agent on one task (`input`), under one version of the resources.
 
     `metadata` is the user's; the algorithms use the keys `group` (siblings of the same task that GRPO compares)
-    and `step`.
+    and `step`. `run_id` is the run it belongs to; None: to none, so that runners of any run may claim it.
     """
 
     rollout_id: str
@@ -65,6 +65,7 @@ class Rollout(Record):
     status: RolloutStatus = RolloutStatus.QUEUING
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = Field(default_factory=dict)
+    run_id: str | None = None
 
 
 class AttemptedRollout(Rollout):
@@ -82,6 +83,7 @@ class EnqueueRolloutRequest(Record):
     config: RolloutConfig | None = None
     metadata: dict[str, Any] | None = None
     rollout_id: str | None = None
+    run_id: str | None = None
 
 
 class Worker(Record):

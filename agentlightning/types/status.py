@@ -73,6 +73,12 @@ ROLLOUT_TRANSITIONS: dict[RolloutStatus, frozenset[RolloutStatus]] = {
     _R.CANCELLED: frozenset(),
 }
 
+ROLLOUT_BY_HAND: dict[RolloutStatus, frozenset[RolloutStatus]] = {
+    status: following if status in FINISHED_ROLLOUT else following | FINISHED_ROLLOUT
+    for status, following in ROLLOUT_TRANSITIONS.items()
+}
+"""What `update_rollout(status=…)` may do besides: end a rollout from wherever it is. What has ended stays ended."""
+
 ATTEMPT_TRANSITIONS: dict[AttemptStatus, frozenset[AttemptStatus]] = {
     _A.PREPARING: frozenset({_A.RUNNING, *FINISHED_ATTEMPT}),
     _A.RUNNING: FINISHED_ATTEMPT,

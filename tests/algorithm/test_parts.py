@@ -131,11 +131,11 @@ def test_a_resumed_run_goes_on_in_the_same_metrics_file(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     sink = JsonlSink(file)
     for step in range(5):
-        sink.log({"step": step})
+        sink.step({"step": step})
     sink.close()
     file.write_text(file.read_text() + '{"step": 5, "rew')  # the process died here
     sink = JsonlSink(file, first_step=3)
-    sink.log({"step": 3, "again": True})
+    sink.step({"step": 3, "again": True})
     sink.close()
     assert [m["step"] for m in read_metrics(file)] == [0, 1, 2, 3]
     assert read_metrics(file)[-1]["again"]

@@ -12,7 +12,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from agentlightning.errors import ConfigError, EngineError, GatewayError, StoreError
+from agentlightning.errors import ConfigError, EngineError, GatewayError, StoreError, StoreUnavailableError
 from agentlightning.gateway import Gateway
 from agentlightning.keys import CALLS, SPANS, sign_attempt_key, verify_attempt_key
 from agentlightning.rendering import RenderersRendering
@@ -205,7 +205,7 @@ class ShakyStore(InMemoryLightningStore):
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         if self.failures > 0:
             self.failures -= 1
-            raise StoreError("the store is away")
+            raise StoreUnavailableError("the store is away")
         await super().add_calls(records)
 
 

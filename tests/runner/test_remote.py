@@ -8,8 +8,10 @@ import time
 import pytest
 
 import agentlightning as agl
+from agentlightning.runner import LitAgentRunner
 from agentlightning.runner.remote import Address, serve_rollouts
-from agentlightning.store import InMemoryLightningStore, LightningStoreServer
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
+from agentlightning.tracer import OtelTracer
 
 ENDPOINT = agl.ProxyLLM(endpoint="http://127.0.0.1:9", model="none")  # nobody answers there
 
@@ -41,3 +43,43 @@ async def test_a_stopped_runner_does_not_wait_for_a_store_that_is_gone(caplog: p
     assert time.monotonic() - asked < 20
     assert "given up" in caplog.text
     assert caplog.text.count("could not be finished") == 2
+
+
+@pytest.mark.timeout(120)
+async def test_what_finished_while_the_store_was_away_is_reported_when_it_is_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The outage is longer than the client's retries: the runner keeps its result and tells it later."""
+    began, go_on = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @agl.rollout
+    async def waits(task: str) -> float:
+        loop.call_soon_threadsafe(began.set)
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go_on.wait(), loop))
+        return 1.0
+
+    store = InMemoryLightningStore()
+    server = LightningStoreServer(store, port=0)
+    await server.start()
+    port = int(server.endpoint.rsplit(":", 1)[1])
+    client = LightningStoreClient(server.endpoint, retry_seconds=0.3)
+    runner = LitAgentRunner(OtelTracer(), 1, concurrency=1)
+    runner.init(waits)
+    runner.init_worker("w", client)
+    rollout = await store.enqueue_rollout("task")
+    running = asyncio.create_task(runner.iter())
+    await asyncio.wait_for(began.wait(), 20)
+    await server.stop()
+    go_on.set()
+    while "wait for the store" not in caplog.text:  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+    server = LightningStoreServer(store, port=port)
+    await server.start()
+    (ended,) = await store.wait_for_rollouts(rollout_ids=[rollout.rollout_id], timeout=60.0)
+    assert ended.status is agl.RolloutStatus.SUCCEEDED
+    await running
+    runner.teardown()
+    await client.close()
+    await server.stop()
+    await store.close()

@@ -45,6 +45,7 @@ from agentlightning.types import (
     RolloutConfig,
     RolloutStatus,
 )
+from agentlightning.types.status import ROLLOUT_BY_HAND
 from tests.store.builders import make_span
 
 T = TypeVar("T")
@@ -260,7 +261,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
     @rule(rollout_id=rollouts, status=st.sampled_from([R.CANCELLED, R.REQUEUING, R.SUCCEEDED, R.FAILED]))
     def set_by_hand(self, rollout_id: str, status: RolloutStatus) -> None:
         rollout = self.model[rollout_id]
-        allowed = status is rollout.status or status in ROLLOUT_TRANSITIONS[rollout.status]
+        allowed = status is rollout.status or status in ROLLOUT_BY_HAND[rollout.status]
         try:
             self.run(self.store.update_rollout(rollout_id, status=status))
         except ConflictError:

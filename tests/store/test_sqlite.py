@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.script import ScriptDirectory
 
 from agentlightning.errors import StoreError
@@ -193,12 +194,15 @@ def _age(store: SqliteLightningStore) -> None:
     store._db._writer.execute("UPDATE attempts SET deadline = deadline - 1000")  # pyright: ignore
 
 
-def _schema(path: Path) -> set[str]:
-    connection = sqlite3.connect(path)
-    rows = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL AND name != 'alembic_version'")
-    normalized = {"".join(sql.split()).replace('"', "") for (sql,) in rows}
-    connection.close()
-    return normalized
+def _schema(path: Path) -> set[object]:
+    """Tables by their columns, because a column that was added later is written elsewhere in their text."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        indexes = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL")
+        found: set[object] = {"".join(sql.split()).replace('"', "") for (sql,) in indexes}
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            found |= {(table, *column[1:]) for column in columns if table != "alembic_version"}
+    return found
 
 
 def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
@@ -213,11 +217,11 @@ def test_migrations_lead_to_the_schema(tmp_path: Path) -> None:
     assert _schema(tmp_path / "migrated.db") == _schema(tmp_path / "created.db")
 
 
-SECOND = """
+NEXT = """
 import sqlalchemy as sa
 from alembic import op
 
-revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+revision, down_revision, branch_labels, depends_on = "next", "0002", None, None
 
 
 def upgrade() -> None:
@@ -226,15 +230,15 @@ def upgrade() -> None:
 
 
 async def test_an_older_database_is_migrated_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a second migration, as a later version would bring it."""
+    """With one more migration, as a later version would bring it."""
     path = tmp_path / "store.db"
     store = SqliteLightningStore(path)
     claim = await store.start_rollout("task", worker_id="w")
     await store.close()
     shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
-    (tmp_path / "migrations" / "versions" / "0002_second.py").write_text(SECOND)
+    (tmp_path / "migrations" / "versions" / "next.py").write_text(NEXT)
     monkeypatch.setattr(migrate, "MIGRATIONS", tmp_path / "migrations")
-    monkeypatch.setattr(migrate, "HEAD", "0002")
+    monkeypatch.setattr(migrate, "HEAD", "next")
     store = SqliteLightningStore(path)
     found = await store.get_rollout_by_id(claim.rollout_id)
     assert isinstance(found, AttemptedRollout)
@@ -242,7 +246,24 @@ async def test_an_older_database_is_migrated_when_it_is_opened(tmp_path: Path, m
     await store.close()
     with contextlib.closing(sqlite3.connect(path)) as connection:
         assert connection.execute("SELECT nickname FROM workers").fetchall() == [("none",)]
-        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("0002",)]
+        assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [("next",)]
+
+
+async def test_a_store_of_the_first_schema_is_opened_with_its_rollouts(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    command.upgrade(alembic_config(f"sqlite:///{path}"), "0001")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        columns = "rollout_id, input, status, start_time, available_at, attempts, failures, infra_failures"
+        connection.execute(f"INSERT INTO rollouts ({columns}) VALUES ('old', '1', 'queuing', 1.0, 1.0, 0, 0, 0)")
+        connection.commit()
+    store = SqliteLightningStore(path)
+    (found,) = await store.query_rollouts()
+    assert (found.rollout_id, found.run_id) == ("old", None)
+    claim = await store.dequeue_rollout("w", run_id="a-run")
+    assert claim is not None
+    assert claim.rollout_id == "old"
+    assert len(await store.query_runs()) == 0
+    await store.close()
 
 
 async def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:

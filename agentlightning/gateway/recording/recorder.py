@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from agentlightning.errors import ConflictError, NotFoundError, StoreError
+from agentlightning.errors import StoreError, StoreUnavailableError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import CallRecord, Span
 
@@ -73,14 +73,14 @@ class Recorder:
         self._work.set()
 
     async def barrier(self, timeout: float) -> None:
-        """Wait until everything put so far is written. Raises `StoreError` after `timeout` seconds."""
+        """Wait until everything put so far is written. Raises `StoreUnavailableError` after `timeout` seconds."""
         goal = self._put
         try:
             async with asyncio.timeout(timeout):
                 while self._written < goal:
                     await self._next_move()
         except TimeoutError:
-            raise StoreError(
+            raise StoreUnavailableError(
                 f"{goal - self._written} model calls could not be stored within {timeout:g} s. Is the store reachable?"
             ) from None
 
@@ -115,11 +115,11 @@ class Recorder:
             try:
                 await self._store_records(records)
                 break
-            except (NotFoundError, ConflictError) as error:
+            except StoreUnavailableError as error:
+                logger.warning("The store did not take %d calls (try %d): %s", len(records), tries, error)
+            except StoreError as error:  # a refusal, which no retry changes
                 await self._give_up_on(records, error)
                 return
-            except StoreError as error:
-                logger.warning("The store did not take %d calls (try %d): %s", len(records), tries, error)
             except Exception as error:  # the recorder must outlive whatever a store raises, or every later call is lost
                 logger.exception("Writing %d calls failed (try %d).", len(records), tries)
                 if tries >= _TRIES_FOR_BUGS:

@@ -3,17 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from agentlightning.errors import StoreUnavailableError
+from agentlightning.errors import StoreClosedError
 from agentlightning.store.database.transaction import Operation
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_BATCH = 512
 """Operations per commit."""
+
+
+REPEAT_SECONDS = 60.0
+
+
+class Complaints:
+    """What the watchdog says about its failures: each new one with its traceback, the same again once a minute."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+        self._said = 0.0
+
+    def about(self, error: BaseException) -> None:
+        if str(error) != self._last:
+            logger.error("The store's watchdog failed; it keeps trying.", exc_info=error)
+        elif time.monotonic() - self._said > REPEAT_SECONDS:
+            logger.error("The store's watchdog still fails: %s", error)
+        else:
+            return
+        self._last, self._said = str(error), time.monotonic()
 
 
 class Job:
@@ -109,5 +132,5 @@ def refuse(queue: JobQueue) -> None:
     deliver(left)
 
 
-def closed_error() -> StoreUnavailableError:
-    return StoreUnavailableError("The store has been closed; open it again.")
+def closed_error() -> StoreClosedError:
+    return StoreClosedError("The store has been closed; open it again.")

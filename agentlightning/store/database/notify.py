@@ -7,6 +7,7 @@ may live on any event loop; the notifier is called from the writer's thread afte
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -16,14 +17,22 @@ from types import TracebackType
 class Waiter:
     """One wait on one event loop. A context manager: leaving it unregisters."""
 
-    def __init__(self, notifier: Notifier, rollout_ids: Iterable[str] | None, any_of: bool):
+    def __init__(self, notifier: Notifier, rollout_ids: Iterable[str] | None, any_of: bool, run_id: str | None = None):
         self._notifier = notifier
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self.any_of = any_of
         self.pending: set[str] | None = None if rollout_ids is None else set(rollout_ids)
         """The rollouts that are not known to be finished; None for a claimer."""
+        self.run_id = run_id
+        """Of a claimer: the run it works for; None: for all."""
         self.called = False
+        self.called_for: str | None = None
+        """The run whose rollout a claimer was called for last."""
+
+    def may_claim(self, run_id: str | None) -> bool:
+        """Whether a claimer takes rollouts of this run; those of no run (None) are anybody's."""
+        return self.run_id is None or run_id is None or self.run_id == run_id
 
     def call(self) -> None:
         """From any thread."""
@@ -61,9 +70,9 @@ class Notifier:
         self._claimers: OrderedDict[Waiter, None] = OrderedDict()
         self._watchers: dict[str, set[Waiter]] = {}
 
-    def claimer(self) -> Waiter:
-        """A waiter that is called when there may be something to claim."""
-        waiter = Waiter(self, None, any_of=True)
+    def claimer(self, run_id: str | None = None) -> Waiter:
+        """A waiter that is called when there may be something to claim, for the runners of a run or for all."""
+        waiter = Waiter(self, None, any_of=True, run_id=run_id)
         with self._lock:
             self._claimers[waiter] = None
         return waiter
@@ -105,13 +114,16 @@ class Notifier:
                 self._drop(waiter, rollout_id)
         if waiter.called and waiter.pending is None:
             # It was called for work that it did not take; somebody else should.
-            self.queued(1)
+            self.queued(1, waiter.called_for)
 
-    def queued(self, count: int) -> None:
-        """`count` rollouts became claimable: call that many claimers, the longest waiting first."""
+    def queued(self, count: int, run_id: str | None = None) -> None:
+        """`count` rollouts of a run became claimable: call that many of its claimers, the longest waiting first."""
         with self._lock:
-            chosen = [self._claimers.popitem(last=False)[0] for _ in range(min(count, len(self._claimers)))]
+            chosen = list(itertools.islice((w for w in self._claimers if w.may_claim(run_id)), max(count, 0)))
+            for waiter in chosen:
+                del self._claimers[waiter]
         for waiter in chosen:
+            waiter.called_for = run_id
             waiter.call()
 
     def everybody(self) -> None:

@@ -22,9 +22,19 @@ import psycopg
 from psycopg import errors, sql
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import StoreError, StoreUnavailableError
+from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
 from agentlightning.store.database.counters import write_counters
-from agentlightning.store.database.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
+from agentlightning.store.database.jobs import (
+    Complaints,
+    Job,
+    JobQueue,
+    Tick,
+    closed_error,
+    deliver,
+    next_batch,
+    refuse,
+    submit,
+)
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
@@ -35,6 +45,9 @@ T = TypeVar("T")
 
 CHANNEL = "agl_store"
 IDS_PER_NOTIFICATION = 100
+RUNS_PER_NOTIFICATION = 10
+News = tuple[str, list[tuple[str | None, int]], list[str]]
+"""A notification: who sent it, how many rollouts of which runs became claimable, and which rollouts finished."""
 """A notification holds 8,000 bytes."""
 COUNTER_SHARDS = 64
 TRIES = 6
@@ -108,6 +121,7 @@ class PostgresDatabase:
         self._name = random_hex(8)
         self._writes: JobQueue = SimpleQueue()
         self._reads: JobQueue = SimpleQueue()
+        self._complaints = Complaints()
         self._closed = threading.Event()
         with _connect(dsn) as connection:
             prepare_postgres(connection, dsn)
@@ -170,7 +184,7 @@ class PostgresDatabase:
         tick = Tick(self._tick)
         self._commit(writer, [tick], shard)
         if tick.error is not None:
-            logger.error("The store's watchdog failed; it tries again soon.", exc_info=tick.error)
+            self._complaints.about(tick.error)
 
     def _commit(self, writer: _Link, batch: Sequence[Job], shard: str) -> None:
         """Run a batch in one transaction, again and again while it loses against others."""
@@ -211,16 +225,15 @@ class PostgresDatabase:
 
     def _notify(self, connection: Connection, changes: Changes) -> None:
         """Tell the other servers, with the commit."""
-        if not changes.queued and not changes.finished:
-            return
-        for start in range(0, max(len(changes.finished), 1), IDS_PER_NOTIFICATION):
-            finished = changes.finished[start : start + IDS_PER_NOTIFICATION]
-            news = [self._name, changes.queued if start == 0 else 0, finished]
-            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, msgspec.json.encode(news).decode()))
+        queued = [(run_id, count) for run_id, count in changes.queued.items() if count > 0]
+        news: list[News] = [(self._name, part, []) for part in _parts(queued, RUNS_PER_NOTIFICATION)]
+        news += [(self._name, [], part) for part in _parts(changes.finished, IDS_PER_NOTIFICATION)]
+        for item in news:
+            connection.execute("SELECT pg_notify(%s, %s)", (CHANNEL, msgspec.json.encode(item).decode()))
 
     def _tell_waiters(self, changes: Changes) -> None:
-        if changes.queued:
-            self._notifier.queued(changes.queued)
+        for run_id, count in changes.queued.items():
+            self._notifier.queued(count, run_id)
         if changes.finished:
             self._notifier.finished(changes.finished)
 
@@ -266,13 +279,17 @@ class PostgresDatabase:
         link.close()
 
     def _hear(self, payload: str) -> None:
-        sender, queued, finished = msgspec.json.decode(payload, type=tuple[str, int, list[str]])
+        sender, queued, finished = msgspec.json.decode(payload, type=News)
         if sender == self._name:
             return
-        if queued:
-            self._notifier.queued(queued)
+        for run_id, count in queued:
+            self._notifier.queued(count, run_id)
         if finished:
             self._notifier.finished(finished)
+
+
+def _parts(items: list[T], size: int) -> list[list[T]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 class _Link:
@@ -332,8 +349,12 @@ def _connect(dsn: str) -> Connection:
 
 def translate(error: Exception) -> Exception:
     """PostgreSQL's errors as `StoreError`s; all others as they are."""
-    if isinstance(error, psycopg.DataError):
-        translation: Exception = StoreError(f"A value cannot be stored: {error}.")
+    if isinstance(error, psycopg.IntegrityError):
+        translation: Exception = ConflictError(
+            f"This contradicts what is stored: {str(error).strip()}. Use an id that is not taken."
+        )
+    elif isinstance(error, psycopg.DataError):
+        translation = StoreError(f"A value cannot be stored: {error}.")
     elif isinstance(error, psycopg.Error):
         translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
     elif isinstance(error, UnicodeEncodeError):

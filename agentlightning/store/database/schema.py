@@ -8,9 +8,9 @@ A change here needs a migration in `migrations/versions`, and `HEAD` names the l
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, and_
 
-HEAD = "0001"
+HEAD = "0002"
 
 metadata = MetaData()
 
@@ -38,15 +38,32 @@ rollouts = Table(
     Column("latest_attempt_id", Text),
     Column("failures", Integer, nullable=False),  # ended attempts that count against max_attempts
     Column("infra_failures", Integer, nullable=False),  # ended attempts that do not
+    Column("run_id", Text),  # NULL: of no run
     Index("rollouts_id", "rollout_id", unique=True),
     Index("rollouts_status", "status", "seq"),
 )
+_QUEUED_IN_A_RUN = and_(rollouts.c.available_at.is_not(None), rollouts.c.run_id.is_not(None))
 Index(
     "rollouts_queue",
     rollouts.c.available_at,
     rollouts.c.seq,
     sqlite_where=rollouts.c.available_at.is_not(None),
     postgresql_where=rollouts.c.available_at.is_not(None),
+)
+Index(
+    "rollouts_run_queue",
+    rollouts.c.run_id,
+    rollouts.c.available_at,
+    rollouts.c.seq,
+    sqlite_where=_QUEUED_IN_A_RUN,
+    postgresql_where=_QUEUED_IN_A_RUN,
+)
+Index(
+    "rollouts_run",
+    rollouts.c.run_id,
+    rollouts.c.seq,
+    sqlite_where=rollouts.c.run_id.is_not(None),
+    postgresql_where=rollouts.c.run_id.is_not(None),
 )
 
 attempts = Table(
@@ -158,6 +175,35 @@ workers = Table(
     Column("current_rollout_id", Text),
     Column("current_attempt_id", Text),
     Index("workers_id", "worker_id", unique=True),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    _sequence(),
+    Column("run_id", Text, nullable=False),
+    Column("algorithm", Text, nullable=False),
+    Column("agent", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("settings", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("error", Text),
+    Column("start_time", Double, nullable=False),
+    Column("end_time", Double),
+    Index("runs_id", "run_id", unique=True),
+)
+
+run_events = Table(
+    "run_events",
+    metadata,
+    _sequence(),
+    Column("run_id", Text, nullable=False),
+    Column("event_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("time", Double, nullable=False),
+    Column("step", Integer),  # NULL: of no step
+    Column("data", Text, nullable=False),
+    Index("run_events_id", "run_id", "event_id", unique=True),
 )
 
 counters = Table(

@@ -20,9 +20,19 @@ from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import StoreError, StoreUnavailableError
+from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
 from agentlightning.store.database.counters import write_counters
-from agentlightning.store.database.jobs import Job, JobQueue, Tick, closed_error, deliver, next_batch, refuse, submit
+from agentlightning.store.database.jobs import (
+    Complaints,
+    Job,
+    JobQueue,
+    Tick,
+    closed_error,
+    deliver,
+    next_batch,
+    refuse,
+    submit,
+)
 from agentlightning.store.database.migrate import prepare_sqlite
 from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
 
@@ -102,6 +112,7 @@ class SqliteDatabase:
         self._busy_seconds = busy_seconds
         self._writes: JobQueue = SimpleQueue()
         self._reads: JobQueue = SimpleQueue()
+        self._complaints = Complaints()
         self._closed = False
         self._lock = _acquire(path)
         try:
@@ -246,8 +257,8 @@ class SqliteDatabase:
                 changes = self._transact([loop_free])
             if loop_free.error is not None:
                 raise loop_free.error
-        except Exception:  # the watchdog is long-lived: what failed now is tried again at the next tick
-            logger.exception("The store's watchdog failed; it tries again in %.1f s.", self._tick_seconds)
+        except Exception as error:  # the watchdog is long-lived: what failed now is tried again at the next tick
+            self._complaints.about(error)
         else:
             self._on_commit(changes)
 
@@ -325,7 +336,12 @@ def _is_fatal(error: sqlite3.Error) -> bool:
 
 def translate(error: Exception, path: Path) -> Exception:
     """SQLite's errors as `StoreError`s that say what to do next; all others as they are."""
-    if isinstance(error, sqlite3.Error):
+    translation: Exception
+    if isinstance(error, sqlite3.IntegrityError):
+        translation = ConflictError(f"This contradicts what is stored: {error}. Use an id that is not taken.")
+    elif isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError):
+        translation = StoreError(f"A value cannot be stored: {error}.")
+    elif isinstance(error, sqlite3.Error):
         name = _error_name(error)
         step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
         translation = StoreUnavailableError(f"The store '{path}' failed: {error}. {step}".rstrip())

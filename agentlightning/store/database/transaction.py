@@ -7,7 +7,7 @@ be run again from the start if its transaction was rolled back.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -70,14 +70,14 @@ class Changes:
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.finished: list[str] = []
         """Rollouts that reached a final status."""
-        self.queued = 0
-        """How many rollouts became claimable."""
+        self.queued: Counter[str | None] = Counter()
+        """How many rollouts became claimable, by run; None: of no run."""
 
     def merge(self, other: Changes) -> None:
         for name, delta in other.counts.items():
             self.counts[name] += delta
         self.finished.extend(other.finished)
-        self.queued += other.queued
+        self.queued.update(other.queued)
 
     def moved(self, noun: str, old: str | None, new: str) -> None:
         """Count one rollout or attempt that left status `old` (None: is new) for `new`."""

@@ -5,6 +5,7 @@ An ASGI middleware in front of `api`. Without an admin key everything is open, w
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.errors import StoreError
 from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
-from agentlightning.store.http import otlp, wire
+from agentlightning.store.http import otlp, size, wire
 from agentlightning.store.http.api import problem
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
 
@@ -24,7 +25,7 @@ OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
 REWARD_PREFIX = "agentlightning.reward."
 _SYSTEMS_OWN = (CALL_ID, PARENT_CALL_ID, TRIPLET_JSON)
 """Attributes by which the gateway and the runners say what is trained: never an agent's."""
-MAX_BODY_BYTES = 64 * 2**20
+MAX_BODY_BYTES = 16 * 2**20
 """Of a request with an attempt's key."""
 _ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
 
@@ -59,7 +60,14 @@ class AccessControl:
             await problem(413, reason)(scope, receive, send)
             return
         try:
-            reason = refuse(attempt, request, body)
+            # In a thread if it may take long, so that others do not wait for what one agent sends.
+            small = len(body) <= otlp.SMALL_BYTES and "content-encoding" not in request.headers
+            reason = (
+                refuse(attempt, request, body) if small else await asyncio.to_thread(refuse, attempt, request, body)
+            )
+        except size.TooMuch as error:
+            await problem(413, str(error))(scope, receive, send)
+            return
         except StoreError as error:
             reason = str(error)
         if reason is not None:
@@ -108,10 +116,14 @@ def refuse(key: AttemptKey, request: Request, body: bytes) -> str | None:
 
 
 def _json_spans(body: bytes) -> list[dict[str, Any]]:
+    size.check_json(body)
     try:
-        return msgspec.json.decode(body, type=list[dict[str, Any]])
-    except (msgspec.MsgspecError, RecursionError) as error:
+        spans = msgspec.json.decode(body, type=list[dict[str, Any]])
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise StoreError(f"The body is not a list of spans: {error}.") from error
+    if len(spans) > size.MAX_SPANS:
+        raise size.too_many("spans", size.MAX_SPANS)
+    return spans
 
 
 def _otlp_spans(request: Request, body: bytes) -> Iterable[dict[str, Any]]:

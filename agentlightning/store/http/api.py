@@ -16,8 +16,9 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
 from agentlightning.errors import ConfigError, ConflictError, NotFoundError, StoreError, StoreUnavailableError
+from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Statistics
-from agentlightning.store.http import otlp, prometheus, wire
+from agentlightning.store.http import otlp, prometheus, size, wire
 from agentlightning.store.operations.resources import decode_resources
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import (
@@ -25,6 +26,8 @@ from agentlightning.types import (
     AttemptedRollout,
     ResourcesUpdate,
     Rollout,
+    Run,
+    RunEvent,
     Span,
     Worker,
 )
@@ -37,12 +40,14 @@ STATUS_OF: dict[type[Exception], int] = {
     NotFoundError: 404,
     ConflictError: 409,
     StoreUnavailableError: 503,
+    size.TooMuch: 413,
     StoreError: 422,
     ConfigError: 422,
 }
 TITLES = {
     404: "Not found",
     409: "Conflict",
+    413: "Too large",
     422: "Not acceptable as it is",
     503: "Not available",
     500: "Internal error",
@@ -110,12 +115,14 @@ async def enqueue(store: Store, body: wire.Enqueue) -> list[Rollout]:
 
 @router.post("/queues/rollouts/dequeue", summary="Claim queued rollouts, waiting for the first one")
 async def dequeue(request: Request, store: Store, body: wire.Dequeue) -> list[AttemptedRollout]:
-    claims = store.dequeue_many_rollouts(body.limit, body.worker_id, timeout=body.timeout, attempt_ids=body.attempt_ids)
+    claims = store.dequeue_many_rollouts(
+        body.limit, body.worker_id, timeout=body.timeout, attempt_ids=body.attempt_ids, run_id=body.run_id
+    )
     return list(await (while_connected(request, claims) if body.timeout else claims))
 
 
 @router.post("/waits/rollouts", summary="Wait until one or all of some rollouts are finished")
-async def wait(request: Request, store: Store, body: wire.Wait) -> list[Rollout]:
+async def wait(request: Request, store: Store, body: wire.Wait) -> list[AttemptedRollout | Rollout]:
     wait_for = store.wait_for_any_rollout if body.any else store.wait_for_rollouts
     return list(await while_connected(request, wait_for(rollout_ids=body.rollout_ids, timeout=body.timeout)))
 
@@ -139,18 +146,23 @@ async def add_spans(store: Store, body: list[Span]) -> list[dict[str, Any]]:
 
 
 @router.get("/spans", summary="Spans of a rollout")
-async def list_spans(store: Store, query: Annotated[wire.SearchSpans, Query()]) -> Response:
-    return _page(await store.query_spans(**query.__dict__))
+async def list_spans(store: Store, query: Annotated[queries.SpanQuery, Query()]) -> Response:
+    return _page(await store.query_spans(**query.given()))
 
 
 @router.post("/spans/search", summary="Spans of a rollout")
-async def search_spans(store: Store, body: wire.SearchSpans) -> Response:
-    return _page(await store.query_spans(**body.__dict__))
+async def search_spans(store: Store, body: queries.SpanQuery) -> Response:
+    return _page(await store.query_spans(**body.given()))
 
 
 @router.post("/spans/next", summary="Reserve a sequence number")
 async def next_sequence_id(store: Store, body: wire.NextSequence) -> int:
     return await store.get_next_span_sequence_id(body.rollout_id, body.attempt_id)
+
+
+@router.post("/spans/next/many", summary="Reserve a sequence number for each attempt")
+async def next_sequence_ids(store: Store, body: list[wire.NextSequence]) -> list[int]:
+    return list(await store.get_many_span_sequence_ids([(one.rollout_id, one.attempt_id) for one in body]))
 
 
 _msgpack: dict[str, Any] = {"content": {wire.MSGPACK: {"schema": {"type": "string", "format": "binary"}}}}
@@ -172,6 +184,12 @@ async def search_calls(store: Store, body: wire.SearchCalls) -> Response:
     return Response(wire.encode_table(table), media_type=wire.MSGPACK)
 
 
+@router.post("/records/search", summary="All that an algorithm reads of rollouts (msgpack)", responses={200: _msgpack})
+async def search_records(store: Store, body: wire.SearchRecords) -> Response:
+    table = await store.fetch_records(body.rollout_ids)
+    return Response(wire.encode_record_table(table), media_type=wire.MSGPACK)
+
+
 # ---- rollouts and attempts -------------------------------------------------------------------------------------------
 
 
@@ -181,13 +199,13 @@ async def start_rollout(store: Store, body: wire.StartRollout) -> AttemptedRollo
 
 
 @router.get("/rollouts", summary="Rollouts by filter")
-async def list_rollouts(store: Store, query: Annotated[wire.SearchRollouts, Query()]) -> Response:
-    return _page(await store.query_rollouts(**query.__dict__))
+async def list_rollouts(store: Store, query: Annotated[queries.RolloutQuery, Query()]) -> Response:
+    return _page(await store.query_rollouts(**query.given()))
 
 
 @router.post("/rollouts/search", summary="Rollouts by filter")
-async def search_rollouts(store: Store, body: wire.SearchRollouts) -> Response:
-    return _page(await store.query_rollouts(**body.__dict__))
+async def search_rollouts(store: Store, body: queries.RolloutQuery) -> Response:
+    return _page(await store.query_rollouts(**body.given()))
 
 
 @router.get("/rollouts/{rollout_id}", summary="A rollout with its latest attempt", response_model=None)
@@ -206,13 +224,13 @@ async def start_attempt(store: Store, rollout_id: str, body: wire.StartAttempt) 
 
 
 @router.get("/rollouts/{rollout_id}/attempts", summary="Attempts of a rollout")
-async def list_attempts(store: Store, rollout_id: str, query: Annotated[wire.SearchAttempts, Query()]) -> Response:
-    return _page(await store.query_attempts(rollout_id, **query.__dict__))
+async def list_attempts(store: Store, rollout_id: str, query: Annotated[queries.AttemptQuery, Query()]) -> Response:
+    return _page(await store.query_attempts(rollout_id, **query.given()))
 
 
 @router.post("/rollouts/{rollout_id}/attempts/search", summary="Attempts of a rollout")
-async def search_attempts(store: Store, rollout_id: str, body: wire.SearchAttempts) -> Response:
-    return _page(await store.query_attempts(rollout_id, **body.__dict__))
+async def search_attempts(store: Store, rollout_id: str, body: queries.AttemptQuery) -> Response:
+    return _page(await store.query_attempts(rollout_id, **body.given()))
 
 
 @router.post("/rollouts/{rollout_id}/attempts/{attempt_id}", summary="Change an attempt, or send its heartbeat")
@@ -229,13 +247,13 @@ async def add_resources(store: Store, body: wire.NewResources) -> ResourcesUpdat
 
 
 @router.get("/resources", summary="Versions of resources")
-async def list_resources(store: Store, query: Annotated[wire.SearchResources, Query()]) -> Response:
-    return _page(await store.query_resources(**query.__dict__))
+async def list_resources(store: Store, query: Annotated[queries.ResourcesQuery, Query()]) -> Response:
+    return _page(await store.query_resources(**query.given()))
 
 
 @router.post("/resources/search", summary="Versions of resources")
-async def search_resources(store: Store, body: wire.SearchResources) -> Response:
-    return _page(await store.query_resources(**body.__dict__))
+async def search_resources(store: Store, body: queries.ResourcesQuery) -> Response:
+    return _page(await store.query_resources(**body.given()))
 
 
 @router.get("/resources/latest", summary="The latest resources", response_model=None)
@@ -255,13 +273,13 @@ async def update_resources(store: Store, resources_id: str, body: wire.NewResour
 
 
 @router.get("/workers", summary="Workers")
-async def list_workers(store: Store, query: Annotated[wire.SearchWorkers, Query()]) -> Response:
-    return _page(await store.query_workers(**query.__dict__))
+async def list_workers(store: Store, query: Annotated[queries.WorkerQuery, Query()]) -> Response:
+    return _page(await store.query_workers(**query.given()))
 
 
 @router.post("/workers/search", summary="Workers")
-async def search_workers(store: Store, body: wire.SearchWorkers) -> Response:
-    return _page(await store.query_workers(**body.__dict__))
+async def search_workers(store: Store, body: queries.WorkerQuery) -> Response:
+    return _page(await store.query_workers(**body.given()))
 
 
 @router.get("/workers/{worker_id}", summary="A worker", response_model=None)
@@ -272,7 +290,50 @@ async def get_worker(store: Store, worker_id: str) -> Response:
 @router.post("/workers/{worker_id}", summary="A worker's heartbeat; keeps its attempts alive too")
 async def heartbeat(store: Store, worker_id: str, body: wire.Heartbeat) -> Worker:
     given = body.heartbeat_stats
-    return await store.update_worker(worker_id, UNSET if given is None else given)
+    return await store.update_worker(worker_id, UNSET if given is None else given, body.attempt_ids)
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+@router.post("/runs", summary="Store a run that begins or goes on")
+async def begin_run(store: Store, body: wire.BeginRun) -> Run:
+    return await store.begin_run(body.run, first_step=body.first_step)
+
+
+@router.get("/runs", summary="Runs")
+async def list_runs(store: Store, query: Annotated[queries.RunQuery, Query()]) -> Response:
+    return _page(await store.query_runs(**query.given()))
+
+
+@router.post("/runs/search", summary="Runs")
+async def search_runs(store: Store, body: queries.RunQuery) -> Response:
+    return _page(await store.query_runs(**body.given()))
+
+
+@router.post("/runs/events", summary="Append what runs measured or said")
+async def add_run_events(store: Store, body: list[RunEvent]) -> None:
+    await store.add_run_events(body)
+
+
+@router.get("/runs/{run_id}", summary="A run", response_model=None)
+async def get_run(store: Store, run_id: str) -> Response:
+    return _found(await store.get_run_by_id(run_id), f"There is no run '{run_id}' in the store.")
+
+
+@router.post("/runs/{run_id}", summary="Say where a run stands")
+async def update_run(store: Store, run_id: str, body: wire.UpdateRun) -> Run:
+    return await store.update_run(run_id, **_given(body))
+
+
+@router.get("/runs/{run_id}/events", summary="What a run measured and said")
+async def list_run_events(store: Store, run_id: str, query: Annotated[queries.RunEventQuery, Query()]) -> Response:
+    return _page(await store.query_run_events(run_id, **query.given()))
+
+
+@router.post("/runs/{run_id}/events/search", summary="What a run measured and said")
+async def search_run_events(store: Store, run_id: str, body: queries.RunEventQuery) -> Response:
+    return _page(await store.query_run_events(run_id, **body.given()))
 
 
 # ---- the store itself ------------------------------------------------------------------------------------------------

@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar, Unpack
 from urllib.parse import quote
 
 import msgspec
 from pydantic import TypeAdapter
 
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.store.base import DEFAULT_LIMIT, UNSET, Capabilities, FilterLogic, SortOrder, Statistics, Unset
+from agentlightning.store import queries
+from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
 from agentlightning.store.http import wire
 from agentlightning.store.http.batching import Batcher
 from agentlightning.store.http.transport import Http, error_of, long_poll
+from agentlightning.store.operations import records
 from agentlightning.store.operations.calls import assemble
 from agentlightning.store.operations.codec import checked_id, encode, encode_seen, encode_task, new_id
 from agentlightning.store.operations.resources import decode_resources, encode_resources
+from agentlightning.store.queries import (
+    PageKeywords,
+    PageQuery,
+    ResourcesKeywords,
+    RolloutKeywords,
+    RunEventKeywords,
+    RunKeywords,
+    SpanKeywords,
+    WorkerKeywords,
+)
 from agentlightning.types import (
     Attempt,
     AttemptedRollout,
@@ -37,10 +49,13 @@ from agentlightning.types import (
     Rollout,
     RolloutConfig,
     RolloutMode,
+    RolloutRecord,
     RolloutStatus,
+    Run,
+    RunEvent,
+    RunStatus,
     Span,
     Worker,
-    WorkerStatus,
 )
 
 T = TypeVar("T")
@@ -48,15 +63,20 @@ T = TypeVar("T")
 RETRY_SECONDS = 30.0
 REQUEST_SECONDS = 60.0
 
+ITEMS_PER_REQUEST = 1000
+"""Of a query without a limit."""
+
 _statistics = TypeAdapter(Statistics)
 _rollouts = TypeAdapter(list[Rollout])
 _claims = TypeAdapter(list[AttemptedRollout])
 _either = TypeAdapter[AttemptedRollout | Rollout](AttemptedRollout | Rollout)
-_rollout_page = TypeAdapter(PaginatedResult[Rollout])
-_attempt_page = TypeAdapter(PaginatedResult[Attempt])
-_span_page = TypeAdapter(PaginatedResult[Span])
 _changed = TypeAdapter(list[Attempt | wire.Problem])
-_worker_page = TypeAdapter(PaginatedResult[Worker])
+_read_rollouts = TypeAdapter[PaginatedResult[Rollout]](PaginatedResult[AttemptedRollout | Rollout]).validate_json
+_read_attempts = TypeAdapter(PaginatedResult[Attempt]).validate_json
+_read_spans = TypeAdapter(PaginatedResult[Span]).validate_json
+_read_workers = TypeAdapter(PaginatedResult[Worker]).validate_json
+_read_runs = TypeAdapter(PaginatedResult[Run]).validate_json
+_read_events = TypeAdapter(PaginatedResult[RunEvent]).validate_json
 
 
 class LightningStoreClient:
@@ -101,9 +121,10 @@ class LightningStoreClient:
         worker_id: str | None = None,
         rollout_id: str | None = None,
         attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout:
         body = {
-            **_new_rollout(input, mode, resources_id, config, metadata, rollout_id),
+            **_new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id),
             "worker_id": worker_id,
             "attempt_id": attempt_id or new_id("at"),
         }
@@ -117,8 +138,9 @@ class LightningStoreClient:
         config: RolloutConfig | None = None,
         metadata: dict[str, Any] | None = None,
         rollout_id: str | None = None,
+        run_id: str | None = None,
     ) -> Rollout:
-        new = _new_rollout(input, mode, resources_id, config, metadata, rollout_id)
+        new = _new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id)
         return (await self._enqueue([new]))[0]
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
@@ -128,10 +150,15 @@ class LightningStoreClient:
         return _rollouts.validate_json(await self._post("/queues/rollouts/enqueue", {"rollouts": new}))
 
     async def dequeue_rollout(
-        self, worker_id: str | None = None, *, timeout: float = 0.0, attempt_id: str | None = None
+        self,
+        worker_id: str | None = None,
+        *,
+        timeout: float = 0.0,
+        attempt_id: str | None = None,
+        run_id: str | None = None,
     ) -> AttemptedRollout | None:
-        attempt_ids = None if attempt_id is None else [attempt_id]
-        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=attempt_ids)
+        ids = None if attempt_id is None else [attempt_id]
+        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=ids, run_id=run_id)
         return claims[0] if claims else None
 
     async def dequeue_many_rollouts(
@@ -141,9 +168,10 @@ class LightningStoreClient:
         *,
         timeout: float = 0.0,
         attempt_ids: Sequence[str] | None = None,
+        run_id: str | None = None,
     ) -> Sequence[AttemptedRollout]:
         given = attempt_ids is not None
-        body: dict[str, Any] = {"limit": limit, "worker_id": worker_id}
+        body: dict[str, Any] = {"limit": limit, "worker_id": worker_id, "run_id": run_id}
         body["attempt_ids"] = list(attempt_ids) if attempt_ids is not None else [new_id("at") for _ in range(limit)]
 
         async def poll(wait: float) -> list[AttemptedRollout]:
@@ -207,41 +235,12 @@ class LightningStoreClient:
         results = _changed.validate_json(await self._post("/attempts/update", changes))
         return [result if isinstance(result, Attempt) else error_of(result.status, result.detail) for result in results]
 
-    async def query_rollouts(
-        self,
-        *,
-        status_in: Sequence[RolloutStatus] | None = None,
-        rollout_id_in: Sequence[str] | None = None,
-        rollout_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Rollout]:
-        body = {
-            "status_in": status_in,
-            "rollout_id_in": rollout_id_in,
-            "rollout_id_contains": rollout_id_contains,
-            "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset, cursor),
-        }
-        return _rollout_page.validate_json(await self._post("/rollouts/search", body))
+    async def query_rollouts(self, **query: Unpack[RolloutKeywords]) -> PaginatedResult[Rollout]:
+        return await self._search("/rollouts/search", queries.make(queries.RolloutQuery, query), _read_rollouts)
 
-    async def query_attempts(
-        self,
-        rollout_id: str,
-        *,
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Attempt]:
-        body = _page(sort_by, sort_order, limit, offset, cursor)
-        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts/search", body)
-        return _attempt_page.validate_json(answer)
+    async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]:
+        wanted = queries.make(queries.AttemptQuery, query)
+        return await self._search(f"/rollouts/{_path(rollout_id)}/attempts/search", wanted, _read_attempts)
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         return await self._find(f"/rollouts/{_path(rollout_id)}", _either.validate_json)
@@ -272,7 +271,8 @@ class LightningStoreClient:
 
         async def poll(wait: float) -> list[Rollout]:
             body = {"rollout_ids": list(rollout_ids), "timeout": wait, "any": any_of}
-            return _rollouts.validate_json(await self._post("/waits/rollouts", body, wait=wait))
+            answer = await self._post("/waits/rollouts", body, wait=wait)
+            return list[Rollout](wire.rollout_list.validate_json(answer))
 
         return await long_poll(poll, timeout, enough)
 
@@ -317,41 +317,15 @@ class LightningStoreClient:
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         return int(await self._post("/spans/next", {"rollout_id": rollout_id, "attempt_id": attempt_id}))
 
+    async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
+        body = [{"rollout_id": rollout, "attempt_id": attempt} for rollout, attempt in rollout_attempt_ids]
+        return msgspec.json.decode(await self._post("/spans/next/many", body), type=list[int])
+
     async def query_spans(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"] | None = None,
-        *,
-        trace_id: str | None = None,
-        trace_id_contains: str | None = None,
-        span_id: str | None = None,
-        span_id_contains: str | None = None,
-        parent_id: str | None = None,
-        parent_id_contains: str | None = None,
-        name: str | None = None,
-        name_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = "sequence_id",
-        sort_order: SortOrder = "asc",
-        limit: int = -1,
-        offset: int = 0,
-        cursor: str | None = None,
+        self, rollout_id: str, attempt_id: str | Literal["latest"] | None = None, **query: Unpack[SpanKeywords]
     ) -> PaginatedResult[Span]:
-        body = {
-            "rollout_id": rollout_id,
-            "attempt_id": attempt_id,
-            "trace_id": trace_id,
-            "trace_id_contains": trace_id_contains,
-            "span_id": span_id,
-            "span_id_contains": span_id_contains,
-            "parent_id": parent_id,
-            "parent_id_contains": parent_id_contains,
-            "name": name,
-            "name_contains": name_contains,
-            "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset, cursor),
-        }
-        return _span_page.validate_json(await self._post("/spans/search", body))
+        wanted = queries.make(queries.SpanQuery, {"rollout_id": rollout_id, "attempt_id": attempt_id, **query})
+        return await self._search("/spans/search", wanted, _read_spans)
 
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         if records:
@@ -362,6 +336,10 @@ class LightningStoreClient:
     ) -> dict[str, Sequence[Call]]:
         body = {"rollout_ids": list(rollout_ids), "latest_attempt_only": latest_attempt_only}
         return assemble(wire.decode_table(await self._post("/calls/search", body)), rollout_ids)
+
+    async def query_records(self, rollout_ids: Sequence[str]) -> Sequence[RolloutRecord]:
+        answer = await self._post("/records/search", {"rollout_ids": list(rollout_ids)})
+        return records.assemble(wire.decode_record_table(answer))
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 
@@ -380,53 +358,54 @@ class LightningStoreClient:
     async def get_latest_resources(self) -> ResourcesUpdate | None:
         return await self._find("/resources/latest", _to_update)
 
-    async def query_resources(
-        self,
-        *,
-        resources_id: str | None = None,
-        resources_id_contains: str | None = None,
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[ResourcesUpdate]:
-        body = {
-            "resources_id": resources_id,
-            "resources_id_contains": resources_id_contains,
-            **_page(sort_by, sort_order, limit, offset, cursor),
-        }
-        page = msgspec.json.decode(await self._post("/resources/search", body))
-        page["items"] = [_make_update(item) for item in page["items"]]
-        return PaginatedResult[ResourcesUpdate].model_construct(**page)
+    async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]:
+        return await self._search("/resources/search", queries.make(queries.ResourcesQuery, query), _read_resources)
 
-    async def query_workers(
-        self,
-        *,
-        status_in: Sequence[WorkerStatus] | None = None,
-        worker_id_contains: str | None = None,
-        filter_logic: FilterLogic = "and",
-        sort_by: str | None = None,
-        sort_order: SortOrder = "asc",
-        limit: int = DEFAULT_LIMIT,
-        offset: int = 0,
-        cursor: str | None = None,
-    ) -> PaginatedResult[Worker]:
-        body = {
-            "status_in": status_in,
-            "worker_id_contains": worker_id_contains,
-            "filter_logic": filter_logic,
-            **_page(sort_by, sort_order, limit, offset, cursor),
-        }
-        return _worker_page.validate_json(await self._post("/workers/search", body))
+    async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]:
+        return await self._search("/workers/search", queries.make(queries.WorkerQuery, query), _read_workers)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
         return await self._find(f"/workers/{_path(worker_id)}", Worker.model_validate_json)
 
-    async def update_worker(self, worker_id: str, heartbeat_stats: dict[str, Any] | Unset = UNSET) -> Worker:
-        body = _given(heartbeat_stats=heartbeat_stats)
+    async def update_worker(
+        self,
+        worker_id: str,
+        heartbeat_stats: dict[str, Any] | Unset = UNSET,
+        attempt_ids: Sequence[str] | None = None,
+    ) -> Worker:
+        body = _given(heartbeat_stats=heartbeat_stats, attempt_ids=UNSET if attempt_ids is None else list(attempt_ids))
         path = _path(checked_id(worker_id, "A worker_id"))
         return Worker.model_validate_json(await self._post(f"/workers/{path}", body))
+
+    # ---- runs ------------------------------------------------------------------------------------------------------
+
+    async def begin_run(self, run: Run, *, first_step: int = 0) -> Run:
+        body = {"run": run, "first_step": first_step}
+        return Run.model_validate_json(await self._http.json("POST", "/runs", encode_seen(body).encode()))
+
+    async def update_run(
+        self,
+        run_id: str,
+        status: RunStatus | Unset = UNSET,
+        state: Mapping[str, Any] | Unset = UNSET,
+        error: str | Unset | None = UNSET,
+    ) -> Run:
+        body = encode_seen(_given(status=status, state=state, error=error)).encode()
+        return Run.model_validate_json(await self._http.json("POST", f"/runs/{_path(run_id)}", body))
+
+    async def get_run_by_id(self, run_id: str) -> Run | None:
+        return await self._find(f"/runs/{_path(run_id)}", Run.model_validate_json)
+
+    async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]:
+        return await self._search("/runs/search", queries.make(queries.RunQuery, query), _read_runs)
+
+    async def add_run_events(self, events: Sequence[RunEvent]) -> None:
+        if events:
+            await self._http.json("POST", "/runs/events", encode_seen(list(events)).encode())
+
+    async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]:
+        wanted = queries.make(queries.RunEventQuery, query)
+        return await self._search(f"/runs/{_path(run_id)}/events/search", wanted, _read_events)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -435,6 +414,28 @@ class LightningStoreClient:
 
     async def _post(self, path: str, body: Any, *, wait: float = 0.0) -> bytes:
         return await self._http.json("POST", path, encode(body).encode(), wait=wait)
+
+    async def _search(
+        self, path: str, query: PageQuery, read: Callable[[bytes], PaginatedResult[T]]
+    ) -> PaginatedResult[T]:
+        """One page as it is asked for; without a limit all of them, a page at a time."""
+        if query.limit >= 0:
+            return read(await self._post(path, query.given()))
+        items: list[T] = []
+        page = query.model_copy(update={"limit": ITEMS_PER_REQUEST})
+        while True:
+            given = {**page.given(), "limit": ITEMS_PER_REQUEST}
+            part = read(await self._post(path, given))
+            items += part.items
+            if len(part.items) < ITEMS_PER_REQUEST:
+                total = query.offset + len(items) if query.cursor is None and items else part.total
+                return part.model_copy(
+                    update={"items": items, "limit": -1, "offset": query.offset, "total": total, "next_cursor": None}
+                )
+            if part.next_cursor is not None:
+                page = page.model_copy(update={"cursor": part.next_cursor, "offset": 0})
+            else:  # sorted by a column that may be empty
+                page = page.model_copy(update={"offset": page.offset + len(part.items)})
 
     async def _find(self, path: str, make: Callable[[bytes], T]) -> T | None:
         try:
@@ -465,6 +466,7 @@ def _new_rollout(
     config: RolloutConfig | None,
     metadata: dict[str, Any] | None,
     rollout_id: str | None,
+    run_id: str | None,
 ) -> dict[str, Any]:
     return {
         "input": _task(input),
@@ -473,6 +475,7 @@ def _new_rollout(
         "config": config,
         "metadata": metadata,
         "rollout_id": rollout_id or new_id("ro"),
+        "run_id": run_id,
     }
 
 
@@ -480,12 +483,14 @@ def _given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if not isinstance(value, Unset)}
 
 
-def _page(sort_by: str | None, sort_order: SortOrder, limit: int, offset: int, cursor: str | None) -> dict[str, Any]:
-    return {"sort_by": sort_by, "sort_order": sort_order, "limit": limit, "offset": offset, "cursor": cursor}
-
-
 def _named(resources: NamedResources) -> msgspec.Raw:
     return msgspec.Raw(encode_resources(resources).encode())
+
+
+def _read_resources(body: bytes) -> PaginatedResult[ResourcesUpdate]:
+    page = msgspec.json.decode(body)
+    page["items"] = [_make_update(item) for item in page["items"]]
+    return PaginatedResult[ResourcesUpdate].model_construct(**page)
 
 
 def _make_update(values: dict[str, Any]) -> ResourcesUpdate:

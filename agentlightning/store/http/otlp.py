@@ -6,6 +6,7 @@ Those that do not are rejected in the partial-success part of the answer, as OTL
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
@@ -24,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.store.http import size
 from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, SpanStatus
 
 router = APIRouter()
@@ -33,6 +35,10 @@ ATTEMPT_KEY = "agentlightning.attempt_id"
 SEQUENCE_KEY = "agentlightning.span_sequence_id"
 MAX_BODY_BYTES = 64 * 2**20
 """After decompression."""
+SMALL_BYTES = 16 * 1024
+"""What is decoded at once."""
+SPANS_AT_ONCE = 256
+"""Spans of one write."""
 _STATUS_CODES = ("UNSET", "OK", "ERROR")
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
@@ -46,10 +52,10 @@ _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
     },
 )
 async def receive(request: Request) -> Response:
-    export = parse(request.headers, await request.body())
+    found = await decode(request.headers, await request.body())
     rejected, reasons = 0, []
     by_attempt: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in to_spans(export):
+    for span in found:
         if isinstance(span, str):
             rejected += 1
             reasons.append(span)
@@ -57,7 +63,8 @@ async def receive(request: Request) -> Response:
             by_attempt[span.rollout_id, span.attempt_id].append(span)
     for spans in by_attempt.values():
         try:
-            await request.app.state.store.add_many_spans(spans)
+            for start in range(0, len(spans), SPANS_AT_ONCE):  # other requests get their turns in between
+                await request.app.state.store.add_many_spans(spans[start : start + SPANS_AT_ONCE])
         except NotFoundError as error:
             rejected += len(spans)
             reasons.append(str(error))
@@ -74,10 +81,20 @@ def _is_json(headers: Mapping[str, str]) -> bool:
     return headers.get("content-type", "").startswith(_JSON)
 
 
+async def decode(headers: Mapping[str, str], body: bytes) -> list[Span | str]:
+    """The spans in a request, see `to_spans`. What is large is decoded in a thread, so that nobody waits for it."""
+    if len(body) <= SMALL_BYTES and not headers.get("content-encoding"):
+        return list(to_spans(parse(headers, body)))
+    return await asyncio.to_thread(lambda: list(to_spans(parse(headers, body))))
+
+
 def parse(headers: Mapping[str, str], body: bytes) -> ExportTraceServiceRequest:
-    """The export in a request. Raises `StoreError` for anything else."""
+    """The export in a request. Raises `StoreError` for anything else, and for more than a request may hold."""
     plain = _decompress(body, headers.get("content-encoding", ""))
-    return _parse_json(plain) if _is_json(headers) else _parse_protobuf(plain)
+    export = _parse_json(plain) if _is_json(headers) else _parse_protobuf(plain)
+    if sum(len(scope.spans) for group in export.resource_spans for scope in group.scope_spans) > size.MAX_SPANS:
+        raise size.too_many("spans", size.MAX_SPANS)
+    return export
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:
@@ -91,13 +108,14 @@ def _decompress(body: bytes, encoding: str) -> bytes:
     except zlib.error as error:
         raise StoreError(f"The body is not gzip: {error}.") from error
     if inflater.unconsumed_tail:
-        raise StoreError(f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches.")
+        raise size.TooMuch(f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches.")
     if not inflater.eof:
         raise StoreError("The body is not gzip: it breaks off.")
     return plain
 
 
 def _parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
+    size.check_protobuf(body, ExportTraceServiceRequest.DESCRIPTOR)
     try:
         return ExportTraceServiceRequest.FromString(body)
     except DecodeError as error:
@@ -106,6 +124,7 @@ def _parse_protobuf(body: bytes) -> ExportTraceServiceRequest:
 
 def _parse_json(body: bytes) -> ExportTraceServiceRequest:
     """OTLP's JSON is protobuf's, but for ids, which are hex there and base64 here."""
+    size.check_json(body)
     try:
         value = json.loads(body, object_hook=_ids_to_base64)
         return json_format.ParseDict(value, ExportTraceServiceRequest(), ignore_unknown_fields=True)

@@ -41,6 +41,8 @@ class LightningStoreServer:
         secret: bytes | None = None,
     ):
         not_empty(admin_key, "The store's admin key (agl store --key)")
+        if secret is not None and not secret:
+            raise ConfigError("The secret is empty: everybody could sign keys of attempts. Give 32 random bytes.")
         if admin_key is None and not _is_loopback(host):
             raise ConfigError(
                 f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "

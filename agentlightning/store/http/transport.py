@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
+from agentlightning.errors import ConflictError, NotFoundError, StoreClosedError, StoreError, StoreUnavailableError
 from agentlightning.keys import not_empty
 from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
@@ -58,6 +58,8 @@ class Http:
         while True:
             try:
                 return await self._once(method, path, body, content_type, wait)
+            except StoreClosedError:
+                raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
                 if self._closed or time.monotonic() + pause > end:
                     raise self._unreachable(error) from error
@@ -80,7 +82,7 @@ class Http:
 
     def _session(self) -> aiohttp.ClientSession:
         if self._closed:
-            raise StoreError("The store's client has been closed; make a new one.")
+            raise StoreClosedError("The store's client has been closed; make a new one.")
         loop = asyncio.get_running_loop()
         session = self._sessions.get(loop)
         if session is None:
@@ -90,6 +92,8 @@ class Http:
         return session
 
     def _unreachable(self, error: Exception) -> StoreError:
+        if self._closed:
+            return StoreClosedError("The store's client was closed while it tried to reach the server.")
         if isinstance(error, StoreUnavailableError):
             return error
         cause = str(error) or type(error).__name__

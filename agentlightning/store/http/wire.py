@@ -10,21 +10,24 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentlightning.errors import StoreError
-from agentlightning.store.base import DEFAULT_LIMIT, FilterLogic, SortOrder
 from agentlightning.store.operations.calls import CallTable
+from agentlightning.store.operations.records import RecordTable
 from agentlightning.types import (
+    AttemptedRollout,
     AttemptStatus,
     CallRecord,
     EnqueueRolloutRequest,
     Outcome,
+    Rollout,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
+    Run,
+    RunStatus,
     Span,
-    WorkerStatus,
 )
 from agentlightning.types.call import Float32Array, Int32Array
 
@@ -50,6 +53,7 @@ class Dequeue(Body):
     limit: int = Field(default=1, ge=1, le=10_000)
     timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
     attempt_ids: list[str] | None = None
+    run_id: str | None = None
 
 
 class StartRollout(EnqueueRolloutRequest):
@@ -103,6 +107,8 @@ class Heartbeat(Body):
     """Without `heartbeat_stats` the stored ones stay."""
 
     heartbeat_stats: dict[str, Any] | None = None
+    attempt_ids: list[str] | None = None
+    """What the worker holds; None: all that it claimed."""
 
 
 class NewResources(Body):
@@ -110,60 +116,31 @@ class NewResources(Body):
     resources_id: str | None = None
 
 
-class SearchPage(Body):
-    sort_by: str | None = None
-    sort_order: SortOrder = "asc"
-    limit: int = Field(default=DEFAULT_LIMIT, ge=-1, le=2**31)
-    offset: int = Field(default=0, ge=0, le=2**53)
-    cursor: str | None = None
-
-
-class SearchRollouts(SearchPage):
-    status_in: list[RolloutStatus] | None = None
-    rollout_id_in: list[str] | None = None
-    rollout_id_contains: str | None = None
-    filter_logic: FilterLogic = "and"
-
-
-class SearchAttempts(SearchPage):
-    sort_by: str | None = "sequence_id"
-
-
-class SearchSpans(SearchPage):
-    rollout_id: str
-    attempt_id: str | None = None
-    trace_id: str | None = None
-    trace_id_contains: str | None = None
-    span_id: str | None = None
-    span_id_contains: str | None = None
-    parent_id: str | None = None
-    parent_id_contains: str | None = None
-    name: str | None = None
-    name_contains: str | None = None
-    filter_logic: FilterLogic = "and"
-    sort_by: str | None = "sequence_id"
-    limit: int = Field(default=-1, ge=-1, le=2**31)
-
-
-class SearchResources(SearchPage):
-    resources_id: str | None = None
-    resources_id_contains: str | None = None
-
-
-class SearchWorkers(SearchPage):
-    status_in: list[WorkerStatus] | None = None
-    worker_id_contains: str | None = None
-    filter_logic: FilterLogic = "and"
-
-
 class SearchCalls(Body):
     rollout_ids: list[str]
     latest_attempt_only: bool = True
 
 
+class SearchRecords(Body):
+    rollout_ids: list[str]
+
+
 class NextSequence(Body):
     rollout_id: str
     attempt_id: str
+
+
+class BeginRun(Body):
+    run: Run
+    first_step: int = 0
+
+
+class UpdateRun(Body):
+    """Only the fields that are given are changed."""
+
+    status: RunStatus = RunStatus.RUNNING
+    state: dict[str, Any] = Field(default_factory=dict)
+    error: str | None = None
 
 
 class Problem(BaseModel):
@@ -209,6 +186,32 @@ def decode_records(data: bytes) -> list[CallRecord]:
         return _records.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError) as error:
         raise StoreError(f"The body is not a msgpack list of call records: {error}.") from error
+
+
+rollout_list = TypeAdapter[list[AttemptedRollout | Rollout]](list[AttemptedRollout | Rollout])
+_span_list = TypeAdapter(list[Span])
+
+
+class _Records(msgspec.Struct, array_like=True):
+    """Rollouts and spans as JSON, calls as their table."""
+
+    rollouts: bytes
+    spans: bytes
+    calls: CallTable
+
+
+_records_table = msgspec.msgpack.Decoder(_Records)
+
+
+def encode_record_table(table: RecordTable) -> bytes:
+    return _encoder.encode(
+        _Records(rollout_list.dump_json(table.rollouts), _span_list.dump_json(table.spans), table.calls)
+    )
+
+
+def decode_record_table(data: bytes) -> RecordTable:
+    parts = _records_table.decode(data)
+    return RecordTable(rollout_list.validate_json(parts.rollouts), _span_list.validate_json(parts.spans), parts.calls)
 
 
 def encode_table(table: CallTable) -> bytes:

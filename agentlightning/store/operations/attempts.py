@@ -28,6 +28,7 @@ from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
     FINISHED_ATTEMPT,
     FINISHED_ROLLOUT,
+    ROLLOUT_BY_HAND,
     ROLLOUT_TRANSITIONS,
 )
 
@@ -44,6 +45,7 @@ class RolloutState(NamedTuple):
     attempts: int
     failures: int
     infra_failures: int
+    run_id: str | None
 
 
 class AttemptState(NamedTuple):
@@ -133,8 +135,9 @@ def read(tx: Transaction, attempt_id: str) -> Attempt | None:
     return None if row is None else to_attempt(row)
 
 
-def check_rollout(rollout: RolloutState, new: RolloutStatus) -> None:
-    if new not in ROLLOUT_TRANSITIONS[RolloutStatus(rollout.status)]:
+def check_rollout(rollout: RolloutState, new: RolloutStatus, *, by_hand: bool = False) -> None:
+    table = ROLLOUT_BY_HAND if by_hand else ROLLOUT_TRANSITIONS
+    if new not in table[RolloutStatus(rollout.status)]:
         raise ConflictError(f"Rollout '{rollout.rollout_id}' is {rollout.status}; it cannot become {new}.")
 
 
@@ -291,9 +294,9 @@ def close(
         workers.released(tx, attempt.worker_id, responsive=status is not AttemptStatus.UNRESPONSIVE)
 
 
-def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict) -> None:
+def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict, *, by_hand: bool = False) -> None:
     """Write the verdict on a rollout."""
-    check_rollout(rollout, verdict.status)
+    check_rollout(rollout, verdict.status, by_hand=by_hand)
     requeued = verdict.status is RolloutStatus.REQUEUING
     changed = tx.run(
         _update_rollout_verdict,
@@ -312,7 +315,7 @@ def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict) -
     if not requeued:
         tx.changes.finished.append(rollout.rollout_id)
     elif verdict.delay == 0:
-        tx.changes.queued += 1
+        tx.changes.queued[rollout.run_id] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,3 +383,12 @@ def _write_details(
             "error": stored.error if isinstance(error, Unset) else error,
         },
     )
+    if isinstance(worker_id, str) and worker_id != stored.worker_id and stored.status not in FINISHED_ATTEMPT:
+        _hand_over(tx, stored, worker_id)
+
+
+def _hand_over(tx: Transaction, attempt: Attempt, new: str) -> None:
+    """The workers' records follow an open attempt that was given to another one."""
+    if attempt.worker_id is not None:
+        workers.released(tx, attempt.worker_id, responsive=True)
+    workers.claimed(tx, new, attempt.rollout_id, attempt.attempt_id)

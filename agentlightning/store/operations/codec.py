@@ -143,6 +143,7 @@ ROLLOUT_FIELDS = (
     "status",
     "config",
     "metadata",
+    "run_id",
 )
 ATTEMPT_FIELDS = (
     "rollout_id",
@@ -161,7 +162,7 @@ ATTEMPT_FIELDS = (
 
 def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
     """The fields of a `Rollout` from a row of `ROLLOUT_FIELDS`."""
-    rollout_id, input, start_time, end_time, mode, resources_id, status, config, metadata = row
+    rollout_id, input, start_time, end_time, mode, resources_id, status, config, metadata, run_id = row
     return {
         "rollout_id": rollout_id,
         "input": decode(input),
@@ -172,6 +173,7 @@ def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
         "status": RolloutStatus(status),
         "config": decode_config(config),
         "metadata": decode(metadata) if metadata else {},
+        "run_id": run_id,
     }
 
 

@@ -7,33 +7,54 @@ first is the primary key, so first pages stay fast however large a table becomes
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 from sqlalchemy import Column, ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
 
 from agentlightning.errors import StoreError
-from agentlightning.store.base import FilterLogic, SortOrder
 from agentlightning.store.database.counters import read_counters
 from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import resources as resources_table
 from agentlightning.store.database.schema import rollouts as rollouts_table
+from agentlightning.store.database.schema import run_events as events_table
+from agentlightning.store.database.schema import runs as runs_table
 from agentlightning.store.database.schema import spans as spans_table
 from agentlightning.store.database.schema import workers as workers_table
 from agentlightning.store.database.transaction import Row, Transaction
-from agentlightning.store.operations import resources, workers
+from agentlightning.store.operations import resources, rollouts, runs, workers
 from agentlightning.store.operations.attempts import ATTEMPT_COLUMNS
-from agentlightning.store.operations.codec import to_attempt, to_rollout
-from agentlightning.store.operations.rollouts import ROLLOUT_COLUMNS
+from agentlightning.store.operations.codec import to_attempt
 from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span
-from agentlightning.types import Attempt, PaginatedResult, ResourcesUpdate, Rollout, RolloutStatus, Span, Worker
+from agentlightning.store.queries import (
+    AttemptQuery,
+    FilterLogic,
+    PageQuery,
+    ResourcesQuery,
+    RolloutQuery,
+    RunEventQuery,
+    RunQuery,
+    SpanQuery,
+    WorkerQuery,
+)
+from agentlightning.types import (
+    Attempt,
+    PaginatedResult,
+    ResourcesUpdate,
+    Rollout,
+    RolloutStatus,
+    Run,
+    RunEvent,
+    Span,
+    Worker,
+)
 
 T = TypeVar("T")
 
 
 class Page:
-    """Which part of an answer, in which order. `limit=-1` means no limit.
+    """Which part of an answer, in which order.
 
     A `cursor` says where the page before ended: the value it was sorted by and the row's number. What follows is
     found by index however far it is, and rows that come or go meanwhile shift nothing.
@@ -41,15 +62,16 @@ class Page:
 
     __slots__ = ("after", "limit", "offset", "sort_by", "sort_order")
 
-    def __init__(self, sort_by: str | None, sort_order: SortOrder, limit: int, offset: int, cursor: str | None = None):
-        if limit < -1 or offset < 0:
-            raise StoreError(f"limit must be -1 (all) or more and offset 0 or more, not {limit} and {offset}.")
-        if sort_order not in ("asc", "desc"):
-            raise StoreError(f"sort_order must be 'asc' or 'desc', not '{sort_order}'.")
-        if cursor is not None and offset:
+    def __init__(self, query: PageQuery):
+        if query.cursor is not None and query.offset:
             raise StoreError("Give a cursor or an offset, not both.")
-        self.sort_by, self.sort_order, self.limit, self.offset = sort_by, sort_order, limit, offset
-        self.after = None if cursor is None else self._decode(cursor)
+        self.sort_by, self.sort_order, self.limit, self.offset = (
+            query.sort_by,
+            query.sort_order,
+            query.limit,
+            query.offset,
+        )
+        self.after = None if query.cursor is None else self._decode(query.cursor)
 
     def cursor(self, position: Sequence[Any]) -> str:
         """The cursor of a row at these values of the sort columns."""
@@ -167,27 +189,22 @@ _WORKER_SORTS = (
 )
 
 
-def query_rollouts(
-    tx: Transaction,
-    status_in: Sequence[RolloutStatus] | None,
-    rollout_id_in: Sequence[str] | None,
-    rollout_id_contains: str | None,
-    logic: FilterLogic,
-    page: Page,
-) -> PaginatedResult[Rollout]:
+def query_rollouts(tx: Transaction, query: RolloutQuery) -> PaginatedResult[Rollout]:
+    """Each with its latest attempt, if it has one."""
     t = rollouts_table.c
-    statuses = None if status_in is None else [RolloutStatus(status).value for status in status_in]
+    statuses = None if query.status_in is None else [status.value for status in query.status_in]
     conditions: list[ColumnElement[bool]] = []
     if statuses is not None:
         conditions.append(t.status.in_(statuses))
-    if rollout_id_in is not None:
-        conditions.append(t.rollout_id.in_(list(rollout_id_in)))
-    if rollout_id_contains is not None:
-        conditions.append(_contains(t.rollout_id, rollout_id_contains))
-    statement = select(*ROLLOUT_COLUMNS).where(*_combine(conditions, logic))
-    counted = rollout_id_in is None and rollout_id_contains is None
+    if query.rollout_id_in is not None:
+        conditions.append(t.rollout_id.in_(query.rollout_id_in))
+    if query.rollout_id_contains is not None:
+        conditions.append(_contains(t.rollout_id, query.rollout_id_contains))
+    scope = [] if query.run_id_in is None else [t.run_id.in_(query.run_id_in)]
+    statement = rollouts.SELECT_WITH_ATTEMPT.where(*scope, *_combine(conditions, query.filter_logic))
+    counted = query.rollout_id_in is None and query.rollout_id_contains is None and query.run_id_in is None
     total = (lambda: _total(tx, statuses)) if counted else None
-    return _page(tx, rollouts_table, statement, page, _ROLLOUT_SORTS, to_rollout, total)
+    return _page(tx, rollouts_table, statement, Page(query), _ROLLOUT_SORTS, rollouts.to_either, total)
 
 
 def _total(tx: Transaction, statuses: Sequence[str] | None) -> int:
@@ -197,59 +214,72 @@ def _total(tx: Transaction, statuses: Sequence[str] | None) -> int:
     return sum(values[f"rollouts.{status}"] for status in chosen)
 
 
-def query_attempts(tx: Transaction, rollout_id: str, page: Page) -> PaginatedResult[Attempt]:
+def query_attempts(tx: Transaction, rollout_id: str, query: AttemptQuery) -> PaginatedResult[Attempt]:
     statement = select(*ATTEMPT_COLUMNS).where(attempts_table.c.rollout_id == rollout_id)
-    return _page(tx, attempts_table, statement, page, _ATTEMPT_SORTS, to_attempt)
+    return _page(tx, attempts_table, statement, Page(query), _ATTEMPT_SORTS, to_attempt)
 
 
-def query_spans(
-    tx: Transaction,
-    rollout_id: str,
-    attempt_id: str | None,
-    equals: Mapping[str, str | None],
-    contains: Mapping[str, str | None],
-    logic: FilterLogic,
-    page: Page,
-) -> PaginatedResult[Span]:
-    """`attempt_id` is None for all attempts, or "latest"."""
+_SPAN_FILTERS = ("trace_id", "span_id", "parent_id", "name")
+
+
+def query_spans(tx: Transaction, query: SpanQuery) -> PaginatedResult[Span]:
     t = spans_table.c
-    conditions = [t[name] == value for name, value in equals.items() if value is not None]
-    conditions += [_contains(t[name], value) for name, value in contains.items() if value is not None]
-    scope: list[ColumnElement[bool]] = [t.rollout_id == rollout_id]
-    if attempt_id == "latest":
-        latest = select(rollouts_table.c.latest_attempt_id).where(rollouts_table.c.rollout_id == rollout_id)
+    given = query.__dict__
+    conditions = [t[name] == given[name] for name in _SPAN_FILTERS if given[name] is not None]
+    conditions += [
+        _contains(t[name], text) for name in _SPAN_FILTERS if (text := given[f"{name}_contains"]) is not None
+    ]
+    scope: list[ColumnElement[bool]] = [t.rollout_id == query.rollout_id]
+    if query.attempt_id == "latest":
+        latest = select(rollouts_table.c.latest_attempt_id).where(rollouts_table.c.rollout_id == query.rollout_id)
         scope.append(t.attempt_id == latest.scalar_subquery())
-    elif attempt_id is not None:
-        scope.append(t.attempt_id == attempt_id)
-    statement = select(*SPAN_COLUMNS).where(*scope, *_combine(conditions, logic))
-    return _page(tx, spans_table, statement, page, _SPAN_SORTS, to_span)
+    elif query.attempt_id is not None:
+        scope.append(t.attempt_id == query.attempt_id)
+    statement = select(*SPAN_COLUMNS).where(*scope, *_combine(conditions, query.filter_logic))
+    return _page(tx, spans_table, statement, Page(query), _SPAN_SORTS, to_span)
 
 
-def query_resources(
-    tx: Transaction, resources_id: str | None, resources_id_contains: str | None, page: Page
-) -> PaginatedResult[ResourcesUpdate]:
+def query_resources(tx: Transaction, query: ResourcesQuery) -> PaginatedResult[ResourcesUpdate]:
     t = resources_table.c
     conditions: list[ColumnElement[bool]] = []
-    if resources_id is not None:
-        conditions.append(t.resources_id == resources_id)
-    if resources_id_contains is not None:
-        conditions.append(_contains(t.resources_id, resources_id_contains))
+    if query.resources_id is not None:
+        conditions.append(t.resources_id == query.resources_id)
+    if query.resources_id_contains is not None:
+        conditions.append(_contains(t.resources_id, query.resources_id_contains))
     statement = select(*resources.RESOURCES_COLUMNS).where(*conditions)
-    return _page(tx, resources_table, statement, page, _RESOURCES_SORTS, resources.to_update)
+    return _page(tx, resources_table, statement, Page(query), _RESOURCES_SORTS, resources.to_update)
 
 
-def query_workers(
-    tx: Transaction,
-    status_in: Sequence[str] | None,
-    worker_id_contains: str | None,
-    logic: FilterLogic,
-    page: Page,
-) -> PaginatedResult[Worker]:
+def query_workers(tx: Transaction, query: WorkerQuery) -> PaginatedResult[Worker]:
     t = workers_table.c
     conditions: list[ColumnElement[bool]] = []
-    if status_in is not None:
-        conditions.append(t.status.in_([str(status) for status in status_in]))
-    if worker_id_contains is not None:
-        conditions.append(_contains(t.worker_id, worker_id_contains))
-    statement = select(*workers.WORKER_COLUMNS).where(*_combine(conditions, logic))
-    return _page(tx, workers_table, statement, page, _WORKER_SORTS, workers.to_worker)
+    if query.status_in is not None:
+        conditions.append(t.status.in_([status.value for status in query.status_in]))
+    if query.worker_id_contains is not None:
+        conditions.append(_contains(t.worker_id, query.worker_id_contains))
+    statement = select(*workers.WORKER_COLUMNS).where(*_combine(conditions, query.filter_logic))
+    return _page(tx, workers_table, statement, Page(query), _WORKER_SORTS, workers.to_worker)
+
+
+_RUN_SORTS = ("run_id", "algorithm", "agent", "status", "start_time", "end_time")
+_EVENT_SORTS = ("event_id", "kind", "time", "step")
+
+
+def query_runs(tx: Transaction, query: RunQuery) -> PaginatedResult[Run]:
+    t = runs_table.c
+    conditions: list[ColumnElement[bool]] = []
+    if query.status_in is not None:
+        conditions.append(t.status.in_([status.value for status in query.status_in]))
+    if query.run_id_contains is not None:
+        conditions.append(_contains(t.run_id, query.run_id_contains))
+    statement = select(*runs.RUN_COLUMNS).where(*conditions)
+    return _page(tx, runs_table, statement, Page(query), _RUN_SORTS, runs.to_run)
+
+
+def query_run_events(tx: Transaction, run_id: str, query: RunEventQuery) -> PaginatedResult[RunEvent]:
+    t = events_table.c
+    scope = [t.run_id == run_id]
+    if query.kind_in is not None:
+        scope.append(t.kind.in_(query.kind_in))
+    statement = select(*runs.EVENT_COLUMNS).where(*scope)
+    return _page(tx, events_table, statement, Page(query), _EVENT_SORTS, runs.to_event)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import Unset
 from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import resources, rollouts, spans
-from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.store.database.transaction import IDS_PER_QUERY, Row, Statement, Transaction
 from agentlightning.store.operations import attempts, lifecycle, workers
 from agentlightning.store.operations.attempts import STATE_COLUMNS, RolloutState
 from agentlightning.store.operations.codec import (
@@ -48,22 +48,30 @@ _insert = Statement(
 )
 _by_id = rollouts.c.rollout_id == bindparam("rollout")
 _select = Statement(select(*ROLLOUT_COLUMNS).where(_by_id))
-_select_both = Statement(
-    select(*ROLLOUT_COLUMNS, *attempts.ATTEMPT_COLUMNS)
-    .join_from(rollouts, attempts_table, rollouts.c.latest_attempt_id == attempts_table.c.attempt_id, isouter=True)
-    .where(_by_id)
+SELECT_WITH_ATTEMPT = select(*ROLLOUT_COLUMNS, *attempts.ATTEMPT_COLUMNS).join_from(
+    rollouts, attempts_table, rollouts.c.latest_attempt_id == attempts_table.c.attempt_id, isouter=True
 )
-_queue = Statement(
-    select(*ROLLOUT_COLUMNS, *STATE_COLUMNS)
-    .where(rollouts.c.available_at <= bindparam("now"))
-    .order_by(rollouts.c.available_at, rollouts.c.seq)
-    .limit(bindparam("limit"))
-    .with_for_update(skip_locked=True)
-)
-_due = Statement(
-    select(func.count()).where(
-        rollouts.c.available_at > bindparam("since"), rollouts.c.available_at <= bindparam("now")
+"""Rollouts with their latest attempts, for `to_either`."""
+_select_both = Statement(SELECT_WITH_ATTEMPT.where(_by_id))
+
+
+def _queue(*scope: ColumnElement[bool]) -> Statement:
+    return Statement(
+        select(*ROLLOUT_COLUMNS, *STATE_COLUMNS)
+        .where(rollouts.c.available_at <= bindparam("now"), *scope)
+        .order_by(rollouts.c.available_at, rollouts.c.seq)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
     )
+
+
+_queue_of_all = _queue()
+_queue_of_run = _queue(rollouts.c.run_id == bindparam("run"))
+_queue_of_none = _queue(rollouts.c.run_id.is_(None))
+_due = Statement(
+    select(rollouts.c.run_id, func.count())
+    .where(rollouts.c.available_at > bindparam("since"), rollouts.c.available_at <= bindparam("now"))
+    .group_by(rollouts.c.run_id)
 )
 _latest_resources = Statement(select(resources.c.resources_id).order_by(resources.c.revision.desc()).limit(1))
 _update_details = Statement(update(rollouts).where(_by_id), ["input", "mode", "resources_id", "config", "metadata"])
@@ -97,6 +105,7 @@ def prepare(request: EnqueueRolloutRequest) -> NewRollout:
         "status": RolloutStatus.QUEUING.value,
         "config": encode_config(request.config),
         "metadata": encode_metadata(request.metadata),
+        "run_id": checked_id(request.run_id, "A run_id") if request.run_id else None,
         "attempts": 0,
         "failures": 0,
         "infra_failures": 0,
@@ -111,7 +120,7 @@ def create(tx: Transaction, new: NewRollout) -> Rollout:
     if not tx.run(_insert, values):
         return _existing(tx, values["rollout_id"], values["input"])
     tx.changes.moved("rollouts", None, RolloutStatus.QUEUING)
-    tx.changes.queued += 1
+    tx.changes.queued[values["run_id"]] += 1
     return to_rollout([values.get(name) for name in ROLLOUT_FIELDS])
 
 
@@ -125,10 +134,12 @@ def _existing(tx: Transaction, rollout_id: str, task: str) -> Rollout:
 
 def start(tx: Transaction, new: NewRollout, worker_id: str | None, attempt_id: str | None) -> AttemptedRollout:
     """Create a rollout and claim it in one step."""
+    if attempt_id is not None:
+        _check_free(tx, attempt_id, new["rollout_id"])
     rollout = create(tx, new)
     state = attempts.load_rollout(tx, rollout.rollout_id)
     if state.attempts == 0:
-        tx.changes.queued -= 1
+        tx.changes.queued[state.run_id] -= 1
         return _start_attempt(tx, rollout, state, worker_id, attempt_id)
     if attempt_id is not None and attempt_id != state.latest_attempt_id:
         raise ConflictError(
@@ -139,12 +150,22 @@ def start(tx: Transaction, new: NewRollout, worker_id: str | None, attempt_id: s
 
 def start_attempt(tx: Transaction, rollout_id: str, worker_id: str | None, attempt_id: str | None) -> AttemptedRollout:
     """Claim one certain rollout."""
-    if attempt_id is not None and (claim := _repeat(tx, attempt_id)) is not None:
-        return claim
+    if attempt_id is not None:
+        _check_free(tx, attempt_id, rollout_id)
+        if (claim := _repeat(tx, attempt_id)) is not None:
+            return claim
     state = attempts.load_rollout(tx, rollout_id)
     row = tx.row(_select, {"rollout": rollout_id})
     assert row is not None
     return _start_attempt(tx, to_rollout(row), state, worker_id, attempt_id)
+
+
+def _check_free(tx: Transaction, attempt_id: str, rollout_id: str) -> None:
+    taken = attempts.read(tx, attempt_id)
+    if taken is not None and taken.rollout_id != rollout_id:
+        raise ConflictError(
+            f"Attempt '{attempt_id}' exists already, in rollout '{taken.rollout_id}'. Give each attempt its own id."
+        )
 
 
 def _start_attempt(
@@ -161,9 +182,16 @@ def _attempted(rollout: Rollout, attempt: Attempt) -> AttemptedRollout:
 
 
 def claim(
-    tx: Transaction, limit: int, worker_id: str | None, attempt_ids: Sequence[str] | None
+    tx: Transaction,
+    limit: int,
+    worker_id: str | None,
+    attempt_ids: Sequence[str] | None,
+    run_id: str | None = None,
 ) -> list[AttemptedRollout]:
-    """Claim up to `limit` queued rollouts, oldest first; claims repeated by their attempt_id come first."""
+    """Claim up to `limit` queued rollouts, oldest first; claims repeated by their attempt_id come first.
+
+    With a `run_id` those of this run and then those of no run; without one those of all.
+    """
     claims: list[AttemptedRollout] = []
     fresh: list[str | None] = [None] * limit
     if attempt_ids is not None:
@@ -172,12 +200,21 @@ def claim(
         # A repeated request gets what the first one got, not more: the other ids found an empty queue then.
         fresh = [] if claims else list(repeated)
     if fresh:
-        for row, attempt_id in zip(tx.rows(_queue, {"now": tx.now, "limit": len(fresh)}), fresh, strict=False):
+        for row, attempt_id in zip(_queued(tx, run_id, len(fresh)), fresh, strict=False):
             state = RolloutState._make(row[_SPLIT:])
             claims.append(_start_attempt(tx, to_rollout(row[:_SPLIT]), state, worker_id, attempt_id))
     if not claims and worker_id is not None:
         workers.asked(tx, worker_id)
     return claims
+
+
+def _queued(tx: Transaction, run_id: str | None, limit: int) -> list[Row]:
+    if run_id is None:
+        return tx.rows(_queue_of_all, {"now": tx.now, "limit": limit})
+    found = tx.rows(_queue_of_run, {"now": tx.now, "limit": limit, "run": run_id})
+    if len(found) < limit:
+        found += tx.rows(_queue_of_none, {"now": tx.now, "limit": limit - len(found)})
+    return found
 
 
 def _repeat(tx: Transaction, attempt_id: str) -> AttemptedRollout | None:
@@ -192,9 +229,15 @@ def _repeat(tx: Transaction, attempt_id: str) -> AttemptedRollout | None:
     return _require(tx, attempt.rollout_id)
 
 
-def unclaim(tx: Transaction, rollout_id: str, attempt_id: str) -> None:
-    """Undo a claim that nobody received: as if the rollout had never been handed out."""
+def unclaim(tx: Transaction, rollout_id: str, attempt_id: str, heard: float | None) -> None:
+    """Undo a claim that nobody received: as if the rollout had never been handed out.
+
+    `heard` is the claim's `last_heartbeat_time`: where it is another one by now, the claim was repeated or its worker
+    has been heard of, so somebody has it.
+    """
     attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
+    if attempt.last_heartbeat_time != heard:
+        return
     (used,) = tx.rows(_count_spans, {"rollout": rollout_id, "attempt": attempt_id})[0]
     if attempt.status != AttemptStatus.PREPARING or rollout.latest_attempt_id != attempt_id or used:
         return
@@ -214,20 +257,23 @@ def unclaim(tx: Transaction, rollout_id: str, attempt_id: str) -> None:
     )
     tx.changes.counts["attempts.preparing"] -= 1
     tx.changes.moved("rollouts", rollout.status, status)
-    tx.changes.queued += 1
+    tx.changes.queued[rollout.run_id] += 1
     if attempt.worker_id is not None:
         workers.released(tx, attempt.worker_id, responsive=True)
 
 
-def count_due(tx: Transaction, since: float) -> int:
-    """How many rollouts became claimable after `since` because their wait is over."""
-    return tx.rows(_due, {"since": since, "now": tx.now})[0][0]
+def count_due(tx: Transaction, since: float) -> dict[str | None, int]:
+    """How many rollouts of each run became claimable after `since` because their wait is over."""
+    return dict(tx.rows(_due, {"since": since, "now": tx.now}))
 
 
 def read(tx: Transaction, rollout_id: str) -> AttemptedRollout | Rollout | None:
     row = tx.row(_select_both, {"rollout": rollout_id})
-    if row is None:
-        return None
+    return None if row is None else to_either(row)
+
+
+def to_either(row: Row) -> AttemptedRollout | Rollout:
+    """From a row of `SELECT_WITH_ATTEMPT`."""
     if row[_SPLIT] is None:
         return to_rollout(row[:_SPLIT])
     values = rollout_values(row[:_SPLIT])
@@ -235,11 +281,11 @@ def read(tx: Transaction, rollout_id: str) -> AttemptedRollout | Rollout | None:
 
 
 def read_many(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
-    """Those of the rollouts that exist, in the order asked for."""
+    """Those of the rollouts that exist, with their latest attempts, in the order asked for."""
     found: dict[str, Rollout] = {}
     for start in range(0, len(rollout_ids), IDS_PER_QUERY):
         chosen = rollouts.c.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
-        found.update((row[0], to_rollout(row)) for row in tx.select(select(*ROLLOUT_COLUMNS).where(chosen)))
+        found.update((row[0], to_either(row)) for row in tx.select(SELECT_WITH_ATTEMPT.where(chosen)))
     return {rollout_id: found[rollout_id] for rollout_id in rollout_ids if rollout_id in found}
 
 
@@ -268,7 +314,7 @@ def update_rollout(tx: Transaction, rollout_id: str, status: RolloutStatus | Uns
 
 
 def _set_status(tx: Transaction, state: RolloutState, status: RolloutStatus) -> None:
-    attempts.check_rollout(state, status)
+    attempts.check_rollout(state, status, by_hand=True)
     follower = lifecycle.ATTEMPT_FOLLOWS.get(status)
     if follower is None:
         raise ConflictError(
@@ -279,7 +325,8 @@ def _set_status(tx: Transaction, state: RolloutState, status: RolloutStatus) -> 
         attempt, _ = attempts.load(tx, state.rollout_id, state.latest_attempt_id)
         if attempt.status not in FINISHED_ATTEMPT:
             attempts.close(tx, attempt, follower, None, f"The rollout was set to {status} by hand.")
-    attempts.settle(tx, state, lifecycle.Verdict(status, state.failures, state.infra_failures))
+    verdict = lifecycle.Verdict(status, state.failures, state.infra_failures)
+    attempts.settle(tx, state, verdict, by_hand=True)
 
 
 def changed_columns(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from agentlightning.errors import StoreError
 from agentlightning.store.database.schema import spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts
@@ -28,6 +29,8 @@ SPAN_FIELDS = (
 )
 SPAN_COLUMNS = [spans.c[name] for name in SPAN_FIELDS]
 _EMPTY_RESOURCE = OtelResource()
+MAX_SEQUENCE = 2**31 - 2
+"""The largest sequence number. An attempt that has used it up gives it to all later spans; rows keep their order."""
 
 _insert = Statement(
     lambda insert: insert(spans).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "span_id"]),
@@ -36,7 +39,12 @@ _insert = Statement(
 
 
 def to_values(span: Span) -> dict[str, Any]:
-    """The columns of a span; its sequence_id may still be 0."""
+    """The columns of a span; its sequence_id may still be 0. Raises `StoreError` for one that is out of bounds."""
+    if not 0 <= span.sequence_id <= MAX_SEQUENCE:
+        raise StoreError(
+            f"The sequence_id of span '{span.name:.80}' is {span.sequence_id}; it can be 1 to {MAX_SEQUENCE}, or 0 for "
+            "the next number."
+        )
     return {
         "rollout_id": span.rollout_id,
         "attempt_id": span.attempt_id,
@@ -89,14 +97,14 @@ def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
     numbers: list[int] = []
     for (rollout_id, attempt_id), group in groupby(values, key=lambda v: (v["rollout_id"], v["attempt_id"])):
         attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
-        next_span = attempt.next_span
+        next_span = min(attempt.next_span, MAX_SEQUENCE)
         for value in group:
             sequence_id = value["sequence_id"] or next_span
             stored = tx.run(_insert, {**value, "sequence_id": sequence_id})
             numbers.append(sequence_id if stored else 0)
             if stored:
                 tx.changes.counts["spans"] += 1
-                next_span = max(next_span, sequence_id + 1)
+                next_span = min(max(next_span, sequence_id + 1), MAX_SEQUENCE)
         attempts.keep_alive(tx, attempt, rollout, running=True, next_span=next_span)
     return numbers
 
@@ -104,5 +112,6 @@ def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
 def next_sequence_id(tx: Transaction, rollout_id: str, attempt_id: str) -> int:
     """Reserve a sequence number."""
     attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
-    attempts.keep_alive(tx, attempt, rollout, running=False, next_span=attempt.next_span + 1)
-    return attempt.next_span
+    number = min(attempt.next_span, MAX_SEQUENCE)
+    attempts.keep_alive(tx, attempt, rollout, running=False, next_span=min(number + 1, MAX_SEQUENCE))
+    return number

@@ -7,10 +7,13 @@ thing that was heard of it.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 
 from sqlalchemy import bindparam, case, select, update
 
 from agentlightning.store.database.schema import attempts as attempts_table
+from agentlightning.store.database.schema import rollouts as rollouts_table
 from agentlightning.store.database.schema import spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts, rollouts
@@ -20,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.5
 MAX_PER_TICK = 200
+JUMP_SECONDS = 5.0
+"""A step of the clock that is noticed."""
+FAR = 1e15
 
 _overdue = Statement(
     select(attempts_table.c.rollout_id, attempts_table.c.attempt_id)
@@ -41,22 +47,53 @@ _renew = Statement(
     .values(deadline=case((_renewed < attempts_table.c.timeout_at, _renewed), else_=attempts_table.c.timeout_at))
 )
 
+_shift_timeouts = Statement(
+    update(attempts_table)
+    .where(
+        attempts_table.c.deadline.is_not(None),
+        attempts_table.c.start_time > bindparam("since"),
+        attempts_table.c.start_time <= bindparam("before"),
+    )
+    .values(timeout_at=attempts_table.c.timeout_at + bindparam("jump"))
+)
+_shift_queue = Statement(
+    update(rollouts_table)
+    .where(rollouts_table.c.available_at > bindparam("since"), rollouts_table.c.available_at <= bindparam("before"))
+    .values(available_at=rollouts_table.c.available_at + bindparam("jump"))
+)
+
 
 class Watchdog:
-    """An operation with a memory: when it last looked."""
+    """An operation with a memory: when it last looked, by the clock on the wall and by one that only goes on."""
 
-    def __init__(self) -> None:
+    def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
+        self._steady = steady
         self._last: float | None = None
+        self._last_steady = 0.0
 
     def __call__(self, tx: Transaction) -> None:
+        steady = self._steady()
         if self._last is None:
             # While the store was down nobody could send a heartbeat: living runners get a full lease from now on.
             tx.run(_renew, {"now": tx.now})
             self._last = 0.0
-        tx.changes.queued += rollouts.count_due(tx, self._last)
-        self._last = tx.now
+        elif abs(jump := (tx.now - self._last) - (steady - self._last_steady)) > JUMP_SECONDS:
+            self._step(tx, jump)
+        tx.changes.queued.update(rollouts.count_due(tx, min(self._last, tx.now)))
+        self._last, self._last_steady = tx.now, steady
         for rollout_id, attempt_id in tx.rows(_overdue, {"now": tx.now, "limit": MAX_PER_TICK}):
             self._end(tx, rollout_id, attempt_id)
+
+    def _step(self, tx: Transaction, jump: float) -> None:
+        """The machine slept, or its clock was set: nobody ran out of time for that."""
+        logger.warning("The clock went %+.0f s at once; deadlines are moved by as much, and leases renewed.", jump)
+        assert self._last is not None
+        # What began after the step has deadlines by the new clock already.
+        since, before = (0.0, self._last) if jump > 0 else (tx.now, FAR)
+        values = {"jump": jump, "since": since, "before": before}
+        tx.run(_shift_timeouts, values)
+        tx.run(_shift_queue, values)
+        tx.run(_renew, {"now": tx.now})
 
     def _end(self, tx: Transaction, rollout_id: str, attempt_id: str) -> None:
         attempt, rollout = attempts.load(tx, rollout_id, attempt_id)

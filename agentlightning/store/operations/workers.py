@@ -5,9 +5,10 @@ A worker that holds several attempts is busy until the last of them has ended.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, case, select, update
+from sqlalchemy import and_, bindparam, case, select, update
 
 from agentlightning.store.base import Unset
 from agentlightning.store.database.schema import attempts, workers
@@ -40,13 +41,14 @@ _open_attempt = Statement(
     .limit(1)
 )
 _now_plus_lease = bindparam("now") + attempts.c.lease
-_extend = Statement(
-    update(attempts)
-    .where(attempts.c.worker_id == bindparam("worker"), attempts.c.deadline.is_not(None))
-    .values(
-        last_heartbeat_time=bindparam("now"),
-        deadline=case((_now_plus_lease < attempts.c.timeout_at, _now_plus_lease), else_=attempts.c.timeout_at),
-    )
+_open_of_worker = and_(attempts.c.worker_id == bindparam("worker"), attempts.c.deadline.is_not(None))
+_extended = {
+    "last_heartbeat_time": bindparam("now"),
+    "deadline": case((_now_plus_lease < attempts.c.timeout_at, _now_plus_lease), else_=attempts.c.timeout_at),
+}
+_extend = Statement(update(attempts).where(_open_of_worker).values(_extended))
+_extend_one = Statement(
+    update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), _open_of_worker).values(_extended)
 )
 
 
@@ -111,9 +113,14 @@ def released(tx: Transaction, worker_id: str, *, responsive: bool) -> None:
     tx.run(_idle, values)
 
 
-def heartbeat(tx: Transaction, worker_id: str, stats: dict[str, Any] | Unset) -> Worker:
-    """The worker is alive, and with it the attempts it holds."""
-    tx.run(_extend, {"worker": worker_id, "now": tx.now})
+def heartbeat(
+    tx: Transaction, worker_id: str, stats: dict[str, Any] | Unset, attempt_ids: Sequence[str] | None = None
+) -> Worker:
+    """The worker is alive, and with it the attempts it holds: those of `attempt_ids`, or all it has claimed."""
+    if attempt_ids is None:
+        tx.run(_extend, {"worker": worker_id, "now": tx.now})
+    else:
+        tx.many(_extend_one, [{"worker": worker_id, "attempt": one, "now": tx.now} for one in attempt_ids])
     held = tx.row(_open_attempt, {"worker": worker_id})
     status = WorkerStatus.IDLE if held is None else WorkerStatus.BUSY
     values: dict[str, Any] = {"status": status.value, "last_heartbeat_time": tx.now}

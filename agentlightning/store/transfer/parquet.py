@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, Double, Integer, LargeBinary
 
 from agentlightning.errors import StoreError, missing_extra
 from agentlightning.files import atomic_directory
-from agentlightning.store.transfer.records import BY_ATTEMPT, TABLES, Record, columns
+from agentlightning.store.transfer.records import ADDED_LATER, BY_ATTEMPT, TABLES, Record, columns
 
 try:
     import pyarrow as pa
@@ -139,9 +139,10 @@ class _Stream:
 def _read(path: Path, names: list[str]) -> Iterator[Row]:
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            if set(names) - set(file.schema_arrow.names):
-                raise StoreError(f"'{path}' lacks columns: {', '.join(set(names) - set(file.schema_arrow.names))}.")
-            for batch in file.iter_batches(columns=names):
-                yield from batch.to_pylist()
+            lacking = set(names) - set(file.schema_arrow.names)
+            if lacking - ADDED_LATER:
+                raise StoreError(f"'{path}' lacks columns: {', '.join(sorted(lacking - ADDED_LATER))}.")
+            for batch in file.iter_batches(columns=[name for name in names if name not in lacking]):
+                yield from (dict.fromkeys(lacking) | row for row in batch.to_pylist())
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise StoreError(f"'{path}' is not a Parquet file, or it is damaged: {error}") from error

@@ -32,6 +32,8 @@ TABLES: dict[str, Table] = {
     "segments": segments,
     "calls": calls,
 }
+ADDED_LATER = {"run_id"}
+"""Columns that exports of an older version lack; they are empty then."""
 BY_ATTEMPT = {"segments"}
 """Tables whose rows name their attempt only."""
 
@@ -138,7 +140,7 @@ def _import_one(tx: Transaction, rows: Record) -> bool:
 def _decode(row: dict[str, Any], table: Table) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in columns(table):
-        value = row[name]
+        value = row.get(name) if name in ADDED_LATER else row[name]
         if name in _JSON_COLUMNS and (value is not None or name == "input"):
             value = msgspec.json.encode(value).decode()
         elif name in _BINARY and value is not None:
