@@ -79,6 +79,21 @@ def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Has
     return {u.group[0] for u, advantages in zip(units, found, strict=True) if u.counts and _any(advantages)}
 
 
+def explained_variance(batches: Sequence[Sequence[CreditedCall]], values: Values) -> float:
+    """1 − Var(R − V) / Var(R) of a critic's predictions against its targets, before it learned from them.
+
+    1 is all of it, 0 no better than one number for all; 0 also where all targets are equal.
+    """
+    calls = [c for batch in batches for c in batch if c.returns is not None]
+    if not calls:
+        return 0.0
+    returns_E = np.concatenate([c.returns for c in calls if c.returns is not None])
+    values_E = np.concatenate([values.get(c.call.info.call_id, np.zeros_like(c.returns)) for c in calls])
+    asked_E = np.isfinite(returns_E)
+    spread = float(np.var(returns_E[asked_E])) if asked_E.any() else 0.0
+    return 1.0 - float(np.var((returns_E - values_E)[asked_E])) / spread if spread > 1e-8 else 0.0
+
+
 def _assign(units: Sequence[Unit], rule: CreditRule, values: Values) -> Assigned:
     counts_U = np.array([u.counts for u in units], dtype=bool)
     if rule.estimator.pairs:  # half a pair teaches nothing

@@ -11,7 +11,7 @@
 | `DAPO` | (r − mean) / std, groups that differ only | clip-higher, token mean | arXiv 2503.14476 |
 | `GSPO` | (r − mean) / std | sequence ratios | arXiv 2507.18071 |
 | `CISPO` | (r − mean) / std | clipped weights, all gradients | arXiv 2506.13585 |
-| `PPO` | a critic, GAE over turns | clipped surrogate | arXiv 1707.06347, 1506.02438 |
+| `PPO` | a critic, GAE over tokens | clipped surrogate | arXiv 1707.06347, 1506.02438 |
 """
 
 from __future__ import annotations
@@ -100,8 +100,10 @@ class CISPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class PPO(GRPO):
-    """PPO with a critic on the policy's hidden states and GAE over turns (arXiv 1707.06347, 1506.02438)."""
+    """PPO with a critic on the policy's hidden states and GAE over tokens (arXiv 1707.06347, 1506.02438); over turns
+    with `credit="gae"`.
+    """
 
-    credit: str = "gae"
+    credit: str = "token_gae"
     lam: float = 0.95
     clip_high: float = 0.2

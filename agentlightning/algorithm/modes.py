@@ -22,7 +22,7 @@ import numpy as np
 
 from agentlightning.algorithm.returns import by_position, gae, return_to_go, whiten
 from agentlightning.algorithm.units import CreditRule, Unit, numbers
-from agentlightning.types.call import Float32Array
+from agentlightning.types.call import Call, Float32Array
 
 Worth = float | Float32Array
 """Of a call's tokens: one value for all of them, or one each."""
@@ -96,7 +96,8 @@ def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values:
 
 def gae_over_turns(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
     found = [gae(u.rewards_T, [float(v[0]) for v in _values_of(values, u)], rule.gamma, rule.lam) for u in units]
-    return Assigned(whiten([a for a, _ in found], counts_U), [g for _, g in found])
+    returns = [list(map(_at_first, u.calls, of_unit)) for u, (_, of_unit) in zip(units, found, strict=True)]
+    return Assigned(whiten([a for a, _ in found], counts_U), returns)
 
 
 def gae_over_tokens(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
@@ -147,6 +148,13 @@ def _values_of(values: Values, unit: Unit) -> list[Float32Array]:
     """By turn: what is expected before each sampled token; 0 where nobody was asked."""
     zeros = [np.zeros(len(c.response_ids), dtype=np.float32) for c in unit.calls]
     return [values.get(c.info.call_id, zero) for c, zero in zip(unit.calls, zeros, strict=True)]
+
+
+def _at_first(call: Call, value: float) -> Float32Array:
+    """The critic is asked before a call, and at none of its later tokens."""
+    found = np.full(len(call.response_ids), np.nan, dtype=np.float32)
+    found[:1] = value
+    return found
 
 
 def _by_call(unit: Unit, values: Sequence[float]) -> list[Worth]:

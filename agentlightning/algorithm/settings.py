@@ -95,8 +95,16 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Of the two mask corrections: ratios below it are masked."""
 
     max_grad_norm: float = 1.0
+    max_kl: float | None = 0.05
+    """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
     weight_decay: float = 0.0
     critic_learning_rate: float = 1e-3
+    critic_epochs: int = 8
+    """How often the critic goes through a step's states."""
+    critic_clip: float | None = None
+    """How far a prediction of the critic may move in a step; None: as far as it likes."""
+    critic_warmup: int = 0
+    """First steps in which only the critic learns."""
     tokens_per_batch: int = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
     check_packing_every: int = 50
@@ -153,6 +161,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     def rate(self, done: int, taken: int, tasks: int) -> float:
         """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""
+        if self.credit_mode.critic and done < self.critic_warmup:
+            return 0.0
         if self.schedule == "constant":
             return self.learning_rate
         share = done / self.steps if self.steps is not None else taken / (self.epochs * tasks)

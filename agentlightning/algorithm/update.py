@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import make_units
@@ -43,6 +43,8 @@ class Updater:
         expected, bonuses = await self._ask_first(episodes)
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
         metrics: dict[str, Any] = {"staleness": self._staleness(episodes)} if settings.is_off_policy else {}
+        if settings.credit_mode.critic:
+            metrics["explained_variance"] = explained_variance(batches, expected)
         if settings.overlong_tokens:
             tokens = np.array([e.sampled_tokens for e in episodes], dtype=np.int32)
             punished = overlong_penalty(tokens, settings.overlong_tokens, settings.overlong_margin)
@@ -70,7 +72,10 @@ class Updater:
             learning_rate=rate,
             weight_decay=self._settings.weight_decay,
             max_grad_norm=self._settings.max_grad_norm,
+            max_kl=self._settings.max_kl,
             critic_learning_rate=self._settings.critic_learning_rate,
+            critic_epochs=self._settings.critic_epochs,
+            critic_clip=self._settings.critic_clip,
         )
 
     def _split(self, batch: Sequence[CreditedCall]) -> list[list[CreditedCall]]:
@@ -202,6 +207,8 @@ def _merge(done: Sequence[tuple[PassResult, StepResult, float | None]]) -> dict[
     entries = np.array([len(p.logprobs) for p in passes])
     means = {k: float(np.average([p.metrics[k] for p in passes], weights=entries)) for k in passes[0].metrics}
     gaps = [gap for _, _, gap in done if gap is not None]
+    moved = [step.metrics["kl_step"] for step in steps if "kl_step" in step.metrics]
+    errors = [step.metrics["critic_loss"] for step in steps if "critic_loss" in step.metrics]
     return {
         **means,
         "loss": sum(p.loss for p in passes),
@@ -210,5 +217,7 @@ def _merge(done: Sequence[tuple[PassResult, StepResult, float | None]]) -> dict[
         "trained_tokens": int(entries.sum()),
         "tree_tokens": sum(p.tree_tokens for p in passes),
         **({"logprob_gap_max": max(gaps)} if gaps else {}),
+        **({"kl_step": max(moved), "halvings": int(sum(s.metrics["halvings"] for s in steps))} if moved else {}),
+        **({"critic_loss": float(np.mean(errors))} if errors else {}),
         "version": steps[-1].version,
     }

@@ -23,14 +23,13 @@ from agentlightning.types import Outcome
 AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
-    **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints"), 1),
-    **dict.fromkeys(
-        ("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed", "flat_steps"), 0
-    ),
+    **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
+    **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
+    **dict.fromkeys(("flat_steps", "critic_warmup"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
-ABOVE_ZERO = ("temperature", "correction_cap", "max_logprob_gap", "dpo_beta", "quorum")
+ABOVE_ZERO = ("critic_clip", "max_kl", "temperature", "correction_cap", "max_logprob_gap", "dpo_beta", "quorum")
 AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10}
 
 Asks = Callable[[TrainingSettings], bool]
@@ -49,6 +48,7 @@ _CORRECTED: tuple[Asks, str] = (lambda s: s.correction_kind is not None, "a corr
 USED_WITH: dict[str, tuple[Asks, str]] = {
     "gamma": (lambda s: s.credit_mode.turns, f"credit={_known(CREDIT_MODES, lambda m: m.turns)}"),
     "lam": _CRITIC,
+    **dict.fromkeys(("critic_epochs", "critic_clip", "critic_warmup"), _CRITIC),
     "critic_learning_rate": _CRITIC,
     "advantage": (lambda s: not s.credit_mode.critic, f"credit={_known(CREDIT_MODES, lambda m: not m.critic)}"),
     "rollout_return": (

@@ -51,7 +51,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     temperature_E: Float32Array
     """Temperature the target was sampled at: logits are divided by it, so that ratios start at 1."""
     returns_E: Float32Array | None = None
-    """What a critic should predict at the entry; None where there is no critic."""
+    """What a critic should predict at the entry, NaN where it is not asked; None where there is no critic."""
     sampled_logprobs_E: Float32Array | None = None
     """Plain log-probs at sampling time, where ratios start from others; None: `old_logprobs_E` are those."""
     version_E: Int32Array | None = None
@@ -92,7 +92,13 @@ class OptimParams(msgspec.Struct, frozen=True, kw_only=True):
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     """0 turns clipping off."""
+    max_kl: float | None = None
+    """How far the step may move the policy: the mean KL(new ‖ old) per token, in nats. A longer one is halved."""
     critic_learning_rate: float = 1e-3
+    critic_epochs: int = 1
+    """How often the critic goes through the states of the step."""
+    critic_clip: float | None = None
+    """How far its predictions may move in the step."""
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +122,9 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Of the weights after it."""
     grad_norm: float
     """Before clipping."""
+    metrics: dict[str, float] = {}
+    """`critic_loss` where there is a critic; with `OptimParams.max_kl`, `kl_step` and `halvings`: how far the step
+    moved the policy, and how often it was halved."""
 
 
 class PackingCheck(msgspec.Struct, frozen=True, kw_only=True):

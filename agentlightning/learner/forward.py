@@ -193,6 +193,11 @@ def _logits(model: PreTrainedModel, hidden_UH: Tensor) -> Tensor:
     return logits_UV.to(torch.promote_types(logits_UV.dtype, torch.float32))
 
 
+def distributions(model: PreTrainedModel, hidden_EH: Tensor, temperature_E: Tensor) -> Tensor:
+    """Log-probs of every next token after these last hidden states, [E, V]."""
+    return (_logits(model, hidden_EH) / temperature_E[:, None]).log_softmax(-1)
+
+
 def _targets(
     logits_UV: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:

@@ -57,6 +57,18 @@ class Optimizer:
             for parameter, stepped in self._copied:
                 parameter.copy_(stepped)
 
+    def weights(self) -> list[Tensor]:
+        """A copy of what is stepped, for `halve_step`."""
+        return [s.detach().clone() for s in self._stepped]
+
+    def halve_step(self, before: Sequence[Tensor]) -> None:
+        """Take half of what became of the weights since then back. The moments stay."""
+        with torch.no_grad():
+            for stepped, earlier in zip(self._stepped, before, strict=True):
+                stepped.lerp_(earlier, 0.5)
+            for parameter, stepped in self._copied:
+                parameter.copy_(stepped)
+
     def zero(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
 

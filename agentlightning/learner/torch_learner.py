@@ -26,7 +26,8 @@ from agentlightning.learner.base import (
     StepResult,
 )
 from agentlightning.learner.critic import Critic
-from agentlightning.learner.forward import Scores, score, why_no_tree
+from agentlightning.learner.forward import Scores, distributions, score, why_no_tree
+from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of, probed_states
 from agentlightning.learner.loss import Entries, compute_loss
 from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_base
@@ -51,6 +52,8 @@ class TorchLearner:
         self.rows, self.why_rows = False, ""
         self._tried = False
         self._optimizer = Optimizer(policy.trainable())
+        self._last: PackedBatch | None = None
+        """What was learned from since the last step, or some of it."""
         self._critic: Critic | None = None
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
@@ -78,11 +81,11 @@ class TorchLearner:
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
+        self._last = batch
         value.backward()
         self._optimizer.gather()
         if self._critic is not None and batch.returns_E is not None:
-            returns_E, weights_E = self._tensor(batch.returns_E), self._tensor(batch.weights_E)
-            metrics |= self._critic.learn(scores.hidden_EH, returns_E, weights_E)
+            self._critic.keep(scores.hidden_EH, self._tensor(batch.returns_E))
         return PassResult(
             loss=metrics.pop("loss"),
             logprobs=scores.logprobs_E.detach().float().cpu().numpy(),
@@ -115,11 +118,32 @@ class TorchLearner:
                 f"The gradient is not finite (norm {norm}); the weights were left as they are. "
                 "Lower the learning rate, or start again from the last checkpoint."
             )
-        self._optimizer.step(params)
+        metrics = self._step(params)
         if self._critic is not None:
-            self._critic.step(params.critic_learning_rate)
+            metrics |= self._critic.step(params.critic_learning_rate, params.critic_epochs, params.critic_clip)
         self.policy.version += 1
-        return StepResult(grad_norm=norm, version=self.policy.version)
+        return StepResult(grad_norm=norm, version=self.policy.version, metrics=metrics)
+
+    def _step(self, params: OptimParams) -> dict[str, float]:
+        """One AdamW step, halved until it moves the policy no farther than `max_kl`; see `guard`."""
+        batch, self._last = self._last, None
+        if params.max_kl is None or params.learning_rate == 0 or batch is None:
+            self._optimizer.step(params)
+            return {}
+        probe, before = probe_of(batch), self._optimizer.weights()
+        old_EV = self._distributions(probe)
+        self._optimizer.step(params)
+        kl, halvings = divergence(self._distributions(probe), old_EV), 0
+        while kl > params.max_kl and halvings < MOST_HALVINGS:
+            self._optimizer.halve_step(before)
+            kl, halvings = divergence(self._distributions(probe), old_EV), halvings + 1
+        return {"kl_step": kl, "halvings": float(halvings)}
+
+    def _distributions(self, probe: PackedBatch) -> Tensor:
+        with torch.no_grad():
+            hidden_EH = self._score(probe).hidden_EH
+            chosen = self._tensor(probed_states(probe))
+            return distributions(self.policy.model, hidden_EH[chosen], self._tensor(probe.temperature_E)[chosen])
 
     def save_state(self, path: str | Path) -> None:
         """The optimisers' state, the critic and the version; the weights are `export`'s."""

@@ -1,0 +1,134 @@
+"""The guard: an update that would move the policy too far is halved until it does not, and the critic learns in its own
+time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams
+from agentlightning.learner.critic import Critic, value_error
+from agentlightning.learner.forward import leaf_rows
+from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of
+from agentlightning.learner.packing import CreditedCall, pack
+from agentlightning.learner.policy import load_policy
+from agentlightning.learner.torch_learner import TorchLearner
+
+LOSS = LossConfig(name="reinforce")
+
+
+def step(
+    tiny_model_dir: Path, calls: list[CreditedCall], rate: float, max_kl: float | None, dtype: str = "float32"
+) -> tuple[dict[str, float], list[torch.Tensor]]:
+    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu", dtype=dtype))
+    before = [p.detach().clone() for p in learner.policy.trainable()]
+    learner.forward_backward(pack(calls), LOSS)
+    metrics = learner.optim_step(OptimParams(learning_rate=rate, max_kl=max_kl)).metrics
+    return metrics, [p.detach() - b for p, b in zip(learner.policy.trainable(), before, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_jump_is_halved_until_it_is_none(
+    tiny_model_dir: Path, group_of_conversations: list[CreditedCall], dtype: str
+) -> None:
+    _, whole = step(tiny_model_dir, group_of_conversations, 0.05, None, dtype)
+    far, _ = step(tiny_model_dir, group_of_conversations, 0.05, 1e9, dtype)
+    assert far["kl_step"] > 0.1
+    metrics, moved = step(tiny_model_dir, group_of_conversations, 0.05, 0.02, dtype)
+    assert 0 < metrics["halvings"] < MOST_HALVINGS
+    assert metrics["kl_step"] <= 0.02
+    if dtype == "float32":
+        for part, all_of_it in zip(moved, whole, strict=True):
+            assert torch.allclose(part * 2 ** metrics["halvings"], all_of_it, rtol=1e-3, atol=1e-5), (
+                "the same direction"
+            )
+
+
+def test_a_step_within_bounds_is_the_step(tiny_model_dir: Path, group_of_conversations: list[CreditedCall]) -> None:
+    _, plain = step(tiny_model_dir, group_of_conversations, 1e-4, None)
+    metrics, guarded = step(tiny_model_dir, group_of_conversations, 1e-4, 0.1)
+    assert metrics["halvings"] == 0
+    assert 0 < metrics["kl_step"] < 0.1
+    assert all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
+
+
+def test_an_end_that_nobody_sampled_is_seen() -> None:
+    """13 of 96 responses end at once: the sampled tokens hardly lost any probability, the distribution moved far."""
+    old = torch.tensor([[0.9999, 0.0001]]).log()
+    new = torch.tensor([[0.865, 0.135]]).log()
+    assert divergence(new, old) > 0.8
+    assert float(old[0, 0] - new[0, 0]) < 0.15
+
+
+def test_the_probe_holds_whole_rows_of_the_tree(group_of_conversations: list[CreditedCall]) -> None:
+    batch = pack(group_of_conversations)
+    probe = probe_of(batch)
+    rows = {tuple(batch.ids_N[nodes].tolist()) for nodes, _ in leaf_rows(batch)}
+    cuts = [*probe.starts_S.tolist(), len(probe.ids_N)]
+    for low, high in itertools.pairwise(cuts):
+        assert tuple(probe.ids_N[low:high].tolist()) in rows
+
+
+def test_the_probe_scores_as_the_batch_does(tiny_model_dir: Path, group_of_conversations: list[CreditedCall]) -> None:
+    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
+    batch = pack(group_of_conversations)
+    probe, whole = probe_of(batch), learner.forward(batch)
+    known = {(int(t), round(float(x), 3)) for t, x in zip(batch.targets_E, whole, strict=True)}
+    found = {(int(t), round(float(x), 3)) for t, x in zip(probe.targets_E, learner.forward(probe), strict=True)}
+    assert len(found - known) <= len(found) // 10, "but for rounding"
+
+
+# ---- the critic ----------------------------------------------------------------------------------------------------
+
+
+def test_a_critic_learns_a_return_that_its_states_tell() -> None:
+    """From one step's states to the next: what is left of the error on states it has not seen."""
+    torch.manual_seed(0)
+    critic, direction = Critic(16, torch.device("cpu")), torch.randn(16)
+
+    def some(n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = torch.randn(n, 16)
+        return hidden, (hidden @ direction > 0).float()
+
+    for _ in range(10):
+        critic.keep(*some(200))
+        critic.step(1e-3, epochs=8)
+    hidden, returns = some(500)
+    left = (critic.values(hidden).detach() - returns).var() / returns.var()
+    assert float(left) < 0.5
+
+
+def test_states_that_are_never_asked_for_are_not_learned() -> None:
+    critic = Critic(4, torch.device("cpu"))
+    critic.keep(torch.ones(3, 4), torch.tensor([float("nan"), 1.0, float("nan")]))
+    assert critic.step(1e-3)["critic_loss"] == 1.0
+    critic.keep(torch.ones(3, 4), torch.full((3,), float("nan")))
+    assert critic.step(1e-3) == {}
+    assert all(p.isfinite().all() for p in critic._net.parameters())
+
+
+def test_the_value_clip_is_ppos() -> None:
+    values, old, returns = torch.tensor([1.0, 0.1]), torch.tensor([0.0, 0.0]), torch.tensor([1.0, 1.0])
+    assert float(value_error(values, old, returns, None)) == pytest.approx((0 + 0.81) / 2)
+    assert float(value_error(values, old, returns, 0.2)) == pytest.approx((0.64 + 0.81) / 2)
+
+
+def test_a_critic_is_trained_beside_the_policy(
+    tiny_model_dir: Path, group_of_conversations: list[CreditedCall]
+) -> None:
+    from dataclasses import replace
+
+    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"), LearnerOptions(critic=True))
+    calls = [replace(c, returns=np.full(len(c.advantages), 0.7, np.float32)) for c in group_of_conversations]
+    batch = pack(calls)
+    assert not learner.values(batch).any()
+    for _ in range(20):
+        learner.forward_backward(batch, LOSS)
+        metrics = learner.optim_step(OptimParams(learning_rate=0.0, critic_epochs=4, critic_learning_rate=1e-2)).metrics
+    assert metrics["critic_loss"] < 0.05  # pyright: ignore[reportPossiblyUnboundVariable]
+    assert learner.values(batch) == pytest.approx(0.7, abs=0.2)
