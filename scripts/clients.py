@@ -2,7 +2,7 @@
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--table docs/clients.md]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence four environments. `make test-clients` calls this;
+Frameworks disagree about versions of `openai` and `mcp`, hence four environments, and one for Node. `make test-clients` calls this;
 TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,15 @@ def build(name: str, folder: Path) -> Path:
     return python
 
 
+def build_node() -> None:
+    """The packages of Node that `tests/clients/node` needs; without npm their tests are skipped."""
+    if shutil.which("npm") is None:
+        print("==> npm is not installed: the clients for Node are skipped", flush=True)
+        return
+    command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
+    subprocess.run(command, cwd=ROOT / "tests" / "clients" / "node", check=True)
+
+
 def run(name: str, python: Path, report: Path) -> bool:
     """Run the agents that are meant for this environment."""
     chosen = ["-k", AGENTS[name]] if name in AGENTS else []
@@ -125,7 +135,7 @@ def table(report: Path) -> str:
         total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
         later = total["calls"] - total["rollouts"]
         lines.append(
-            f"| {package} {runs[0]['version']} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
+            f"| {package} {runs[0]['version']}{' (Node)' if runs[0].get('node') else ''} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
             f"| {total['exact']} of {total['calls']} | {total['continued']} of {later} "
             f"| {'the script' if runs[0]['scripted'] else 'the model'} | `{runs[0]['change']}` |"
         )
@@ -146,6 +156,7 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="page whose table is written anew")
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
+    build_node()
     with tempfile.TemporaryDirectory() as folder:
         passed = {name: run(name, build(name, options.folder.resolve()), Path(folder)) for name in names}
         print(table(Path(folder)))

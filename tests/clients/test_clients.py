@@ -82,7 +82,7 @@ def summary(agent: ModuleType, run: Run, stream: bool) -> dict[str, Any]:
     return {
         "stream": stream,
         "scripted": agent.SCRIPTED,
-        "version": version(agent.PACKAGE),
+        "version": vars(agent).get("VERSION") or version(agent.PACKAGE),
         "calls": len(run.all_calls()),
         "sampled": len(run.sampled),
         "exact": run.exact(),
@@ -113,5 +113,11 @@ def check_attribution(run: Run) -> None:
 def report(name: str, agent: ModuleType, result: dict[str, Any]) -> None:
     """A line for the table in the documentation, where somebody asked for it."""
     if folder := os.environ.get("AGL_CLIENTS_REPORT"):
-        line = {"package": agent.PACKAGE, "wire": agent.WIRE, "change": agent.CHANGE, **result}
+        line = {
+            "package": agent.PACKAGE,
+            "wire": agent.WIRE,
+            "change": agent.CHANGE,
+            "node": "VERSION" in vars(agent),
+            **result,
+        }
         Path(folder, f"{name}-{result['stream']}.json").write_text(json.dumps(line))

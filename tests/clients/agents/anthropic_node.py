@@ -1,0 +1,13 @@
+"""Anthropic's client for Node: a program that is given the base URL and no key."""
+
+import agentlightning as agl
+from tests.clients import node
+
+PACKAGE, WIRE, STREAMS = "@anthropic-ai/sdk", "Anthropic Messages", (False, True)
+VERSION = node.version(PACKAGE)
+CHANGE = 'new Anthropic({ baseURL: llm.endpoint, apiKey: "dummy" })'
+SCRIPTED = False
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    return await node.run("anthropic.mjs", question, llm, stream)

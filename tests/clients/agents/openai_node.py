@@ -1,0 +1,13 @@
+"""OpenAI's client for Node: a program that is given the base URL and no key."""
+
+import agentlightning as agl
+from tests.clients import node
+
+PACKAGE, WIRE, STREAMS = "openai", "Chat Completions", (False, True)
+VERSION = node.version(PACKAGE)
+CHANGE = 'new OpenAI({ baseURL: llm.endpoint, apiKey: "dummy" })'
+SCRIPTED = False
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    return await node.run("openai.mjs", question, llm, stream)

@@ -1,0 +1,13 @@
+"""Vercel's AI SDK: a program that is given the base URL and no key."""
+
+import agentlightning as agl
+from tests.clients import node
+
+PACKAGE, WIRE, STREAMS = "ai", "Chat Completions", (False, True)
+VERSION = node.version(PACKAGE)
+CHANGE = 'createOpenAICompatible({ baseURL: llm.endpoint, apiKey: "dummy", … })'
+SCRIPTED = False
+
+
+async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+    return await node.run("ai_sdk.mjs", question, llm, stream)

@@ -1,0 +1,17 @@
+// What all three programs share: the tool, and what they are told on the command line.
+export const [question, baseURL, model, stream] = process.argv.slice(2);
+export const SYSTEM = "Answer the question. Use the calc tool for every operation.";
+export const PARAMETERS = {
+  type: "object",
+  properties: {
+    a: { type: "number" },
+    op: { type: "string", enum: ["+", "-", "*", "/"] },
+    b: { type: "number" },
+  },
+  required: ["a", "op", "b"],
+};
+export const DESCRIPTION = "One operation on two numbers.";
+export function calc({ a, op, b }) {
+  const value = { "+": a + b, "-": a - b, "*": a * b, "/": a / b }[op];
+  return value === undefined ? "Error: op must be one of + - * /" : String(value);
+}
