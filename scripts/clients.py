@@ -2,8 +2,8 @@
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--table docs/clients.md]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence four environments, and one for Node. `make test-clients` calls this;
-TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
+Frameworks disagree about versions of `openai` and `mcp`, hence four environments, and one for Node.
+`make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
 from __future__ import annotations
@@ -134,8 +134,9 @@ def table(report: Path) -> str:
     for (package, wire), runs in sorted(rows.items()):
         total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
         later = total["calls"] - total["rollouts"]
+        where = " (Node)" if runs[0]["node"] else ""
         lines.append(
-            f"| {package} {runs[0]['version']}{' (Node)' if runs[0].get('node') else ''} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
+            f"| {package} {runs[0]['version']}{where} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
             f"| {total['exact']} of {total['calls']} | {total['continued']} of {later} "
             f"| {'the script' if runs[0]['scripted'] else 'the model'} | `{runs[0]['change']}` |"
         )
