@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from llguidance import LLMatcher
@@ -162,11 +163,12 @@ def test_a_grammar_that_takes_too_long_is_refused(policy: Policy, monkeypatch: p
     assert not engine.active
 
 
-def test_a_grammar_found_wanting_later_fails_its_request_alone(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentlightning.engine.grammar._SOON", 0.0)
-    engine = make_engine(policy)
-    engine.submit(request(1, random_ids(5, 1), grammar=SLOW[:-1] + " "))
+def test_a_grammar_found_wanting_later_fails_its_request_alone(policy: Policy) -> None:
+    engine, hold = make_engine(policy), threading.Event()
+    engine._queue._grammars._thread.submit(hold.wait)
+    engine.submit(request(1, random_ids(5, 1), grammar="start: missing"))
     engine.submit(request(2, random_ids(5, 1), max_tokens=3))
+    hold.set()
     events = []
     while engine.active:
         events += engine.step()
