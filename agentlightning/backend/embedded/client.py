@@ -16,7 +16,7 @@ import numpy as np
 
 from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.child import Child
-from agentlightning.backend.embedded.connection import Connection
+from agentlightning.backend.embedded.connection import STALL_SECONDS, Connection
 from agentlightning.backend.embedded.handle import PolicyHandle
 from agentlightning.backend.embedded.protocol import Abort, Call, GetStats, Reply, Settings, Verb
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
@@ -33,8 +33,8 @@ class ModelProcess(PolicyHandle):
     Where it holds several policies, `policy(name)` is each one's engine and learner, and the process stands for the
     first.
 
-    `start_timeout` bounds loading the model, `call_timeout` each call of the learner (including the wait for running
-    requests to finish where it changes the weights), in seconds.
+    `start_timeout` bounds loading the model, in seconds. Nothing limits how long work may take, only how long
+    it may stand still: a process that makes no progress for `stall_seconds`, though asked, is ended.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class ModelProcess(PolicyHandle):
         settings: Settings,
         *,
         start_timeout: float = 600.0,
-        call_timeout: float = 3600.0,
+        stall_seconds: float = STALL_SECONDS,
         spawn: Callable[[Settings], Awaitable[Connection]] = Child.spawn,
     ) -> None:
         super().__init__(self, next(iter(settings.policies), POLICY))
         self.settings = settings
         self._start_timeout = start_timeout
-        self._call_timeout = call_timeout
+        self._stall_seconds = stall_seconds
         self._numbers = itertools.count(1)
         self._spawn = spawn
         self._child: Connection | None = None
@@ -61,6 +61,7 @@ class ModelProcess(PolicyHandle):
         if self._child is not None:
             raise EngineError("The model process was started already; make another one to start it again.")
         self._child = child = await self._spawn(self.settings)
+        child.watch.limit = self._stall_seconds
         try:
             async with asyncio.timeout(self._start_timeout):
                 return (await child.ready).info
@@ -143,13 +144,4 @@ class ModelProcess(PolicyHandle):
 
     async def call(self, policy: str, verb: Verb) -> Reply:
         """Have something done for a policy; raises what the process refused it with."""
-        child = self._running()
-        number = next(self._numbers)
-        try:
-            async with asyncio.timeout(self._call_timeout):
-                return await child.call(Call(number, verb, policy))
-        except TimeoutError:
-            raise EngineError(
-                f"The model process did not finish {type(verb).__name__} within {self._call_timeout:.0f} s. "
-                "It may hang: stop the run and go on from its last checkpoint (--resume, Trainer(resume=…))."
-            ) from None
+        return await self._running().call(Call(next(self._numbers), verb, policy))

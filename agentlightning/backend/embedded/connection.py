@@ -11,6 +11,7 @@ from agentlightning.backend.embedded.protocol import (
     Call,
     Events,
     Frames,
+    Pulse,
     Ready,
     Refused,
     Reply,
@@ -20,6 +21,7 @@ from agentlightning.backend.embedded.protocol import (
     to_error,
     to_parent,
 )
+from agentlightning.backend.embedded.stall import StallWatch
 from agentlightning.engine.base import Chunk
 from agentlightning.engine.events import Ended, Event, Part, Request, Sampled
 from agentlightning.errors import AgentLightningError, BackendDied
@@ -29,6 +31,9 @@ logger = logging.getLogger(__name__)
 STOP_SECONDS = 20.0
 LINGER_SECONDS = 10.0
 """How long a server that lost its socket may go on."""
+
+STALL_SECONDS = 120.0
+"""A server that makes no progress for so long, though something is asked of it, is ended."""
 
 Answers = asyncio.Queue[Chunk | AgentLightningError]
 
@@ -51,6 +56,9 @@ class Connection(asyncio.Protocol):
         self._replies: dict[int, asyncio.Future[Reply]] = {}
         self._death: str | None = None
         self._stopping = False
+        self.watch = StallWatch(STALL_SECONDS)
+        self._stalled = False
+        self._looks = loop.call_later(1.0, self._look, loop.time())
         self._supervisor = loop.create_task(self._until_its_end(supervise))
 
     @property
@@ -119,7 +127,12 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for body in self._frames.feed(data):
-            match to_parent.decode(body):
+            message = to_parent.decode(body)
+            if not isinstance(message, Pulse):
+                self.watch.moved()
+            match message:
+                case Pulse(passes, cpu_seconds, idle):
+                    self.watch.pulse(passes, cpu_seconds, idle=idle)
                 case Events(events):
                     for event in events:
                         self._deliver(event)
@@ -133,6 +146,22 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # It is about to end; a server that lost its socket and lives on is of no use.
         self._loop.call_later(LINGER_SECONDS, self._kill)
+
+    def _look(self, before: float) -> None:
+        """Once a second: whether the server gets on with what it was asked."""
+        now = self._loop.time()
+        found = self.watch.look(busy=self.is_ready and bool(self._answers or self._replies), seconds=now - before)
+        if found == "stalled":
+            self._stalled = True
+            self._kill()
+            return
+        if found == "slow":
+            logger.warning(
+                "The model process makes no progress for %.0f s: is it suspended, or the machine short of memory? "
+                "It is given up after %.0f s.",
+                self.watch.quiet, self.watch.limit,
+            )  # fmt: skip
+        self._looks = self._loop.call_later(1.0, self._look, now)
 
     def _deliver(self, event: Event) -> None:
         """Hand an event to those who wait for it; nobody waits for requests that were given up."""
@@ -168,6 +197,9 @@ class Connection(asyncio.Protocol):
     async def _until_its_end(self, supervise: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Tell everyone who waits for the server when it has ended."""
         how = await supervise()
+        self._looks.cancel()
+        if self._stalled:
+            how = f"The model process made no progress for {self.watch.limit:.0f} s and was ended. {how}"
         self._death = "The model process was stopped." if self._stopping else how
         if not self._stopping:
             logger.error("%s", self._death)

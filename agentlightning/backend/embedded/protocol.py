@@ -171,6 +171,17 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     info: EngineInfo
 
 
+class Pulse(msgspec.Struct, frozen=True, tag="pulse"):
+    """How far the process is, said every few seconds by a thread of its own."""
+
+    passes: int
+    """Steps of the engines and calls done so far."""
+    cpu_seconds: float
+    """Processor time used so far."""
+    idle: bool
+    """Whether it has nothing to do until somebody asks."""
+
+
 class Events(msgspec.Struct, frozen=True, tag="events"):
     """What came out of one step of the engine."""
 
@@ -200,7 +211,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 ToChild = Settings | Request | Abort | Call | Stop
-ToParent = Ready | Events | Reply | Refused
+ToParent = Ready | Pulse | Events | Reply | Refused
 
 _DTYPES = {Int32Array: np.dtype(np.int32), Float32Array: np.dtype(np.float32)}
 

@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ from agentlightning.backend.embedded.protocol import (
     OptimStep,
     Pause,
     Publish,
+    Pulse,
     Ready,
     Refused,
     Reply,
@@ -55,6 +57,7 @@ from agentlightning.backend.embedded.protocol import (
     error_name,
     frame,
 )
+from agentlightning.backend.embedded.stall import PULSE_SECONDS
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.events import POLICY, Event, Failed, Request
 from agentlightning.engine.torch_engine import TorchEngine
@@ -139,16 +142,21 @@ class Server:
         self._clock = Clock()
         self._paused = False
         self._stopped = False
+        self._idle = False
+        self._passes = 0
+        self._sending = threading.Lock()
 
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         gc.freeze()  # the libraries' objects stay for good; scanning them again and again would stall steps
         self._send(Ready(next(iter(self._hosted.values())).info()))
+        threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
         while not self._stopped:
             self._receive()
             draining = self._draining()
             if self._calls and not (draining is not None and draining.engine.running):
                 self._turn_to("learning")
+                self._passes += 1
                 self._send(self._answer(self._calls.popleft()))
             if self._refused:
                 events, self._refused = self._refused, []
@@ -174,7 +182,9 @@ class Server:
         if message is None and not self._calls and not any(map(self._can_step, self._hosted.values())):
             self._clock.turn_to("idle")
             held = [h for h in self._hosted.values() if h.unpublished and h.engine.active]
+            self._idle = True
             message = self._inbox.wait(PUBLISH_SECONDS if held else None)
+            self._idle = False
             if message is None:
                 self._give_up(held)
         while message is not None:
@@ -219,6 +229,7 @@ class Server:
         return self._hosted[policy]
 
     def _step(self, hosted: Hosted, *, admit: bool) -> None:
+        self._passes += 1
         try:
             hosted.policy.activate()
             events: list[Event] = hosted.engine.step(admit=admit)
@@ -300,9 +311,15 @@ class Server:
             waiting=sum(e.waiting for e in engines),
         )
 
+    def _pulse(self) -> None:
+        while not self._stopped:
+            self._send(Pulse(self._passes, time.process_time(), self._idle))
+            time.sleep(PULSE_SECONDS)
+
     def _send(self, message: ToParent) -> None:
         try:
-            self._sock.sendall(frame(message))
+            with self._sending:
+                self._sock.sendall(frame(message))
         except OSError:
             logger.info("The main process is gone; the model process ends")
             self._stopped = True
