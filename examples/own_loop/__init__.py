@@ -1,0 +1,1 @@
+"""The whole of reinforcement learning in one flat file."""
