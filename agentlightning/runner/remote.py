@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.keys import CLOSE, derived_secret, new_secret, not_empty, sign_attempt_key, sign_url_key
+from agentlightning.keys import CLOSE, derived_secret, new_secret, not_empty, redacted, sign_attempt_key, sign_url_key
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
@@ -105,7 +105,8 @@ class RemoteGateway:
                 return summary
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if self._closed or time.monotonic() > end:
-                    raise StoreError(f"The gateway at {endpoint} cannot be reached: {error}.") from error
+                    why = str(error) or type(error).__name__
+                    raise StoreError(redacted(f"The gateway at {endpoint} cannot be reached: {why}.")) from error
             await asyncio.sleep(1.0)
 
     async def _post(self, url: str, key: str) -> _Summary:

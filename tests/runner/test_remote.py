@@ -8,8 +8,9 @@ import time
 import pytest
 
 import agentlightning as agl
-from agentlightning.runner import LitAgentRunner
-from agentlightning.runner.remote import Address, serve_rollouts
+from agentlightning.errors import StoreError
+from agentlightning.runner import LitAgentRunner, remote
+from agentlightning.runner.remote import Address, RemoteGateway, serve_rollouts
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.tracer import OtelTracer
 
@@ -83,3 +84,14 @@ async def test_what_finished_while_the_store_was_away_is_reported_when_it_is_bac
     await client.close()
     await server.stop()
     await store.close()
+
+
+async def test_a_gateway_out_of_reach_is_named_without_the_key_in_its_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.0)
+    gateway = RemoteGateway(Address("http://127.0.0.1:9", "the store's key"))
+    bound = gateway.bind(ENDPOINT, "ro-1", "at-1", ("calls",))
+    key = bound.endpoint.split("/key/")[1].removesuffix("/v1")
+    with pytest.raises(StoreError, match="cannot be reached") as said:
+        await gateway.close_attempt("ro-1", "at-1")
+    await gateway.close()
+    assert key not in str(said.value)
