@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-NAME = "agentlightning"
+NAME, COMMAND = "agentlightning", "agl"
 
 
 def install_command(extra: str) -> str:
@@ -23,6 +23,17 @@ def install_command(extra: str) -> str:
         return f"{_pip()} install {requirements(distribution(NAME), extra)}"
     except PackageNotFoundError:  # a clone that is on the path
         return f"{_pip()} install -e '{root}[{extra}]'"
+
+
+def command_name() -> str:
+    """How `agl` is called here, so that what is advised can be pasted: as it was called, or as a shell finds it."""
+    called, found = Path(sys.argv[0]), shutil.which(COMMAND)
+    if called.name == "__main__.py":
+        return f"{Path(sys.executable).name} -m {NAME}"
+    if called.name == COMMAND:
+        return COMMAND if found is not None and Path(found).resolve() == called.resolve() else str(called)
+    same = found is not None and Path(found).parent == Path(sys.executable).parent
+    return COMMAND if same else f"{sys.executable} -m {NAME}"
 
 
 def requirements(installed: Distribution, extra: str) -> str:

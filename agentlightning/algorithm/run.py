@@ -38,7 +38,7 @@ from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
 
 COLUMNS = (
-    ("step", "step", "d"),
+    ("progress", "step", "s"),
     ("reward", "reward", ".3f"),
     ("val_reward", "val", ".3f"),
     ("failed", "failed", "d"),
@@ -54,6 +54,8 @@ NOTHING = Sampled((), (), 0, 0.0, 0.0)
 """Before the first step; saved too, so that a run can be resumed from its beginning on."""
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
+AT_THE_END = (("left", "left", "s"), ("note", "", "s"))
+TAUGHT_NOTHING = "nothing learned: siblings earned the same"
 
 
 class TrainingRun:
@@ -91,14 +93,14 @@ class TrainingRun:
     async def __aenter__(self) -> Self:
         """Begin where the checkpoint in the context left the run, or at its start."""
         settings, info = self.settings, await self._restore()
-        self.done = self._saved = info.step
+        self.done = self._saved = self._began_at = info.step
         self._taken = info.position - len(info.carried)
         await self._prepare_policies()
         self.preflight = self._make_preflight()
         own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
         if settings.clips_nothing:
             self.context.reporter.note(CLIPS_NOTHING)
-        self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY)])
+        self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY), *AT_THE_END])
         self.source = self._make_source(self._schedule, info.carried)
         self._stack.push_async_callback(self.source.close)
         self._sampling = await self._stack.enter_async_context(
@@ -136,6 +138,8 @@ class TrainingRun:
 
     async def sampled(self) -> Sampled | None:
         """The rollouts of the next step; None when there is none."""
+        if self.done == self._began_at:
+            self._started = time.time()
         return await self._sampling.next(self.done)
 
     def check(self, sampled: Sampled) -> None:
@@ -149,7 +153,10 @@ class TrainingRun:
         every = self.settings.check_packing_every
         check_packing = every > 0 and self.done % every == 0
         rate = self.settings.rate(self.done, self._taken, self._schedule.size)
-        metrics = await self._updater.learn(sampled.episodes, rate, check_packing=check_packing)
+        metrics = {
+            **await self._updater.learn(sampled.episodes, rate, check_packing=check_packing),
+            "learning_rate": rate,
+        }
         self.done, self._learned = self.done + 1, sampled
         self._taken = sampled.position - len(sampled.carried)
         return metrics
@@ -182,7 +189,7 @@ class TrainingRun:
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
         """Report the step, and save it where that is due."""
-        summary = {"step": self.done, **_summary(sampled), **metrics, **self._times(sampled)}
+        summary = {"step": self.done, **_summary(sampled), **metrics, **self._times(sampled), **self._outlook(metrics)}
         self.context.reporter.step({**summary, **await self._time_split()})
         self.preflight.watch(summary)
         if self._ended or self.done % self.settings.save_every == 0 or self.preflight.stuck:
@@ -282,6 +289,14 @@ class TrainingRun:
             "learning_from": self._began,
             "time": time.time(),
         }
+
+    def _outlook(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """How many steps there will be, the seconds left at the pace so far, and what is odd about this one."""
+        steps = self.settings.steps_of(self._schedule.size)
+        pace = (time.time() - self._started) / (self.done - self._began_at)
+        updates = [value for name, value in metrics.items() if name.split("/")[-1] == "updates"]
+        odd = {"note": TAUGHT_NOTHING} if updates and not any(updates) else {}
+        return {"steps": steps, "seconds_left": round(pace * max(0, steps - self.done), 1), **odd}
 
     async def _time_split(self) -> dict[str, float]:
         """Seconds since the start that the backend sampled, learned, and had nothing to do."""

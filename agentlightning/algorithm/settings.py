@@ -6,8 +6,10 @@ a name that does not exist is a ConfigError.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Literal
 
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
@@ -20,6 +22,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import LossSpec, as_loss
+from agentlightning.models.shape import ModelShape, read_shape
 from agentlightning.types import Outcome, RolloutConfig
 
 Loss = str | Callable[..., Any] | LossSpec
@@ -27,6 +30,8 @@ Loss = str | Callable[..., Any] | LossSpec
 Advantage = str | Compute | Estimator
 """A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
+FALLBACK_RATE = 1e-6
+"""The learning rate for a model of which nothing is known: what is usual for the large ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +48,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     epochs: int = 1
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
-    learning_rate: float = 1e-5
+    learning_rate: float | None = None
+    """None: what suits the model's size and whether an adapter is trained; see `ModelShape.learning_rate`."""
     schedule: Literal["constant", "linear"] = "constant"
     """Of the learning rate; "linear" falls to zero at the end of the run."""
     minibatches: int = 1
@@ -164,9 +170,32 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
         if self.credit_mode.critic and done < self.critic_warmup:
             return 0.0
         if self.schedule == "constant":
-            return self.learning_rate
+            return self.peak_rate
         share = done / self.steps if self.steps is not None else taken / (self.epochs * tasks)
-        return self.learning_rate * max(0.0, 1 - share)
+        return self.peak_rate * max(0.0, 1 - share)
+
+    @cached_property
+    def peak_rate(self) -> float:
+        """The learning rate that is taken, before its schedule."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return FALLBACK_RATE if self.shape is None else self.shape.learning_rate(adapter=self.trains_adapter)
+
+    @cached_property
+    def shape(self) -> ModelShape | None:
+        """The model's sizes; None where the backend alone knows what the model is. Raises ModelError for no model."""
+        return read_shape(self.model) if self.backend == "embedded" else None
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether LoRA adapters are trained, not the model's own weights."""
+        return self.lora_rank is not None or bool(self.adapters)
+
+    def steps_of(self, tasks: int) -> int:
+        """How many steps a run on so many tasks has, if no group carries over."""
+        if self.steps is not None:
+            return self.steps
+        return math.ceil(self.epochs * tasks / max(1, min(self.tasks_per_step, tasks)))
 
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""

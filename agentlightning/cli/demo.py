@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -49,21 +48,12 @@ def run_demo(
         run_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = Trainer(algorithm=algorithm, run_dir=run_dir, resume=resume, port=port, concurrency=recipe.CONCURRENCY)
     train, val = recipe.train_tasks(), recipe.val_tasks()
-    _introduce(algorithm, trainer, train, val)
     try:
         result = trainer.fit(agent, train, val_dataset=val)
     except AgentLightningError:
         _tell_how_to_resume(name, trainer.run_dir)
         raise
     _conclude(name, result)
-
-
-def _introduce(algorithm: GRPO, trainer: Trainer, train: list[Any], val: list[Any]) -> None:
-    console.print(
-        f"Training the agent's model [bold]{algorithm.model}[/bold] by GRPO: {algorithm.tasks_per_step} tasks × "
-        f"{algorithm.group_size} rollouts a step, {len(train)} training and {len(val)} validation tasks.\n"
-        f"Everything is recorded in [bold]{trainer.run_dir}[/bold]. Ctrl-C stops cleanly.\n"
-    )
 
 
 def _conclude(name: str, result: RunResult) -> None:
@@ -83,10 +73,6 @@ def _conclude(name: str, result: RunResult) -> None:
         f"Validation reward: [bold]{rows[0]['val_reward']:.3f}[/bold] before training, "
         f"[bold green]{rows[-1]['val_reward']:.3f}[/bold green] after {rows[-1]['step']} steps.\n"
         f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
-        f"\n  checkpoint   {result.checkpoint}\n"
-        f"\nNext:\n  {own_name()} eval {result.checkpoint}     compare it with the base model on held-out tasks"
-        f"\n  {own_name()} serve {result.checkpoint}    serve it over the OpenAI API"
-        f"\n  {own_name()} show {result.run_dir}     read what was said in its rollouts"
     )
 
 

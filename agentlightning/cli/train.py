@@ -8,16 +8,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 
 from agentlightning.algorithm import GRPO
 from agentlightning.cli.interrupt import exit_interrupted
-from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import read_metrics
-from agentlightning.trainer import RunResult, Trainer
-from agentlightning.trainer.trainer import CURVE_FILE, METRICS_FILE
+from agentlightning.trainer import Trainer
 from agentlightning.types import RolloutConfig
 
 console = Console(highlight=False, soft_wrap=True)
@@ -48,28 +46,13 @@ def train_agent(
         run_dir=run_dir,
         resume=resume,
     )
-    console.print(f"Training [bold]{model}[/bold] by GRPO in [bold]{trainer.run_dir}[/bold]. Ctrl-C stops cleanly.\n")
     result = trainer.fit(agent, tasks, val_tasks)
-    rewards = [m["reward"] for m in read_metrics(result.run_dir / METRICS_FILE) if m.get("reward") is not None]
-    if rewards:
-        console.print(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
-    console.print(
-        f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
-        f"\n  checkpoint   {result.checkpoint or 'none: no step was finished'}"
-        f"\n\nNext:\n  {own_name()} show {result.run_dir}     read what was said in its rollouts"
-    )
-    if result.checkpoint is not None:
-        console.print(f"  {own_name()} eval {result.checkpoint} --tasks …    compare it with the base model")
     if result.stopped:
-        _tell_how_to_go_on(result)
+        if result.checkpoint is not None:
+            console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
         exit_interrupted()
-
-
-def _tell_how_to_go_on(result: RunResult) -> None:
-    if result.checkpoint is None:
-        console.print("Stopped before the first step was finished, so there is nothing to resume: start again.")
-    else:
-        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
+    if not result.learned:
+        raise typer.Exit(1)
 
 
 def parse_settings(settings: Sequence[str]) -> dict[str, Any]:

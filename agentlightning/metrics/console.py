@@ -35,8 +35,9 @@ class RichConsole(Sink):
             titles = "  ".join(title.rjust(_width(title)) for _, title, _ in self._columns)
             self._terminal.print(f"[bold]{titles}[/bold]")
             self._header_due = False
-        cells = [_cell(metrics.get(name), form).rjust(_width(title)) for name, title, form in self._columns]
-        self._terminal.print("  ".join(cells))
+        shown = {**metrics, **_progress(metrics)}
+        cells = [_cell(shown.get(name), form).rjust(_width(title)) for name, title, form in self._columns]
+        self._terminal.print("  ".join(cells).rstrip())
 
     def status(self, text: str) -> None:
         if self._spinner is not None:
@@ -52,6 +53,19 @@ class RichConsole(Sink):
     def close(self) -> None:
         if self._spinner is not None:
             self._spinner.stop()
+
+
+def _progress(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Which step of how many it was, and how long the rest will take."""
+    step, steps, left = (metrics.get(name) for name in ("step", "steps", "seconds_left"))
+    progress = {} if step is None else {"progress": f"{step}" if steps is None else f"{step}/{steps}"}
+    return progress if not left else {**progress, "left": _duration(left)}
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _width(title: str) -> int:

@@ -1,5 +1,6 @@
 """The trainer wires everything together and owns the lifecycles."""
 
-from agentlightning.trainer.trainer import RunResult, Trainer
+from agentlightning.trainer.result import RunResult
+from agentlightning.trainer.trainer import Trainer
 
 __all__ = ["RunResult", "Trainer"]

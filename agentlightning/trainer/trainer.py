@@ -40,7 +40,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, StoreError, debugging
 from agentlightning.files import atomic_write
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve
+from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve, read_metrics
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -48,8 +48,10 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
+from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
+from agentlightning.trainer.words import conclude, introduce
 from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutConfig, RolloutStatus
 
 if TYPE_CHECKING:
@@ -83,17 +85,6 @@ class _Job:
     val_dataset: Dataset[Any] | None
     stop: asyncio.Event
     answers_signals: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """What a run left behind."""
-
-    run_dir: Path
-    checkpoint: Path | None
-    """The last checkpoint; None if none was written."""
-    stopped: bool
-    """The user stopped it before its end."""
 
 
 class Trainer(GivenByName):
@@ -255,9 +246,14 @@ class Trainer(GivenByName):
         finally:
             if processes is not None:
                 await processes.stop()
-        checkpoints = list_checkpoints(self.run_dir)
         self._draw_curve()
-        return RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set())
+        return self._concluded(job)
+
+    def _concluded(self, job: _Job) -> RunResult:
+        checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
+        result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
+        conclude(self.console or RichConsole(), self.algorithm, result)
+        return result
 
     async def _run_to_the_end(self, job: _Job, processes: RunnerProcesses | None) -> None:
         while True:
@@ -293,6 +289,7 @@ class Trainer(GivenByName):
             stack.callback(reporter.close)
             if job.answers_signals:
                 stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
+            introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
             address = await self.strategy.serve(stack, store)
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)

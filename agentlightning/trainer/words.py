@@ -1,0 +1,122 @@
+"""What a training run says of itself before its first step and after its last one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.installation import command_name
+from agentlightning.metrics import Console, Reporter
+from agentlightning.models.memory import refuse_what_does_not_fit
+from agentlightning.models.shape import ModelShape
+from agentlightning.trainer.result import RunResult
+from agentlightning.types import Dataset
+
+NO_VALIDATION = (
+    "There are no validation tasks: whether it got better is told by the rewards of training alone, and the best "
+    "checkpoint cannot be told from the last. Keep some tasks apart: fit(agent, tasks, val_dataset=others)."
+)
+NOTHING_LEARNED = (
+    "Nothing was learned: in every step all siblings earned the same, so the weights are those it began with. Take "
+    "tasks that the model solves now and then, give partial rewards, or take a larger group_size."
+)
+
+
+def introduce(
+    reporter: Reporter, algorithm: Algorithm, run_dir: Path, train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> None:
+    """Before the model is loaded. Raises ModelError for one that is nowhere or does not fit this machine."""
+    if not isinstance(algorithm, TrainingSettings):
+        return
+    shape = algorithm.shape
+    if shape is not None:
+        refuse_what_does_not_fit(
+            algorithm.model, shape, dtype=algorithm.dtype, device=algorithm.device, adapter=algorithm.trains_adapter
+        )
+    reporter.note(opening(algorithm, shape, run_dir, train, val))
+    if val is None or len(val) == 0:
+        reporter.note(NO_VALIDATION)
+    reporter.note("")
+
+
+def conclude(console: Console, algorithm: Algorithm, result: RunResult) -> None:
+    """After the last step."""
+    if not isinstance(algorithm, TrainingSettings):
+        return
+    console.note(closing(command_name(), result))
+    if not result.learned:
+        console.warn(NOTHING_LEARNED)
+
+
+def opening(
+    settings: TrainingSettings,
+    shape: ModelShape | None,
+    run_dir: Path,
+    train: Dataset[Any] | None,
+    val: Dataset[Any] | None,
+) -> str:
+    """The model, what is trained of it at which learning rate, how many steps, and where the run leaves its files."""
+    steps = settings.steps_of(len(train)) if train is not None else settings.steps
+    how_many = "" if steps is None else f"{steps} steps of "
+    of_what = f"{_tasks(train, 'training')} and {_tasks(val, 'validation')}"
+    return (
+        f"{type(settings).__name__} trains {_trained(settings, shape)} at {_rate(settings)}.\n"
+        f"{how_many}{settings.tasks_per_step} tasks × {settings.group_size} rollouts, "
+        f"on {of_what}{_context(settings, shape)}.\n"
+        f"Everything is recorded in {run_dir}. Ctrl-C stops cleanly."
+    )
+
+
+def _trained(settings: TrainingSettings, shape: ModelShape | None) -> str:
+    size = "" if shape is None else f" ({_count(shape.parameters)} parameters)"
+    if settings.adapters:
+        return f"the adapters {', '.join(settings.adapters)} on {settings.model}{size}"
+    if settings.lora_rank is not None:
+        return f"a LoRA adapter of rank {settings.lora_rank} on {settings.model}{size}"
+    return f"{'the adapter' if shape and shape.adapter else 'all weights of'} {settings.model}{size}"
+
+
+def _rate(settings: TrainingSettings) -> str:
+    default = "" if settings.learning_rate is not None else ", the default for that size"
+    return f"learning rate {settings.peak_rate:g}{default}"
+
+
+def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
+    if shape is None or shape.max_context is None or settings.max_context <= shape.max_context:
+        return ""
+    return (
+        f"; contexts of at most {shape.max_context} tokens, which is all that the model can do "
+        f"(max_context={settings.max_context})"
+    )
+
+
+def closing(command: str, result: RunResult) -> str:
+    """How the reward went, and what to type next; `command` is how `agl` is called here."""
+    metrics, run_dir, checkpoint = result.metrics, result.run_dir, result.checkpoint
+    rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
+    validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
+    lines = [""]
+    if result.stopped and checkpoint is None:
+        return "\nStopped before the first step was finished, so there is nothing to resume: start again."
+    if rewards:
+        lines.append(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
+    if len(validated) > 1:
+        lines.append(f"Validation reward {validated[0]:.3f} before training, {validated[-1]:.3f} at the last.")
+    lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
+    if checkpoint is not None:
+        tasks = "" if validated else " --tasks FILE"
+        lines += [
+            f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",
+            f"  {command} serve {checkpoint}     serve it over the OpenAI API",
+        ]
+    return "\n".join(lines)
+
+
+def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:
+    return f"{len(tasks) if tasks is not None else 'no'} {kind} tasks"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"
