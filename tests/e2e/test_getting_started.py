@@ -35,7 +35,9 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 def test_the_dry_run_says_what_came_of_it_and_the_training_follows(ran: tuple[Path, str]) -> None:
     folder, printed = ran
-    assert "2 rollouts, mean reward" in printed
+    assert "4 rollouts, mean reward" in printed
+    assert "at learning rate 0.0001, the default for that size" in printed
+    assert "2/2" in printed
     assert "step  reward" in printed
     assert printed.rstrip().endswith("checkpoints/step-000002")
     metrics = next(folder.glob("runs/*/metrics.jsonl")).read_text().splitlines()
@@ -51,4 +53,4 @@ def test_eval_finds_the_agent_and_the_validation_tasks_of_the_run(ran: tuple[Pat
         done = run("-m", "agentlightning", "eval", str(run_dir), *more, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Gain on the same tasks" in done.stdout
-        assert ("On the 2 validation tasks of the run" in done.stdout) == (not more)
+        assert ("On the 50 validation tasks of the run" in done.stdout) == (not more)
