@@ -79,7 +79,7 @@ class Baseline(GivenByName, Algorithm):
     def _report(self) -> None:
         """Say what came of it, and why the first failures failed."""
         reporter = self.context.reporter
-        reporter.note(summary(self.episodes))
+        reporter.note(summary(self.episodes, counts=self.policy is not None))
         failed: dict[tuple[str, str], list[Episode]] = {}
         for e in self.episodes:
             if not e.good:
@@ -93,16 +93,16 @@ class Baseline(GivenByName, Algorithm):
             reporter.warn(never_called(self.episodes, self.context.turned_away))
 
 
-def summary(episodes: Sequence[Episode]) -> str:
-    """One line: how many, what they earned, what they used, and how they ended."""
+def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:
+    """One line: how many, what they earned, what they used (where our own engine counts it), and how they ended."""
     reward = mean_reward(episodes)
     calls = [call for e in episodes for call in e.calls]
+    used = [f"{len(calls)} model calls", f"{sum(len(call.response_ids) for call in calls)} sampled tokens"]
     return ", ".join(
         [
             f"{len(episodes)} rollouts",
             "no reward" if reward is None else f"mean reward {reward:.3f}",
-            f"{len(calls)} model calls",
-            f"{sum(len(call.response_ids) for call in calls)} sampled tokens",
+            *(used if counts else ()),
             *(f"{count} {outcome}" for outcome, count in Counter(e.outcome.value for e in episodes).items()),
         ]
     )

@@ -12,10 +12,11 @@ from agentlightning.algorithm import Baseline
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
-from agentlightning.types import LLM, NamedResources, RolloutConfig, RolloutMode
+from agentlightning.types import RolloutConfig, RolloutMode
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -36,9 +37,10 @@ def run_agent(
     """Run it, which says what came of it. Exits with 1 when no rollout came to a reward."""
     if model and endpoint:
         raise ConfigError("Give --model or --endpoint, not both.")
-    resources: NamedResources = {}
-    if endpoint:
-        resources["llm"] = LLM(endpoint=endpoint, model=endpoint_model, api_key=not_empty(api_key, "--api-key"))
+    providers: dict[str, Provider] = {}
+    if endpoint:  # asked through the gateway, so that its calls are recorded
+        key = not_empty(api_key, "--api-key")
+        providers["llm"] = Provider(base_url=endpoint, api_key=key, model=endpoint_model)
     algorithm = Baseline(
         model=model,
         repeats=repeats,
@@ -46,7 +48,7 @@ def run_agent(
         max_concurrency=concurrency,
         rollout_config=RolloutConfig(timeout_seconds=timeout),
     )
-    trainer = Trainer(algorithm=algorithm, initial_resources=resources, concurrency=concurrency, run_dir=run_dir)
+    trainer = Trainer(algorithm=algorithm, models=providers, concurrency=concurrency, run_dir=run_dir)
     result = trainer.fit(agent, tasks)
     if result.stopped:
         console.print("Stopped.")

@@ -1,0 +1,75 @@
+"""An agent on somebody else's model: `agl run --endpoint` asks it through the gateway, and its calls are recorded."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from .day import agl, said
+
+AGENT = """
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+
+@agl.rollout
+async def agent(task, llm):
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        messages = [{"role": "user", "content": task}]
+        answer = await client.chat.completions.create(model=llm.model, messages=messages)
+    return float(answer.choices[0].message.content == "Forty-two.")
+"""
+
+
+class Provider(BaseHTTPRequestHandler):
+    """Answers every chat in the same way."""
+
+    asked: ClassVar[list[Any]] = []
+
+    def do_POST(self) -> None:
+        self.asked.append((json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers))
+        message = {"role": "assistant", "content": "Forty-two."}
+        answer = {
+            "id": "a1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "theirs",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
+        }
+        body = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None: ...
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    with HTTPServer(("127.0.0.1", 0), Provider) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+@pytest.mark.timeout(300)
+def test_its_calls_are_recorded_and_shown(tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "tasks.json").write_text('["What is 6 * 7?"]')
+    where = ("--endpoint", endpoint, "--endpoint-model", "theirs", "--api-key", "a-key", "--run-dir", "run")
+    done = agl(tmp_path, "run", "--agent", "agent.py:agent", "--tasks", "tasks.json", *where)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said(done, "1 rollouts, mean reward 1.000, 1 ok")
+    ((request, headers),) = Provider.asked
+    assert request["model"] == "theirs"
+    assert headers["Authorization"] == "Bearer a-key"
+    said(agl(tmp_path, "show", "run"), "What is 6 * 7?", "Forty-two.")
