@@ -50,8 +50,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: float | None = None
     """None: what suits the model's size and whether an adapter is trained; see `ModelShape.learning_rate`."""
-    schedule: Literal["constant", "linear"] = "constant"
-    """Of the learning rate; "linear" falls to zero at the end of the run."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Of the learning rate; "linear" and "cosine" fall to zero at the end of the run."""
+    warmup_steps: int = 0
+    """First steps over which the learning rate rises to its height."""
     minibatches: int = 1
     """Updates per step; each takes whole groups and its share of the step's rollouts."""
     update_epochs: int = 1
@@ -169,10 +171,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
         """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""
         if self.credit_mode.critic and done < self.critic_warmup:
             return 0.0
+        height = self.peak_rate * min(1.0, (done + 1) / (self.warmup_steps + 1))
         if self.schedule == "constant":
-            return self.peak_rate
+            return height
         share = done / self.steps if self.steps is not None else taken / (self.epochs * tasks)
-        return self.peak_rate * max(0.0, 1 - share)
+        left = max(0.0, 1 - share)
+        return height * (left if self.schedule == "linear" else (1 - math.cos(math.pi * left)) / 2)
 
     @cached_property
     def peak_rate(self) -> float:

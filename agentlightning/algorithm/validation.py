@@ -25,7 +25,7 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
-    **dict.fromkeys(("flat_steps", "critic_warmup"), 0),
+    **dict.fromkeys(("flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }

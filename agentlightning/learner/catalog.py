@@ -52,9 +52,12 @@ _HERE = "agentlightning.learner.loss"
 LOSSES: dict[str, LossSpec] = {
     "cispo": LossSpec(f"{_HERE}:cispo", clips=True),
     "dpo": LossSpec(f"{_HERE}:dpo", reference=True, pairs=True),
+    "dual_clip": LossSpec(f"{_HERE}:dual_clip", clips=True),
+    "gmpo": LossSpec(f"{_HERE}:gmpo", clips=True),
     "gspo": LossSpec(f"{_HERE}:gspo", clips=True),
     "ppo_clip": LossSpec(f"{_HERE}:ppo_clip", clips=True),
     "reinforce": LossSpec(f"{_HERE}:reinforce", on_policy=True),
+    "sapo": LossSpec(f"{_HERE}:sapo"),
 }
 
 

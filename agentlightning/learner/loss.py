@@ -22,6 +22,9 @@ from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import find_loss
 
 Metrics = dict[str, float]
+DUAL_CLIP = 3.0
+SAPO_TAU = (1.0, 1.05)
+"""For advantages above 0, and for the others."""
 Chosen = TypeVar("Chosen")
 
 
@@ -83,6 +86,46 @@ def gspo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     mean_Q = mean_Q.index_add(0, row_E, gap_E.detach()) / count_Q
     own_E = torch.exp(entries.logprobs_E - entries.logprobs_E.detach())
     return _clipped_surrogate(mean_Q.exp()[row_E] * own_E, entries, config)
+
+
+def dual_clip(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """PPO's surrogate, bounded for what went wrong too: max(min(r A, clip(r) A), c A) where A < 0, with c = 3.
+
+    Ye et al., arXiv 1912.09729, eq. 5: a token that became much likelier and should not be has no endless gradient.
+    """
+    ratio_E = torch.exp(entries.logprobs_E - entries.old_E)
+    clipped_E = ratio_E.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    advantages_E = entries.advantages_E
+    free_E, bounded_E = ratio_E * advantages_E, clipped_E * advantages_E
+    least_E = torch.where(advantages_E < 0, DUAL_CLIP * advantages_E, -torch.inf)
+    value_E = torch.maximum(torch.minimum(free_E, bounded_E), least_E)
+    return -(entries.weights_E * value_E).sum(), value_E != free_E
+
+
+def gmpo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """GMPO (Zhao et al., arXiv 2507.20673, eq. 4): the geometric mean of a sequence's clipped token ratios, times A.
+
+    Token ratios are clipped in log space, on the side that A pushes to, to [−`clip_low`, `clip_high`]; the paper has
+    0.4 on both sides. One advantage per sequence is meant.
+    """
+    gap_E = entries.logprobs_E - entries.old_E
+    held_E = torch.where(entries.advantages_E > 0, gap_E.clamp(max=config.clip_high), gap_E.clamp(min=-config.clip_low))
+    _, row_E, count_Q = entries.sequence_E.unique(return_inverse=True, return_counts=True)
+    sum_Q = torch.zeros(len(count_Q), dtype=gap_E.dtype, device=gap_E.device).index_add(0, row_E, held_E)
+    ratio_E = (sum_Q / count_Q).exp()[row_E]
+    return -(entries.weights_E * entries.advantages_E * ratio_E).sum(), held_E != gap_E
+
+
+def sapo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """SAPO (Gao et al., arXiv 2511.20347): a soft gate instead of a clip, Σ w · −A · 4/τ · σ(τ (r − 1)).
+
+    Its gradient at r = 1 is that of r A and fades on both sides; τ is 1 for A > 0 and 1.05 otherwise.
+    """
+    ratio_E = torch.exp(entries.logprobs_E - entries.old_E)
+    tau_E = torch.where(entries.advantages_E > 0, *SAPO_TAU)
+    gate_E = 4 / tau_E * torch.sigmoid(tau_E * (ratio_E - 1))
+    loss = -(entries.weights_E * entries.advantages_E * gate_E).sum()
+    return loss, torch.zeros_like(entries.old_E, dtype=torch.bool)
 
 
 def cispo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:

@@ -163,3 +163,9 @@ async def test_a_run_can_be_resumed_from_before_its_first_step(tmp_path: Path) -
 )
 def test_a_run_whose_ratios_are_all_one_says_so(algorithm: agl.GRPO, told: bool) -> None:
     assert algorithm.clips_nothing is told
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    algorithm = agl.GRPO(model="calc", steps=8, learning_rate=1.0, schedule="cosine", warmup_steps=1)
+    assert [round(algorithm.rate(done, 0, 1), 3) for done in (0, 2, 4, 8)] == [0.5, 0.854, 0.5, 0.0]
+    assert agl.GRPO(model="calc", learning_rate=1.0, warmup_steps=3).rate(1, 0, 1) == 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -100,3 +101,57 @@ def test_the_entropy_bonus_has_a_gradient() -> None:
 def test_a_loss_without_its_reference_says_so() -> None:
     with pytest.raises(ConfigError, match="reference model"):
         evaluate([1.0], [1.0], LossConfig(kl_coef=0.1))
+
+
+# ---- against their definitions, written out token by token ---------------------------------------------------------
+
+RATIOS, ADVANTAGES = [1.5, 0.6, 4.0, 0.9, 1.1], [1.0, 1.0, -2.0, -2.0, 0.5]
+
+
+def numerical(value: Any, ratios: list[float]) -> list[float]:
+    """Derivatives of `value(ratios)` by each log ratio."""
+    found = []
+    for i in range(len(ratios)):
+        up, down = list(ratios), list(ratios)
+        up[i] *= math.exp(1e-4)
+        down[i] *= math.exp(-1e-4)
+        found.append((value(up) - value(down)) / 2e-4)
+    return found
+
+
+def of_dual_clip(ratios: list[float]) -> float:
+    total = 0.0
+    for r, a in zip(ratios, ADVANTAGES, strict=True):
+        inner = min(r * a, min(max(r, 0.8), 1.2) * a)
+        total += max(inner, 3 * a) if a < 0 else inner
+    return -total / len(ratios)
+
+
+def of_gmpo(ratios: list[float]) -> float:
+    """All tokens of one sequence, with the advantage of the first."""
+    a = 1.0
+    product = math.prod(min(r, math.exp(0.4)) for r in ratios)
+    return -a * product ** (1 / len(ratios))
+
+
+def of_sapo(ratios: list[float]) -> float:
+    total = 0.0
+    for r, a in zip(ratios, ADVANTAGES, strict=True):
+        tau = 1.0 if a > 0 else 1.05
+        total += a * 4 / tau / (1 + math.exp(-tau * (r - 1)))
+    return -total / len(ratios)
+
+
+@pytest.mark.parametrize(
+    ("config", "value", "advantages"),
+    [
+        (LossConfig(name="dual_clip"), of_dual_clip, ADVANTAGES),
+        (LossConfig(name="gmpo", clip_low=0.4, clip_high=0.4), of_gmpo, [1.0] * 5),
+        (LossConfig(name="sapo"), of_sapo, ADVANTAGES),
+    ],
+    ids=["dual_clip", "gmpo", "sapo"],
+)
+def test_a_loss_is_its_formula_and_so_is_its_gradient(config: LossConfig, value: Any, advantages: list[float]) -> None:
+    loss, _, gradient = evaluate(RATIOS, advantages, config)
+    assert loss == pytest.approx(value(RATIOS), rel=1e-5)
+    assert gradient == pytest.approx(numerical(value, RATIOS), abs=1e-4)
