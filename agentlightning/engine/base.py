@@ -22,6 +22,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     top_p: float = 1.0
     top_k: int = 0
     """0 is off."""
+    min_p: float = 0.0
+    """Tokens less probable than this share of the most probable one are left out. 0 is off."""
     max_tokens: int | None = None
     """None: to the end of the context."""
     stop: tuple[str, ...] = ()

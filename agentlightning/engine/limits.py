@@ -72,6 +72,7 @@ def check_params(params: SamplingParams) -> None:
         {
             f"temperature must be 0 or more and finite, not {params.temperature}": 0 <= params.temperature < math.inf,
             f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
+            f"min_p must be from 0 to 1, not {params.min_p}": 0 <= params.min_p <= 1,
             f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
             f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None
             or params.max_tokens > 0,

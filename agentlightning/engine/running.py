@@ -46,6 +46,7 @@ class Columns:
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    min_p: np.ndarray
     limit: np.ndarray
     """Prompt plus response end here."""
     watched: np.ndarray
@@ -57,18 +58,20 @@ class Columns:
     def of(cls, slots: int) -> Columns:
         whole = np.zeros(slots, dtype=np.int64)
         no = np.zeros(slots, dtype=np.bool_)
-        return cls(np.ones(slots), whole.copy(), np.ones(slots), whole.copy(), no.copy(), no.copy())
+        return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), no.copy(), no.copy())
 
     def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
+        self.min_p[slot] = params.min_p
         self.limit[slot] = limit
         self.watched[slot] = watched
         self.constrained[slot] = params.grammar is not None
 
     def swap(self, a: int, b: int) -> None:
-        for column in (self.temperature, self.top_k, self.top_p, self.limit, self.watched, self.constrained):
+        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit, self.watched, self.constrained)
+        for column in columns:
             column[[a, b]] = column[[b, a]]
 
 

@@ -17,6 +17,8 @@ import torch
 from agentlightning.types.call import Float32Array, Int32Array
 
 _BELOW_ONE = 1 - 2**-23
+CANDIDATES = 512
+"""Tokens that are sorted for a row whose filter names no number of them; more only if these do not reach far enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class RowSettings:
     temperature: np.ndarray
     top_k: np.ndarray
     top_p: np.ndarray
+    min_p: np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def draw(
     own distribution is 0: nothing else could have been drawn.
     """
     greedy_B = settings.temperature == 0
-    filtered_B = (settings.top_k > 0) | (settings.top_p < 1)
+    filtered_B = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
     plain_BV = shown_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
     if allowed:
         shown_BV = plain_BV.clone()
@@ -106,28 +109,57 @@ def _draw_filtered(
     ids_B1: torch.Tensor,
     logprobs_B1: torch.Tensor,
 ) -> None:
-    """Draw the filtered rows again, from what is left: the grammar's tokens, of these top_k, then top_p of the rest."""
-    if not len(rows):
-        return
-    vocabulary = shown_BV.shape[-1]
+    """Draw the filtered rows again, from what is left: the grammar's tokens, of these top_k, top_p of the rest, and of
+    that what min_p leaves.
+
+    Only the most probable tokens are sorted where a row says no more; a row for which they are too few is drawn again
+    from all of them, so the result is that of sorting everything.
+    """
+    cut = (settings.top_k[rows] > 0) | (settings.top_p[rows] < 1) | (settings.min_p[rows] > 0)
+    if len(whole := rows[~cut]):
+        index = torch.from_numpy(whole).to(shown_BV.device)
+        probs_FV = shown_BV[index].exp()
+        ids_B1[index] = _invert(probs_FV, uniform_B1[index])
+        logprobs_B1[index] = shown_BV[index].gather(1, ids_B1[index]) - probs_FV.sum(dim=-1, keepdim=True).log()
+    rows, width = rows[cut], CANDIDATES
+    while len(rows):
+        enough = _draw_sorted(shown_BV, settings, uniform_B1, rows, width, ids_B1, logprobs_B1)
+        rows, width = rows[~enough], 16 * width
+
+
+def _draw_sorted(
+    shown_BV: torch.Tensor,
+    settings: RowSettings,
+    uniform_B1: torch.Tensor,
+    rows: np.ndarray,
+    width: int,
+    ids_B1: torch.Tensor,
+    logprobs_B1: torch.Tensor,
+) -> np.ndarray:
+    """Draw these rows from their `width` most probable tokens (or top_k, if that is more); for which it was enough."""
+    vocabulary, index = shown_BV.shape[-1], torch.from_numpy(rows).to(shown_BV.device)
     top_k = np.where(settings.top_k[rows] > 0, np.minimum(settings.top_k[rows], vocabulary), vocabulary)
-    widest = int(top_k.max())
-    index = torch.from_numpy(rows).to(shown_BV.device)
-    sorted_FK, order_FK = shown_BV[index].topk(widest, dim=-1)
+    width = min(max(width, int(np.where(top_k < vocabulary, top_k, 0).max())), vocabulary)
+    shown_FV = shown_BV[index]
+    sorted_FK, order_FK = shown_FV.topk(width, dim=-1)
     probs_FK = sorted_FK.exp()
-    limits_F1 = torch.from_numpy(top_k[:, None]).to(index.device)
-    probs_FK.masked_fill_(torch.arange(widest, device=index.device) >= limits_F1, 0)
+    columns = (top_k, settings.top_p[rows], settings.min_p[rows])
+    limits_F1, top_p_F1, min_p_F1 = (torch.from_numpy(column[:, None]).to(index.device) for column in columns)
+    probs_FK.masked_fill_(torch.arange(width, device=index.device) >= limits_F1, 0)
     before_FK = probs_FK.cumsum(dim=-1)
-    top_p_F1 = torch.from_numpy(settings.top_p[rows, None]).to(probs_FK)
-    mass_F1 = before_FK[:, -1:].clone()
+    top_p_F1, min_p_F1 = top_p_F1.to(probs_FK), min_p_F1.to(probs_FK)
+    mass_F1 = torch.where(limits_F1 < vocabulary, before_FK[:, -1:], shown_FV.exp().sum(dim=-1, keepdim=True))
     before_FK -= probs_FK
     # A token stays if the more probable ones do not reach top_p; so the first always stays. top_p = 1 keeps all.
     beyond_FK = (before_FK >= top_p_F1 * mass_F1) & (top_p_F1 < 1)
+    beyond_FK |= probs_FK < min_p_F1 * probs_FK[:, :1]
     beyond_FK[:, 0] = False
+    enough_F = beyond_FK[:, -1] | (limits_F1[:, 0] <= width)
     probs_FK.masked_fill_(beyond_FK, 0)
     place_F1 = _invert(probs_FK, uniform_B1[index])
     ids_B1[index] = order_FK.gather(1, place_F1)
     logprobs_B1[index] = sorted_FK.gather(1, place_F1) - probs_FK.sum(dim=-1, keepdim=True).log()
+    return enough_F.cpu().numpy()
 
 
 def _draw_greedy(shown_BV: torch.Tensor, rows: np.ndarray, ids_B1: torch.Tensor, logprobs_B1: torch.Tensor) -> None:

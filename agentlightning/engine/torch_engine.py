@@ -329,7 +329,7 @@ class TorchEngine:
     def _sample(self, rows: np.ndarray, logits_BV: torch.Tensor) -> None:
         """Draw the next token of these slots, write it down, and look at those requests where something happens."""
         columns = self._columns
-        settings = RowSettings(columns.temperature[rows], columns.top_k[rows], columns.top_p[rows])
+        settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
         allowed = self._allowed(rows)
         drawn = draw(logits_BV, settings, self._uniform(rows), allowed)
         at = (rows, self._slots.length[rows])

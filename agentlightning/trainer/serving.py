@@ -78,7 +78,7 @@ async def serve_models(
         host=host,
         port=port or 0,
         secret=secret,
-        train_sampling={"temperature": calls.temperature, "top_p": 1.0, "top_k": 0},
+        train_sampling={"temperature": calls.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
         train_agents=calls.train_agents,
         train_prompts=calls.train_prompts,
         max_calls=calls.max_calls,

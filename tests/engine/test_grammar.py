@@ -85,7 +85,7 @@ def test_filters_apply_to_what_the_grammar_leaves() -> None:
     rows = 1000
     uniform = (np.arange(rows) + 0.5) / rows
     mask = torch.tensor([False, True, True, True])
-    settings = RowSettings(np.full(rows, 1.0), np.full(rows, 2), np.full(rows, 1.0))
+    settings = RowSettings(np.full(rows, 1.0), np.full(rows, 2), np.full(rows, 1.0), np.zeros(rows))
     drawn = draw(logits.expand(rows, -1), settings, uniform, dict.fromkeys(range(rows), mask))
     np.testing.assert_allclose(np.bincount(drawn.ids, minlength=4) / rows, [0, 0.6, 0.4, 0], atol=2 / rows)
     np.testing.assert_allclose(np.exp(drawn.plain_logprobs), logits.exp().numpy()[drawn.ids], atol=1e-6)

@@ -12,7 +12,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.types import RolloutMode
 
-SETTINGS = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")
+SETTINGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed")
 """Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
 
 
@@ -72,6 +72,7 @@ def params_for(
         temperature=float(used.get("temperature", 1.0)),
         top_p=float(used.get("top_p", 1.0)),
         top_k=int(used.get("top_k", 0)),
+        min_p=float(used.get("min_p", 0.0)),
         max_tokens=room if asked_tokens is None else min(int(asked_tokens), room),
         stop=tuple(used.get("stop", ())),
         stop_token_ids=tuple(used.get("stop_token_ids", ())),
@@ -91,6 +92,7 @@ def check_asked(asked: Mapping[str, Any]) -> None:
     """Refuse values that no engine takes, naming the field."""
     _within(asked, "temperature", 0.0, 10.0)
     _within(asked, "top_p", 0.0, 1.0, open_below=True)
+    _within(asked, "min_p", 0.0, 1.0)
     _within(asked, "top_k", -1, 2**31 - 1)
     _within(asked, "max_tokens", 1, 2**31 - 1)
     _within(asked, "seed", -(2**63), 2**63 - 1)
