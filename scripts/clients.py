@@ -135,8 +135,9 @@ def table(report: Path) -> str:
         total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
         later = total["calls"] - total["rollouts"]
         where = " (Node)" if runs[0]["node"] else ""
+        streams = "yes" if any(run["stream"] for run in runs) else "no"
         lines.append(
-            f"| {package} {runs[0]['version']}{where} | {wire} | {'yes' if any(run['stream'] for run in runs) else 'no'} "
+            f"| {package} {runs[0]['version']}{where} | {wire} | {streams} "
             f"| {total['exact']} of {total['calls']} | {total['continued']} of {later} "
             f"| {'the script' if runs[0]['scripted'] else 'the model'} | `{runs[0]['change']}` |"
         )
