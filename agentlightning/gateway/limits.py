@@ -59,14 +59,15 @@ class RequestLimits:
 
     async def decoded(self, body: bytes) -> tuple[dict[str, Any], bool]:
         """The JSON object in a body, and whether it is a large one. Raises `Refusal`."""
-        # Commas and brackets inside of texts count here too, so this is the most there can be.
-        most = body.count(b",") + body.count(b"[") + body.count(b"{")
-        if len(body) <= _SMALL_BYTES and most <= min(_FEW_ELEMENTS, self.elements):
-            return decode(body), False
-        return await in_background(self._decoded, body, most), True
+        if len(body) <= _SMALL_BYTES:
+            # Commas and brackets inside of texts count here too, so this is the most there can be.
+            most = body.count(b",") + body.count(b"[") + body.count(b"{")
+            if most <= min(_FEW_ELEMENTS, self.elements):
+                return decode(body), False
+        return await in_background(self._decoded, body), True
 
-    def _decoded(self, body: bytes, most: int) -> dict[str, Any]:
-        if most > self.elements and _elements(body, self.elements) > self.elements:
+    def _decoded(self, body: bytes) -> dict[str, Any]:
+        if _elements(body, self.elements) > self.elements:
             raise Refusal(
                 f"The request body has more than {self.elements} values in its lists and objects (elements).",
                 status=413,

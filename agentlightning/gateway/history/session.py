@@ -105,6 +105,7 @@ class Question:
     """The prompt, if the same was asked before."""
     cause: str | None
     """Why it diverges, should it turn out to do so."""
+    keys: Keys
 
     @property
     def goes_on(self) -> bool:
@@ -138,14 +139,14 @@ class Session:
         question = self.look_up(messages, tools)
         return question.known or self.place(question, self.tokenise(question), segment_id)
 
-    def look_up(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Question:
-        """What the session knows of a request, before anything is tokenised."""
+    def look_up(self, messages: Sequence[Message], tools: Sequence[Tool] | None, keys: Keys | None = None) -> Question:
+        """What the session knows of a request, before anything is tokenised. `keys` of its messages, if made before."""
         root = self._root(tools)
-        keys = _Keys(messages)
+        keys = keys or Keys(messages)
         walk = _walk(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
-            return Question(messages, tools, walk, walk.entry.prompt, None)  # a retry, or siblings
-        return Question(messages, tools, walk, None, self._cause(keys, root, walk) if self._turns else None)
+            return Question(messages, tools, walk, walk.entry.prompt, None, keys)  # a retry, or siblings
+        return Question(messages, tools, walk, None, self._cause(keys, root, walk) if self._turns else None, keys)
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing, so it may run in a thread while the session is used."""
@@ -166,7 +167,7 @@ class Session:
     def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
         walk = question.walk
-        entry = self._insert(walk.entry, question.messages)
+        entry = self._insert(walk.entry, question.keys)
         if entry.prompt is not None and tokens.after is entry.prompt.parent:
             return entry.prompt  # the same request was placed while this one was tokenised
         if tokens.after is not None:
@@ -201,8 +202,9 @@ class Session:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
-        known = _walk(self._root(tools), _Keys(messages)).entry  # as it was then, though the client left reasoning out
-        prompt = Prompt(piece, self._insert(known, messages), parent, 0, None)
+        keys = Keys(messages)
+        known = _walk(self._root(tools), keys).entry  # as it was then, though the client left reasoning out
+        prompt = Prompt(piece, self._insert(known, keys), parent, 0, None)
         turn = self.commit(
             prompt,
             answer,
@@ -248,7 +250,7 @@ class Session:
         if piece.turn is None:
             piece.turn = turn
         if complete:
-            self._insert(prompt.entry, [message], depth=0).turns.append(turn)
+            self._insert(prompt.entry, Keys([message]), depth=0).turns.append(turn)
         return turn
 
     # ---- messages --------------------------------------------------------------------------------------------------
@@ -260,13 +262,14 @@ class Session:
             root = self._roots[key] = Entry(parent=None, depth=0)
         return root
 
-    def _insert(self, entry: Entry, messages: Sequence[Message], depth: int | None = None) -> Entry:
-        """The entry of the last of `messages`, of which those before `depth` are `entry` and its parents."""
-        for message in messages[entry.depth if depth is None else depth :]:
-            loose = similar_key(message)
+    def _insert(self, entry: Entry, keys: Keys, depth: int | None = None) -> Entry:
+        """The entry of the last of the messages, of which those before `depth` are `entry` and its parents."""
+        messages = keys.messages
+        for index in range(entry.depth if depth is None else depth, len(messages)):
+            message, loose = messages[index], keys.similar(index)
             self._seen.add(loose)
             reasoning = message.get("reasoning_content")
-            same = entry.children.setdefault(exact_key(message), [])
+            same = entry.children.setdefault(keys.exact(index), [])
             child = next((e for e in same if e.reasoning == reasoning), None)
             if child is None:
                 child = Entry(parent=entry, depth=entry.depth + 1, reasoning=reasoning)
@@ -277,7 +280,7 @@ class Session:
             entry = child
         return entry
 
-    def _cause(self, keys: _Keys, root: Entry, walk: Walk) -> str:
+    def _cause(self, keys: Keys, root: Entry, walk: Walk) -> str:
         """Why a request does not continue a known history (if it turns out not to)."""
         messages = keys.messages
         if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
@@ -371,13 +374,22 @@ def similar_key(message: Message) -> bytes:
     return _digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
 
 
-class _Keys:
+class Keys:
     """The keys of a request's messages, each made when it is first asked for and once."""
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self._exact: dict[int, bytes] = {}
         self._similar: dict[int, bytes] = {}
+
+    @classmethod
+    def made(cls, messages: Sequence[Message]) -> Keys:
+        """With all keys made, which takes long for many messages and needs no session."""
+        keys = cls(messages)
+        for index in range(len(messages)):
+            keys.exact(index)
+            keys.similar(index)
+        return keys
 
     def exact(self, index: int) -> bytes:
         if index not in self._exact:
@@ -390,7 +402,7 @@ class _Keys:
         return self._similar[index]
 
 
-def _walk(root: Entry, keys: _Keys) -> Walk:
+def _walk(root: Entry, keys: Keys) -> Walk:
     """Follow the messages down all branches at once, and remember the last answer on each way."""
     frontier = [Walk(root, None, 0)]
     for index, message in enumerate(keys.messages):

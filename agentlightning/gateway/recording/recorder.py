@@ -33,7 +33,7 @@ _TRIES_FOR_BUGS = 5
 class Recorder:
     """Writes drafts to the store from a task of its own."""
 
-    def __init__(self, store: LightningStore, *, capacity: int = 2048, batch_size: int = 128) -> None:
+    def __init__(self, store: LightningStore, *, capacity: int = 2048, batch_size: int = 32) -> None:
         self._store = store
         self._capacity = capacity
         self._batch_size = batch_size

@@ -18,7 +18,7 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.session import Prompt, Question, Session, path_ids
+from agentlightning.gateway.history.session import Keys, Prompt, Question, Session, path_ids
 from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.records import Place
@@ -32,6 +32,8 @@ _LONG = 20_000
 """Characters of a request from which on it is tokenised beside the event loop."""
 _GROWN = 50_000
 """The same for a conversation that goes on, of which only what is new is tokenised."""
+_MANY = 200
+"""Messages of a request from which on they are handled beside the event loop."""
 _COUNTED = 4
 """Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
 
@@ -121,7 +123,7 @@ class Planner:
         await self._check_texts(texts, None, most)
         try:
             messages = with_tool_names(request.messages)
-            if _length_of(texts) <= _LONG:
+            if _length_of(texts) <= _LONG and len(messages) <= _MANY:
                 return len(self._rendering.render(messages, request.tools))
             return len(await in_background(self._rendering.render, messages, request.tools))
         except ModelError as error:
@@ -186,14 +188,16 @@ class Planner:
         session = arrival.live.session(self._policy)
         if request.prompt is not None:
             return session.plan_tokens(await self._raw(request.prompt, arrival.live), segment_id)
-        question = session.look_up(request.messages, request.tools)
+        many = len(request.messages) > _MANY or _size(request) > _GROWN
+        keys = await in_background(Keys.made, request.messages) if many else None
+        question = session.look_up(request.messages, request.tools, keys)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
             arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
         fresh = _fresh(question)
         await self._check_texts(fresh, arrival.live, self._info.max_context)
-        large = _length_of(fresh) > _LONG or _size(request) > _GROWN
+        large = many or _length_of(fresh) > _LONG
         tokens = await in_background(session.tokenise, question) if large else session.tokenise(question)
         return session.place(question, tokens, segment_id)
 

@@ -1,0 +1,289 @@
+"""What one agent can do to another: a short call's time alone, and beside each of several attacks by one other agent.
+
+The victim and the attacker are processes of their own, each with the key of its own attempt, over loopback. Attacks on
+the gateway run against an engine that answers at once, attacks on the engine against the shipped model. Each attack
+repeats its requests for a few seconds, one after another or several at once, and stops by itself.
+    python benchmarks/neighbours.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+
+ASK: Any = {"model": "policy", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 8}
+PAUSE = 0.01
+"""Between two of the victim's calls."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Requests that one agent repeats."""
+
+    path: str
+    body: Callable[[], bytes]
+    at_once: int = 4
+    engine: bool = False
+    """Whether it is aimed at the engine."""
+    read_timeout: float = 60.0
+    """After so many seconds the attacker hangs up."""
+
+
+def chat(**fields: Any) -> bytes:
+    return json.dumps({**ASK, **fields}).encode()
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def odd_schema(properties: int) -> dict[str, Any]:
+    patterns = {f"^x{i}[a-z]*$": {"type": "string"} for i in range(properties)}
+    return {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+
+
+def format_of(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
+ATTACKS: dict[str, Attack] = {
+    "1 text of 1 MB": Attack("/chat/completions", lambda: chat(messages=said("word, " * 170_000))),
+    "1 count_tokens, 30 MB": Attack("/messages/count_tokens", lambda: chat(messages=said("word, " * 5_000_000))),
+    "1 count_tokens, hung up": Attack(
+        "/messages/count_tokens", lambda: chat(messages=said("word, " * 5_000_000)), read_timeout=0.2
+    ),
+    "1 ten million lists": Attack("/chat/completions", lambda: chat(x=0)[:-1] + b', "y": [' + b"[]," * 10**7 + b"[]]}"),
+    "1 hundred thousand values": Attack("/chat/completions", lambda: chat(metadata=[{"a": []}] * 30_000)),
+    "1 deep brackets": Attack("/chat/completions", lambda: b'{"model": "policy", "x": ' + b"[" * 10**6),
+    "1 ten thousand messages": Attack("/chat/completions", lambda: chat(messages=said("?") * 10_000)),
+    "1 long tools": Attack(
+        "/chat/completions",
+        lambda: chat(tools=[{"type": "function", "function": {"name": "t", "description": "word, " * 400_000}}]),
+    ),
+    "9 stop list of 1 MB, n=128": Attack("/chat/completions", lambda: chat(stop=["x" * 30] * 30_000, n=128)),
+    "9 old reasoning, n=128": Attack(
+        "/chat/completions",
+        lambda: chat(
+            messages=[*said("?"), {"role": "assistant", "content": "5", "reasoning_content": "so " * 3000}, *said("?")],
+            n=128,
+        ),
+    ),
+    "12 dripping clients": Attack("", lambda: b"POST /v1/chat/completions HTTP/1.1\r\n", at_once=200),
+    "10 pattern properties, n=128": Attack(
+        "/chat/completions", lambda: chat(response_format=format_of(odd_schema(500)), n=128, max_tokens=50), engine=True
+    ),
+    "10 long stop list": Attack(
+        "/chat/completions", lambda: chat(stop=[f"s{i}" for i in range(10_000)], max_tokens=50), engine=True
+    ),
+    "11 ten times n=128": Attack("/chat/completions", lambda: chat(n=128, max_tokens=100), at_once=10, engine=True),
+}
+
+# ---- the two agents, in processes of their own -----------------------------------------------------------------------
+
+
+async def victim(spec: dict[str, Any]) -> dict[str, Any]:
+    """Short calls, one after another."""
+    waits: list[float] = []
+    failures = 0
+    end = time.perf_counter() + spec["seconds"]
+    timeout = aiohttp.ClientTimeout(total=120)
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {spec['key']}"}, timeout=timeout) as session:
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            async with session.post(f"{spec['url']}/chat/completions", json=ASK) as answer:
+                await answer.read()
+                failures += answer.status != 200
+            waits.append(time.perf_counter() - start)
+            await asyncio.sleep(PAUSE)
+    return {"waits": waits, "failures": failures}
+
+
+async def attacker(spec: dict[str, Any]) -> dict[str, Any]:
+    """The attack's requests until the time is over; the statuses of the answers."""
+    attack, statuses = ATTACKS[spec["attack"]], {}
+    body, parts = attack.body(), urlsplit(spec["url"])
+    end = time.perf_counter() + spec["seconds"]
+
+    async def drip() -> None:
+        _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.write(body)
+        while time.perf_counter() < end and not writer.is_closing():
+            writer.write(b"x: y\r\n")
+            await asyncio.sleep(0.5)
+        writer.close()
+
+    async def send(session: aiohttp.ClientSession) -> None:
+        while time.perf_counter() < end:
+            try:
+                async with session.post(f"{spec['url']}{attack.path}", data=body) as answer:
+                    await answer.read()
+                    status = str(answer.status)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                status = type(error).__name__
+            statuses[status] = statuses.get(status, 0) + 1
+
+    if not attack.path:
+        await asyncio.gather(*[drip() for _ in range(attack.at_once)])
+        return {"statuses": statuses}
+    timeout = aiohttp.ClientTimeout(total=min(attack.read_timeout, spec["seconds"] + 30))
+    headers = {"authorization": f"Bearer {spec['key']}", "content-type": "application/json"}
+    async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        await asyncio.gather(*[send(session) for _ in range(attack.at_once)])
+    return {"statuses": statuses}
+
+
+async def in_other_process(role: str, spec: dict[str, Any]) -> dict[str, Any]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, __file__, "--role", role, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate(json.dumps(spec).encode())
+    return json.loads(out)
+
+
+# ---- the gateway, in this one ----------------------------------------------------------------------------------------
+
+
+class Echo:
+    """An engine that says the same at once."""
+
+    def __init__(self, rendering: Any, max_context: int) -> None:
+        from agentlightning.engine.base import EngineInfo
+
+        stop = rendering.stop_token_ids[0]
+        self.ids = np.append(rendering.encode("It is 5."), np.int32(stop)).astype(np.int32)
+        self.logprobs = np.linspace(-0.1, -2, len(self.ids)).astype(np.float32)
+        self._info = EngineInfo(
+            model="echo", max_context=max_context, max_concurrency=1000, vocab_size=1000, eos_ids=(stop,), version=0
+        )
+
+    async def info(self) -> Any:
+        return self._info
+
+    async def generate(
+        self, prompt_ids: Any, params: Any, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Any, None]:
+        from agentlightning.engine.base import Chunk
+
+        yield Chunk(ids=self.ids, logprobs=self.logprobs, plain_logprobs=self.logprobs, version=0, finish_reason="stop")
+
+
+@asynccontextmanager
+async def served(engine: Any, rendering: Any) -> AsyncIterator[tuple[Any, Any]]:
+    from agentlightning.gateway import Gateway
+    from agentlightning.store import SqliteLightningStore
+
+    with TemporaryDirectory() as folder:
+        store = SqliteLightningStore(Path(folder) / "store.sqlite")
+        async with Gateway(store, engine, rendering) as gateway:
+            yield store, gateway
+        await store.close()
+
+
+async def place(store: Any, gateway: Any) -> dict[str, str]:
+    """The URL and key of a fresh attempt."""
+    claimed = await store.start_rollout(input={})
+    ids = claimed.rollout_id, claimed.attempt.attempt_id
+    return {"url": gateway.as_resource().get_base_url(*ids), "key": gateway.key_for(*ids)}
+
+
+async def measured(store: Any, gateway: Any, name: str | None, seconds: float) -> dict[str, Any]:
+    """The victim's calls, beside an attack or alone."""
+    calm = {**await place(store, gateway), "seconds": seconds}
+    if name is None:
+        return await in_other_process("victim", calm)
+    hostile = {**await place(store, gateway), "seconds": seconds, "attack": name}
+    fought = asyncio.create_task(in_other_process("attacker", hostile))
+    await asyncio.sleep(1.0)  # it has begun
+    found = await in_other_process("victim", calm)
+    return {**found, **await fought}
+
+
+def figures_of(found: dict[str, Any]) -> dict[str, Any]:
+    waits = np.array(found["waits"]) * 1e3
+    p50, p99 = np.percentile(waits, [50, 99])
+    return {
+        "p50_ms": float(p50),
+        "p99_ms": float(p99),
+        "worst_ms": float(waits.max()),
+        "calls": len(waits),
+        "failed": found["failures"],
+        "answers": found.get("statuses", {}),
+    }
+
+
+def row(name: str, f: dict[str, Any]) -> None:
+    answers = ", ".join(f"{count}x {status}" for status, count in sorted(f["answers"].items()))
+    waits = f"{f['p50_ms']:>9.1f}{f['p99_ms']:>9.1f}{f['worst_ms']:>10.1f}"
+    print(f"{name:<32}{waits}{f['calls']:>7}{f['failed']:>7}  {answers}", flush=True)
+
+
+async def run(quick: bool) -> dict[str, Any]:
+    from agentlightning.backend.base import ModelSpec
+    from agentlightning.backend.embedded.backend import EmbeddedBackend
+    from agentlightning.gateway import load_rendering
+    from agentlightning.models import resolve_model
+
+    seconds = 4.0 if quick else 10.0
+    rendering = load_rendering(resolve_model("calc"))
+    rows: dict[str, dict[str, Any]] = {}
+    columns = f"{'p50 ms':>9}{'p99 ms':>9}{'worst ms':>10}{'calls':>7}{'failed':>7}"
+    print(f"{'a short call beside':<32}{columns}  the attacker got")
+
+    async def series(engine: Any, alone: str, *, on_engine: bool) -> None:
+        async with served(engine, rendering) as (store, gateway):
+            for name in [None, *(n for n, a in ATTACKS.items() if a.engine == on_engine)]:
+                rows[name or alone] = figures_of(await measured(store, gateway, name, seconds))
+                row(name or alone, rows[name or alone])
+
+    await series(Echo(rendering, 2**15), "nobody", on_engine=False)
+    backend = EmbeddedBackend(ModelSpec(model=resolve_model("calc")))
+    await backend.start()
+    try:
+        await series(backend.engine("policy"), "nobody (real engine)", on_engine=True)
+    finally:
+        await backend.close()
+    attacked = {name: f for name, f in rows.items() if name in ATTACKS and not ATTACKS[name].engine}
+    worst = max(attacked, key=lambda name: attacked[name]["p99_ms"])
+    return {
+        "short_call_p99_ms_alone": rows["nobody"]["p99_ms"],
+        "short_call_p99_ms_attacked": attacked[worst]["p99_ms"],
+        "worst_attack": worst,
+        "rows": rows,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="four seconds an attack instead of ten")
+    parser.add_argument("--json", action="store_true", help="print the figures as one JSON object at the end")
+    parser.add_argument("--role", choices=("victim", "attacker"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.role:
+        role = victim if options.role == "victim" else attacker
+        print(json.dumps(asyncio.run(role(json.load(sys.stdin)))))
+        return
+    import uvloop
+
+    logging.basicConfig(level=logging.ERROR)  # attempts that are left behind are given up, which is said
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        figures = runner.run(run(options.quick))
+    if options.json:
+        print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
