@@ -32,7 +32,7 @@ _background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
 class RequestLimits:
     """How large one request may be, and how many an attempt may have open."""
 
-    body_bytes: int = 32 * 2**20
+    body_bytes: int = 16 * 2**20
     """The body as it comes."""
     elements: int = 100_000
     """Values in the body's lists and objects, all levels together."""
@@ -46,6 +46,18 @@ class RequestLimits:
         for name in self.__dataclass_fields__:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
+
+    def check_length(self, declared: bytes | None) -> None:
+        """Refuse a body whose header says that it is too large, before any of it is read."""
+        if declared is not None and declared.isdigit() and int(declared[:20]) > self.body_bytes:
+            raise self.too_large()
+
+    def too_large(self) -> Refusal:
+        return Refusal(
+            f"The request body is larger than {self.body_bytes / 2**20:g} MiB (body_bytes).",
+            status=413,
+            code="body_too_large",
+        )
 
     def check_stops(self, stops: tuple[str, ...]) -> None:
         """Refuse more stop strings than allowed; they are kept with every choice."""

@@ -126,7 +126,7 @@ class GatewayApp:
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         try:
-            body = await read_body(receive, self._read_seconds, self._limits.body_bytes)
+            body = await read_body(receive, self._read_seconds, self._limits, headers.get(b"content-length"))
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
@@ -150,8 +150,9 @@ class GatewayApp:
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            body = await read_body(receive, self._read_seconds, self._limits.body_bytes)
-            key = self._attribute(path, dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            body = await read_body(receive, self._read_seconds, self._limits, headers.get(b"content-length"))
+            key = self._attribute(path, headers)
             answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.limits import RequestLimits
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -21,18 +22,19 @@ class DisconnectedError(Exception):
     """The client went away while it was still sending its request."""
 
 
-async def read_body(receive: Receive, seconds: float, most: int) -> bytes:
-    """The request's body. Raises `Refusal` if it has more than `most` bytes, or is not there after `seconds`."""
+async def read_body(receive: Receive, seconds: float, limits: RequestLimits, declared: bytes | None) -> bytes:
+    """The request's body, of `declared` length. Raises `Refusal` if it is too large, or not there after `seconds`."""
+    limits.check_length(declared)
     try:
         async with asyncio.timeout(seconds):
-            return await _read_body(receive, most)
+            return await _read_body(receive, limits)
     except TimeoutError:
         raise Refusal(
             f"The request's body did not come within {seconds:g} seconds.", status=408, code="body_timeout"
         ) from None
 
 
-async def _read_body(receive: Receive, most: int) -> bytes:
+async def _read_body(receive: Receive, limits: RequestLimits) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -41,10 +43,8 @@ async def _read_body(receive: Receive, most: int) -> bytes:
             raise DisconnectedError
         part = message.get("body", b"")
         size += len(part)
-        if size > most:
-            raise Refusal(
-                f"The request body is larger than {most / 2**20:g} MiB (body_bytes).", status=413, code="body_too_large"
-            )
+        if size > limits.body_bytes:
+            raise limits.too_large()
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
