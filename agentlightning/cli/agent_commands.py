@@ -99,12 +99,19 @@ def train(
     agent: Agent,
     tasks: Tasks,
     val_tasks: Annotated[Path | None, typer.Option(help="Tasks to validate on, never trained.")] = None,
+    algorithm: Annotated[
+        str | None, typer.Option(help="GRPO, DAPO, RLOO, PPO, SFT, DPO, …; GRPO if not given.")
+    ] = None,
     model: Annotated[
-        str, typer.Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id.")
-    ] = "calc",
+        str | None,
+        typer.Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id; or calc."),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings by name in a .json, .yaml or .toml file; the command line wins.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="NAME=VALUE of a GRPO setting, such as steps=20; may be given many times."),
+        typer.Option("--set", help="NAME=VALUE of a setting, such as steps=20; may be given many times."),
     ] = None,
     task_as: TaskAsOption = None,
     reward: RewardOption = None,
@@ -121,7 +128,7 @@ def train(
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
 ) -> None:
-    """Train the model behind any agent by GRPO, on this machine."""
+    """Train the model behind any agent by GRPO or another algorithm, on this machine."""
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.train import train_agent
     from agentlightning.trainer.tasks import load_tasks
@@ -130,7 +137,9 @@ def train(
         find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
+        algorithm=algorithm,
         model=model,
+        config=config,
         settings=settings or [],
         timeout=timeout,
         concurrency=concurrency,

@@ -1,0 +1,91 @@
+"""What `agl train` is told to train with: an algorithm by name, settings of a file, and settings of the command line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from agentlightning import algorithm as algorithms
+from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.names import nearest
+from agentlightning.errors import ConfigError
+
+FAMILY: dict[str, type[GRPO]] = {
+    name: kind
+    for name in algorithms.__all__
+    if isinstance(kind := getattr(algorithms, name), type) and issubclass(kind, GRPO)
+}
+"""GRPO and the algorithms that are settings of it, by name."""
+_OF_THE_COMMAND = ("rollout_config",)
+
+
+def make_algorithm(
+    name: str | None, model: str | None, config: Path | None, settings: Sequence[str], **others: Any
+) -> GRPO:
+    """The command line wins over the file. Raises ConfigError for names that mean nothing, with those there are."""
+    given = dict(read_config(config)) if config is not None else {}
+    chosen = _algorithm(str(name or given.pop("algorithm", "GRPO")))
+    given.pop("algorithm", None)
+    given |= _parsed(settings, chosen)
+    given["model"] = model or given.get("model", "calc")
+    return chosen(**others, **given)
+
+
+def read_config(file: Path) -> Mapping[str, Any]:
+    """Settings by name from JSON, YAML or TOML, told by the file's ending."""
+    if not file.is_file():
+        raise ConfigError(f"There is no file '{file}' with settings.")
+    try:
+        found = _parse(file)
+    except ValueError as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name.")
+    return found
+
+
+def _parse(file: Path) -> Any:
+    if file.suffix == ".json":
+        return json.loads(file.read_text())
+    if file.suffix == ".toml":
+        return tomllib.loads(file.read_text())
+    if file.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"'{file}' ends in none of .json, .yaml, .toml.")
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(f"Reading {file} needs the package 'pyyaml': pip install pyyaml, or write JSON.") from None
+    try:
+        return yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _algorithm(name: str) -> type[GRPO]:
+    by_name = {known.lower(): kind for known, kind in FAMILY.items()}
+    if name.lower() not in by_name:
+        raise ConfigError(f"There is no algorithm '{name}'; there are: {', '.join(FAMILY)}.")
+    return by_name[name.lower()]
+
+
+def _parsed(settings: Sequence[str], kind: type[GRPO]) -> dict[str, Any]:
+    """`name=value` as keyword arguments; values are JSON, or text that is none."""
+    known = sorted(f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND)
+    given: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or name not in known:
+            meant = nearest(name, known)
+            hint = (
+                f"did you mean {meant}=…?" if meant and equals else f"give NAME=VALUE with one of {', '.join(known)}."
+            )
+            raise ConfigError(f"--set {text}: {hint}")
+        try:
+            given[name] = json.loads(value)
+        except ValueError:
+            given[name] = value
+    return given
