@@ -1,4 +1,4 @@
-"""What `agl train` is told to train with: an algorithm by name, settings of a file, and settings of the command line."""
+"""What `agl train` is told to train with: an algorithm by name, and settings of a file and of the command line."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ def test_the_family_is_known_by_name() -> None:
     assert {"GRPO", "DAPO", "RLOO", "PPO", "SFT", "DPO"} <= set(FAMILY)
     assert "Baseline" not in FAMILY
     assert type(make_algorithm("dapo", "calc", None, [])) is agl.DAPO
-    with pytest.raises(agl.ConfigError, match="no algorithm 'A3C'; there are: .*GRPO"):
+    with pytest.raises(agl.ConfigError, match=r"no algorithm 'A3C'; there are: .*GRPO"):
         make_algorithm("A3C", None, None, [])
 
 
@@ -55,5 +55,5 @@ def test_settings_that_are_wrong() -> None:
     for text, words in [("lr=1", "did you mean learning_rate"), ("steps", "give NAME=VALUE"), ("zzz=1", "one of")]:
         with pytest.raises(agl.ConfigError, match=words):
             make_algorithm(None, "calc", None, [text])
-    with pytest.raises(agl.ConfigError, match="no file 'none.json'"):
+    with pytest.raises(agl.ConfigError, match=r"no file 'none\.json'"):
         make_algorithm(None, "calc", Path("none.json"), [])
