@@ -32,9 +32,10 @@ def fetch(tx: Transaction, rollout_ids: Sequence[str]) -> RecordTable:
 
 
 def _telling_spans(tx: Transaction, rollout_ids: Sequence[str]) -> list[Span]:
-    """Spans of latest attempts that carry a reward or a triplet, in their order."""
+    """Spans of latest attempts that carry a reward, a triplet, or the refusal of a request, in their order."""
     t = spans_table.c
-    tells = or_(t.name == TRIPLET, t.attributes.contains(f'"{REWARD}.', autoescape=True))
+    told = (f'"{REWARD}.', '"error.type":"refused"')
+    tells = or_(t.name == TRIPLET, *(t.attributes.contains(words, autoescape=True) for words in told))
     statement = (
         select(*SPAN_COLUMNS)
         .join_from(spans_table, rollouts_table, rollouts_table.c.latest_attempt_id == t.attempt_id)
