@@ -9,6 +9,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SerializeAsAny
 
+from agentlightning.errors import ConfigError
 from agentlightning.keys import redacted
 from agentlightning.types.rollout import Record
 
@@ -93,12 +94,18 @@ class PromptTemplate(Resource):
 
     resource_type: str = "prompt_template"
     template: str
-    engine: Literal["f-string", "jinja"] = "f-string"
+    engine: Literal["f-string", "jinja", "poml"] = "f-string"
 
     def format(self, **kwargs: Any) -> str:
-        """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs."""
+        """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs. POML has no
+        sandbox; it reads files and evaluates expressions, so give it templates of your own only.
+
+        Raises ConfigError where the engine's package is not installed.
+        """
         if self.engine == "f-string":
             return self.template.format(**kwargs)
+        if self.engine == "poml":
+            return _poml(self.template, kwargs)
         try:
             from jinja2.sandbox import SandboxedEnvironment
         except ImportError:
@@ -106,6 +113,15 @@ class PromptTemplate(Resource):
 
             raise missing_extra("torch", "jinja2") from None
         return SandboxedEnvironment().from_string(self.template).render(**kwargs)
+
+
+def _poml(template: str, values: dict[str, Any]) -> str:
+    """The text of all messages that the template makes."""
+    try:
+        from poml import poml  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError("Prompts in POML need the package 'poml'. Install it with:  pip install poml") from None
+    return "\n\n".join(message["content"] for message in poml(template, context=values))
 
 
 NamedResources = dict[str, SerializeAsAny[Resource]]

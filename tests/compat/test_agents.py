@@ -170,3 +170,14 @@ async def test_an_agent_knows_its_runner_and_tracer() -> None:
 def test_a_rollout_can_be_made_by_hand() -> None:
     rollout = agl.Rollout(rollout_id="dummy", input={"question": "?"})
     assert rollout.start_time > 0
+
+
+def test_a_prompt_in_poml() -> None:
+    prompt = agl.PromptTemplate(template="<poml><p>Hello {{name}}!</p></poml>", engine="poml")
+    try:
+        import poml  # noqa: F401
+    except ImportError:
+        with pytest.raises(agl.ConfigError, match="pip install poml"):
+            prompt.format(name="Ann")
+    else:
+        assert prompt.format(name="Ann") == "Hello Ann!"
