@@ -97,6 +97,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trainer.total_training_steps": ("steps", _or_none),
     "trainer.test_freq": ("val_every", _often),
     "trainer.save_freq": ("save_every", _often),
+    "trainer.critic_warmup": ("critic_warmup", int),
     "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", _same),
 }
 """Keys that are one setting here."""
@@ -184,7 +185,6 @@ NO_MEANING: dict[str, str] = {
     "trainer.default_hdfs_dir": "the folder is the trainer's: Trainer(run_dir=…)",
     "trainer.resume_mode": "Trainer(resume=…) goes on with a run",
     "trainer.log_val_generations": "`agl show` shows what was said",
-    "trainer.critic_warmup": "the critic learns from the first step on",
     "trainer.max_critic_ckpt_to_keep": "the critic is in the policy's checkpoints",
     "trainer.balance_batch": _LEARNER,
     "trainer.esi_redundant_time": _PLACES,

@@ -110,7 +110,7 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
     [
         ("algorithm.adv_estimator", "rloo", "advantage", "rloo"),
         ("algorithm.adv_estimator", "reinforce_plus_plus", "advantage", "reinforce++"),
-        ("algorithm.adv_estimator", "gae", "credit", "gae"),
+        ("algorithm.adv_estimator", "gae", "credit", "token_gae"),
         ("algorithm.norm_adv_by_std_in_grpo", False, "advantage", "drgrpo"),
         ("actor_rollout_ref.actor.use_kl_loss", True, "kl_in", "loss"),
         ("algorithm.use_kl_in_reward", True, "kl_coef", 0.001),
