@@ -87,7 +87,9 @@ def _old_module(name: str) -> ModuleSpec | None:
         return None
     if old.to is None:
         raise NotKept(f"{name}: {old.note}")
-    return spec_from_loader(name, _OldPath(old), is_package=any(path.startswith(f"{name}.") for path in OLD_PATHS))
+    is_package = any(path.startswith(f"{name}.") for path in OLD_PATHS)
+    # `python -m` makes the origin sys.argv[0], which has to be a text.
+    return spec_from_loader(name, _OldPath(old), origin=f"<{name}>", is_package=is_package)
 
 
 class _OldModule(ModuleType):

@@ -132,6 +132,7 @@ def test_old_paths_are_modules_in_every_way() -> None:
     assert core.Rollout is agl.Rollout
     assert "Rollout" in core.__all__
     assert sys.modules["agentlightning.types.core"] is core
+    assert core.__spec__.origin == "<agentlightning.types.core>", "what python -m takes for the program's name"
     with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
         exec("from agentlightning.types.core import Nothing")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
