@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from contextlib import AsyncExitStack
 
 import typer
@@ -10,10 +11,11 @@ from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
-from agentlightning.backend import ModelSpec
+from agentlightning.backend import Backend, ModelSpec
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
-from agentlightning.errors import ConfigError, GatewayError
+from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
+from agentlightning.gateway import Gateway
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
@@ -23,6 +25,8 @@ from agentlightning.trainer.sync import run_sync
 
 KEPT_REQUESTS = 1000
 PRUNE_SECONDS = 60.0
+LONGEST_PAUSE = 60.0
+"""Seconds between two tries to start a model process that died."""
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -40,17 +44,49 @@ async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
         store = InMemoryLightningStore()
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
-            gateway = (await serve_models(stack, store, PolicySpec(ModelSpec(model=model)))).gateway
+            served = await serve_models(stack, store, PolicySpec(ModelSpec(model=model)))
+        gateway, backend = served.gateway, served.backend
+        assert backend is not None, "there is a policy"
         server = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="model", error=GatewayError)
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"
         console.print(f"Serving [bold]{model}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n\nTry it:")
         typer.echo(f"  {await curl_command(model, url, with_key=api_key is not None)}")
-        forgetting = asyncio.create_task(_forget_old_requests(store))
+        beside = [
+            asyncio.create_task(_forget_old_requests(store)),
+            asyncio.create_task(_keep_running(backend, gateway)),
+        ]
         await interrupted()
-        forgetting.cancel()
+        for task in beside:
+            task.cancel()
         console.print("Stopped.")
+
+
+async def _keep_running(backend: Backend, gateway: Gateway) -> None:
+    """Start the backend again whenever it died. Until it is there calls are refused, and `/health` says why."""
+    while True:
+        try:
+            await backend.watch()
+        except EngineError as error:
+            reason = str(error).splitlines()[0]
+        gateway.say_trouble(reason)
+        console.print(f"{reason} It is started again.")
+        await _start_again(backend)
+        gateway.say_trouble(None)
+        console.print("It is there again.")
+
+
+async def _start_again(backend: Backend) -> None:
+    for attempt in itertools.count():
+        await backend.close()
+        try:
+            await backend.start()
+            return
+        except AgentLightningError as error:
+            pause = min(2.0**attempt, LONGEST_PAUSE)
+            console.print(f"It could not be started: {error}\nThe next try is in {pause:.0f} s.")
+            await asyncio.sleep(pause)
 
 
 async def _forget_old_requests(store: InMemoryLightningStore) -> None:

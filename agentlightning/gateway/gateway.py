@@ -211,6 +211,10 @@ class Gateway:
         """How many requests belonged to no attempt, by why they were refused."""
         return self._app.turned_away
 
+    def say_trouble(self, reason: str | None) -> None:
+        """Let `/health` answer 503 with this reason; None: all is well again."""
+        self._app.trouble = reason
+
     # ---- routing ---------------------------------------------------------------------------------------------------
 
     async def update_model_list(self, models: Mapping[str, Model]) -> None:

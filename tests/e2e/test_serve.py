@@ -8,8 +8,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
+import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
@@ -66,3 +69,35 @@ def test_a_chat_with_a_tool(url: str) -> None:
 def test_a_wrong_key_is_refused(url: str) -> None:
     with OpenAI(base_url=url, api_key="another", max_retries=0) as client, pytest.raises(AuthenticationError):
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
+
+
+def test_a_model_process_that_dies_is_started_again(url: str) -> None:
+    """Killed, it is there again; calls until then are refused with 503, which clients try again."""
+    servers = [child for parent in _children(os.getpid()) for child in _children(parent)]
+    (killed,) = [pid for pid in servers if b"agentlightning.backend.embedded" in _command(pid)]
+    os.kill(killed, signal.SIGKILL)
+    reasons: list[str] = []
+    deadline = time.monotonic() + 90
+    with httpx.Client(timeout=60) as client, OpenAI(base_url=url, api_key=KEY, max_retries=0) as calls:
+        while time.monotonic() < deadline:
+            health = client.get(url.removesuffix("/v1") + "/health")
+            if health.status_code == 503:
+                reasons.append(health.json()["reason"])
+            elif reasons:
+                break
+            time.sleep(0.02)
+        assert "SIGKILL" in reasons[0]
+        answer = calls.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "hi"}], max_tokens=4
+        )
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens > 0
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()]
+
+
+def _command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

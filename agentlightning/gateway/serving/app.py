@@ -89,6 +89,8 @@ class GatewayApp:
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
         self.turned_away: Counter[str] = Counter()
         """Requests that belong to no attempt, by why they were refused."""
+        self.trouble: str | None = None
+        """Why no model can be sampled from just now, for /health."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -109,7 +111,8 @@ class GatewayApp:
         elif rest.startswith("/models/") and rest.removeprefix("/models/") in self._router.names():
             await send_json(send, 200, _model(rest.removeprefix("/models/")))
         elif rest == "/health":
-            await send_json(send, 200, {"status": "ok"})
+            told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
+            await send_json(send, 200 if self.trouble is None else 503, told)
         else:
             known = ", ".join(f"/v1{path}" for path in (*self._dialects, "/models"))
             refusal = Refusal(
