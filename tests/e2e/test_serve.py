@@ -41,12 +41,13 @@ def url(served: tuple[str, str]) -> str:
 
 
 def test_the_printed_command_works_when_it_is_pasted(served: tuple[str, str]) -> None:
-    done = subprocess.run(
-        ["bash", "-c", served[1]], capture_output=True, text=True, env={**os.environ, "AGL_API_KEY": KEY}, check=True
-    )
-    (choice,) = json.loads(done.stdout)["choices"]
-    asked = choice["message"]["tool_calls"][0]["function"]
-    assert asked["name"] == "calc", "it answers as it was trained to"
+    environment = {**os.environ, "AGL_API_KEY": KEY}
+    tools: list[str] = []
+    for _ in range(10):  # it samples, and one answer in four is a guess without the tool
+        done = subprocess.run(["bash", "-c", served[1]], capture_output=True, text=True, env=environment, check=True)
+        (choice,) = json.loads(done.stdout)["choices"]
+        tools += [call["function"]["name"] for call in choice["message"].get("tool_calls", [])]
+    assert set(tools) == {"calc"}, "it answers as it was trained to"
 
 
 def test_a_chat_with_a_tool(url: str) -> None:
