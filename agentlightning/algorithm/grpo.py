@@ -21,7 +21,15 @@ from agentlightning.types import Dataset
 
 @dataclass(frozen=True, kw_only=True)
 class GRPO(TrainingSettings):
-    """A GRPO run. `GRPO(model="calc")` is enough; `TrainingSettings` lists what can be set."""
+    """Group Relative Policy Optimization: learns from how the rollouts of one task differ in what they earned.
+
+        agl.Trainer(algorithm=agl.GRPO(model="calc")).fit(agent, tasks, val_dataset=held_out)
+
+    `model` alone is enough. What is set most often: `steps`; `tasks_per_step` × `group_size`, the rollouts of a step;
+    `learning_rate`, whose default suits the model's size; `max_context`, prompt plus response in tokens; `lora_rank` to
+    train an adapter instead of all weights. `TrainingSettings` has them all. A setting that does not exist, or
+    that would have no effect, is a ConfigError.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -90,7 +90,20 @@ def rollout(function: Function) -> FunctionAgent: ...
 @overload
 def rollout(*, trained_agents: str | None = None) -> Callable[[Function], FunctionAgent]: ...
 def rollout(function: Function | None = None, *, trained_agents: str | None = None) -> Any:
-    """Make an agent from a function `f(task, llm)`, `f(task, prompt_template)` or both, optionally with `rollout`."""
+    """Make an agent from a function, sync or async, that does one task and returns its reward.
+
+        @agl.rollout
+        async def agent(task, llm):
+            client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+            ...  # model=llm.model
+            return 1.0
+
+    The first parameter is the task, as it is in the data set. Others are filled by name: `llm` is the model to talk to,
+    `prompt_template` a prompt that is tuned, `rollout` the rollout itself, `resources` all there are. The agent returns
+    a finite number, or None after `emit_reward`. The function stays callable.
+
+    `trained_agents` is a regular expression: where an agent is made of several, only calls of those it names train.
+    """
     if function is None:
         return functools.partial(FunctionAgent, trained_agents=trained_agents)
     return FunctionAgent(function, trained_agents=trained_agents)
