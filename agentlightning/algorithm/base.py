@@ -54,6 +54,8 @@ class TrainingContext:
     store: LightningStore
     run_dir: Path
     reporter: Reporter
+    run_id: str | None = None
+    """Of this run in its store; rollouts that carry it are claimed by this run's runners only."""
     resources: ResourcesUpdate | None = None
     """What rollouts run under, unless the algorithm makes others."""
     initial_resources: NamedResources = field(default_factory=dict)

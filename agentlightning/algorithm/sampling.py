@@ -25,7 +25,8 @@ async def enqueue(context: TrainingContext, requests: Sequence[EnqueueRolloutReq
     if not requests:
         return []
     resources_id = context.resources.resources_id if context.resources else None
-    bound = [r.model_copy(update={"resources_id": r.resources_id or resources_id}) for r in requests]
+    here = {"run_id": context.run_id}
+    bound = [r.model_copy(update={"resources_id": r.resources_id or resources_id, **here}) for r in requests]
     return [rollout.rollout_id for rollout in await context.store.enqueue_many_rollouts(bound)]
 
 

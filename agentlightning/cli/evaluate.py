@@ -18,11 +18,11 @@ from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, r
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.cli.store import location_of
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
 from agentlightning.metrics.intervals import mean_interval, paired_difference
-from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
@@ -148,11 +148,8 @@ async def _validation_tasks(run_dir: Path) -> list[Any]:
     file = run_dir / STORE_FILE
     if not file.is_file():
         return []
-    store = SqliteLightningStore(file)
-    try:
-        found = await store.query_rollouts(sort_by="start_time", limit=-1)
-    finally:
-        await store.close()
+    async with location_of(file).reading() as store:
+        found = await store.query_rollouts(sort_by="start_time")
     return [json.loads(text) for text in dict.fromkeys(json.dumps(r.input) for r in found if r.mode is RolloutMode.VAL)]
 
 

@@ -10,12 +10,11 @@ from rich.panel import Panel
 from rich.text import Text
 
 from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.cli.store import Location
+from agentlightning.cli.store import Location, location_of
 from agentlightning.cli.transcript import transcript
 from agentlightning.errors import ConfigError
-from agentlightning.store.sql import SqlLightningStore
+from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
-from agentlightning.trainer.trainer import STORE_FILE
 from agentlightning.types import RolloutStatus
 
 console = Console(highlight=False)
@@ -23,14 +22,11 @@ console = Console(highlight=False)
 
 def show_rollouts(run: Path, rollout_id: str | None, *, failed: bool, limit: int, full: bool = False) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
-    file = run / STORE_FILE if run.is_dir() else run
-    if not file.is_file():
-        raise ConfigError(f"There is no store '{file}'. Give a run's folder, or the file of a store.")
-    run_sync(_show(Location(file, None), rollout_id, failed, limit, full))
+    run_sync(_show(location_of(run), rollout_id, failed, limit, full))
 
 
 async def _show(where: Location, rollout_id: str | None, failed: bool, limit: int, full: bool) -> None:
-    async with where.opened() as store:
+    async with where.reading() as store:
         found = await store.query_rollouts(
             rollout_id_in=[rollout_id] if rollout_id else None,
             status_in=[RolloutStatus.FAILED if failed else RolloutStatus.SUCCEEDED, RolloutStatus.FAILED],
@@ -45,7 +41,7 @@ async def _show(where: Location, rollout_id: str | None, failed: bool, limit: in
             console.print(await _panel(store, episode, full))
 
 
-async def _panel(store: SqlLightningStore, episode: Episode, full: bool) -> Panel:
+async def _panel(store: LightningStore, episode: Episode, full: bool) -> Panel:
     rollout = episode.rollout
     spans = (await store.query_spans(rollout.rollout_id, "latest")).items
     parts = [Text(f"task  {json.dumps(rollout.input, ensure_ascii=False)}", style="dim"), transcript(spans, full=full)]

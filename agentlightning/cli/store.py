@@ -24,10 +24,12 @@ from agentlightning.store import (
     PostgresLightningStore,
     SqliteLightningStore,
 )
-from agentlightning.store.base import Statistics
+from agentlightning.store.base import LightningStore, Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
+from agentlightning.trainer.live import connect
 from agentlightning.trainer.sync import run_sync
+from agentlightning.trainer.trainer import STORE_FILE
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 console = Console(highlight=False, soft_wrap=True)
@@ -69,11 +71,34 @@ class Location:
             path = self.path or DEFAULT_PATH
             if not create and not path.exists():
                 raise ConfigError(f"There is no store '{path}'. Give its file with --path, or --dsn for PostgreSQL.")
+            await self._refuse_if_live(path)
             store = SqliteLightningStore(path)
         try:
             yield store
         finally:
             await store.close()
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[LightningStore]:
+        """To look at: of a run that goes on through its own server, else as `opened`."""
+        live = None if self.dsn is not None else await connect((self.path or DEFAULT_PATH).parent)
+        if live is None:
+            async with self.opened() as store:
+                yield store
+            return
+        try:
+            yield live
+        finally:
+            await live.close()
+
+    async def _refuse_if_live(self, path: Path) -> None:
+        live = await connect(path.parent)
+        if live is not None:
+            await live.close()
+            raise ConfigError(
+                f"The run in {path.parent} is going on, and only it may change its store. Look at it with "
+                f"`agl show {path.parent}` or `agl store statistics {path.parent}`, or wait until it is over."
+            )
 
     def __str__(self) -> str:
         if self.backend == "memory":
@@ -87,6 +112,14 @@ def log_at(level: str) -> None:
     if known is None:
         raise ConfigError(f"--log-level is '{level}'; it can be DEBUG, INFO, WARNING or ERROR.")
     logging.basicConfig(level=known, format="%(asctime)s %(levelname)s %(name)s  %(message)s")
+
+
+def location_of(run: Path) -> Location:
+    """The store of a run's folder, or a store's file. Raises ConfigError where there is none."""
+    file = run / STORE_FILE if run.is_dir() else run
+    if not file.is_file():
+        raise ConfigError(f"There is no store '{file}'. Give a run's folder, or the file of a store.")
+    return Location(file, None)
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------
@@ -157,7 +190,7 @@ def stats(location: Location) -> None:
 
 
 async def _statistics(location: Location) -> Statistics:
-    async with location.opened() as store:
+    async with location.reading() as store:
         return await store.statistics()
 
 

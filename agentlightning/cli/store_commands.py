@@ -41,12 +41,16 @@ def root(
         serve(context.obj, host, port, key, secret_file)
 
 
-@store_app.command()
-def stats(context: typer.Context) -> None:
-    """Count what is stored, by status."""
+@store_app.command("statistics")
+@store_app.command("stats", hidden=True)
+def statistics(
+    context: typer.Context,
+    run: Annotated[Path | None, typer.Argument(help="A run's folder, or the file of a store.")] = None,
+) -> None:
+    """Count what is stored, by status; also of a run that is going on."""
     from agentlightning.cli import store
 
-    store.stats(context.obj)
+    store.stats(context.obj if run is None else store.location_of(run))
 
 
 @store_app.command()

@@ -9,6 +9,7 @@ from typing import Any
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import FunctionAgent, LitAgent
+from agentlightning.metrics import Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.trainer.tasks import load_tasks
@@ -19,6 +20,7 @@ _PARTS: dict[str, tuple[type, str]] = {
     "store": (LightningStore, "SqliteLightningStore('store.db')"),
     "tracer": (Tracer, "OtelTracer()"),
     "resource": (Resource, "PromptTemplate(template='…', engine='f-string')"),
+    "sink": (Sink, "metrics.Sink(), with your methods in a subclass of it"),
     "hook": (Hook, "Hook(), with your methods in a subclass of it"),
 }
 

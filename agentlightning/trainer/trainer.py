@@ -12,18 +12,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
-
-from pydantic import BaseModel
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm, with_trained_agents
@@ -37,10 +34,9 @@ from agentlightning.algorithm.checkpoint import (
 )
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, StoreError, debugging
-from agentlightning.files import atomic_write
+from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, plot_curve, read_metrics
+from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, Sink, StoreSink, plot_curve, read_metrics
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -48,11 +44,13 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
+from agentlightning.trainer.live import RUN_FILE as RUN_FILE
+from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce
-from agentlightning.types import FINISHED_ROLLOUT, Dataset, Hook, NamedResources, RolloutConfig, RolloutStatus
+from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.backend import Backend
@@ -70,7 +68,6 @@ Tasks = Dataset[Any] | str | Path
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
-RUN_FILE = "run.json"
 STORE_FILE = "store.db"
 GIVE_UP_SECONDS = 120.0
 """A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
@@ -112,6 +109,7 @@ class Trainer(GivenByName):
         run_dir: Where the run leaves its files; None is a new folder in `runs/`.
         resume: A run's folder or a checkpoint to go on from.
         console: Where progress is shown; None is the terminal.
+        sinks: Where metrics and messages go besides: the user's own `agentlightning.metrics.Sink`s.
     """
 
     _otherwise = (
@@ -140,6 +138,7 @@ class Trainer(GivenByName):
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         console: Console | None = None,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         if n_runners is not None and n_workers is not None and n_runners != n_workers:
             raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
@@ -172,6 +171,9 @@ class Trainer(GivenByName):
         self.resume_from = latest_checkpoint(Path(resume)) if resume else None
         self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
         self.console = console
+        self.sinks = list(sinks)
+        for sink in self.sinks:
+            check_parts(sink=sink)
         self._trained_agents: str | None = None
         """What the agent says of which agents are trained, while `fit` runs."""
         if self.algorithm.serial:
@@ -279,18 +281,26 @@ class Trainer(GivenByName):
             if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
                 store = SqliteLightningStore(self.run_dir / STORE_FILE)
                 stack.push_async_callback(store.close)
-                await _cancel_leftovers(store)  # only where the store is this run's own
-            self._write_run_file(job.agent)
+                await cancel_leftovers(store)
+            run = describe(self.run_dir, self.algorithm, job.agent)
+            if self.store is not None:  # others may work in it
+                await cancel_leftovers(store, run.run_id)
             if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
                 names = ", ".join(path.name for path in moved)
                 logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
+            rows = StoreSink(store, run.run_id)
             metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
-            reporter = Reporter(metrics, self.console or RichConsole())
+            reporter = Reporter(rows, metrics, self.console or RichConsole(), guests=self.sinks)
+            await stack.enter_async_context(recorded(store, run, rows, first_step=first_step, stopped=job.stop.is_set))
             stack.callback(reporter.close)
+            reporter.start(run)
             if job.answers_signals:
                 stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
             introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
             address = await self.strategy.serve(stack, store)
+            if address is not None:
+                address = replace(address, run_id=run.run_id)
+            await open_door(stack, store, address, self.run_dir)
             if address is not None and self.address is not None and not self.address.done():
                 self.address.set_result(address)
             served = await self._serve_models(stack, store, reporter)
@@ -301,6 +311,7 @@ class Trainer(GivenByName):
             context = TrainingContext(
                 store=store,
                 run_dir=self.run_dir,
+                run_id=run.run_id,
                 reporter=reporter,
                 resources=await store.add_resources(resources),
                 initial_resources=self.initial_resources,
@@ -383,7 +394,13 @@ class Trainer(GivenByName):
     def _make_runner(
         self, agent: LitAgent[Any], store: LightningStore, gateway: ModelAccess | None, number: int
     ) -> LitAgentRunner:
-        runner = LitAgentRunner(self.tracer, self.max_rollouts, concurrency=self.concurrency, gateway=gateway)
+        runner = LitAgentRunner(
+            self.tracer,
+            self.max_rollouts,
+            concurrency=self.concurrency,
+            gateway=gateway,
+            run_id=self.algorithm.context.run_id,
+        )
         runner.init(agent, self.hooks)
         runner.init_worker(number, store)
         return runner
@@ -460,15 +477,6 @@ class Trainer(GivenByName):
                 f"(resume='{self.run_dir}', --resume {self.run_dir}), or give another run_dir."
             )
 
-    def _write_run_file(self, agent: LitAgent[Any]) -> None:
-        """What the run was: its algorithm with all settings, and where its agent is."""
-        algorithm = self.algorithm
-        names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
-        settings = {name: getattr(algorithm, name) for name in names}
-        name, source = agent.origin
-        run = {"algorithm": type(algorithm).__name__, "settings": settings, "agent": name, "source": source}
-        atomic_write(self.run_dir / RUN_FILE, json.dumps(run, indent=2, default=_plain))
-
     def _draw_curve(self) -> None:
         try:
             plot_curve(self.run_dir / METRICS_FILE, self.run_dir / CURVE_FILE, self.run_dir.name)
@@ -476,22 +484,7 @@ class Trainer(GivenByName):
             logger.info("No curve was drawn: %s", error)
 
 
-def _plain(value: Any) -> Any:
-    """A setting that is no JSON value, for people."""
-    return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
-
-
 def _new_folder(path: Path) -> Path:
     """The path, with a number behind it if it is taken."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], numbered) if not p.exists())
-
-
-async def _cancel_leftovers(store: LightningStore) -> None:
-    """Rollouts of a run that died are not picked up: the step they belonged to is sampled again."""
-    open_statuses = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
-    for rollout in await store.query_rollouts(status_in=open_statuses, limit=-1):
-        try:
-            await store.update_rollout(rollout.rollout_id, status=RolloutStatus.CANCELLED)
-        except StoreError as error:
-            logger.warning("Rollout %s of an earlier run could not be cancelled: %s", rollout.rollout_id, error)

@@ -303,8 +303,9 @@ def _acquire(path: Path) -> IO[str] | None:
         owner = lock.read().strip() or "unknown"
         lock.close()
         raise StoreError(
-            f"The store '{path}' is already open (process {owner}). One process owns a SQLite store: close that one, "
-            f"or serve it with `agl store --path {path}` and connect with LightningStoreClient(url)."
+            f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. A run that "
+            "goes on is looked at with `agl show` and `agl store statistics`; to share a store, serve it from the start "
+            f"(`agl store --path {path}`) and connect with LightningStoreClient(url)."
         ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))

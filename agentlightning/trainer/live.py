@@ -1,0 +1,159 @@
+"""A run while it goes on: its row in the store with what it says, and a door through which other processes read it.
+
+The store is served on loopback; the address and a key made for this life of the run are in a file in the run's folder
+that only its owner may read, and that is gone when the run is. One that a killed process left behind is recognised:
+nobody answers there.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.errors import StoreError, StoreUnavailableError, message_of
+from agentlightning.files import atomic_write
+from agentlightning.litagent import LitAgent
+from agentlightning.metrics import StoreSink
+from agentlightning.runner.remote import Address
+from agentlightning.store import LightningStoreClient, LightningStoreServer
+from agentlightning.store.base import LightningStore
+from agentlightning.store.sql import SqlLightningStore
+from agentlightning.types import FINISHED_ROLLOUT, RolloutStatus, Run, RunStatus
+from agentlightning.types.ids import random_hex
+
+logger = logging.getLogger(__name__)
+
+RUN_FILE = "run.json"
+LIVE_FILE = "live.json"
+ANSWER_SECONDS = 5.0
+"""A run that does not answer for so long is taken for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """Where a run that goes on is read."""
+
+    url: str
+    key: str | None = field(repr=False)
+    pid: int
+
+
+def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any]) -> Run:
+    """What the run is: its algorithm with all settings, and where its agent is. Also written to its folder.
+
+    A run that goes on keeps its id, which its folder knows.
+    """
+    names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
+    name, source = agent.origin
+    known = {
+        "run_id": _known_id(run_dir) or f"run-{random_hex(8)}",
+        "algorithm": type(algorithm).__name__,
+        "settings": {name: getattr(algorithm, name) for name in names},
+        "agent": name,
+        "source": source,
+    }
+    text = json.dumps(known, indent=2, default=_plain)
+    atomic_write(run_dir / RUN_FILE, text)
+    return Run(
+        run_id=known["run_id"],
+        algorithm=known["algorithm"],
+        agent=name or "",
+        settings=json.loads(text)["settings"],
+        state={"source": source, "run_dir": str(run_dir.resolve())},
+    )
+
+
+def _known_id(run_dir: Path) -> str | None:
+    try:
+        return str(json.loads((run_dir / RUN_FILE).read_text())["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A setting that is no JSON value, for people."""
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
+
+
+async def cancel_leftovers(store: LightningStore, run_id: str | None = None) -> None:
+    """Rollouts of a run that died are not picked up: the step they belonged to is sampled again. None: of any run."""
+    open_statuses = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
+    runs = None if run_id is None else [run_id]
+    for rollout in await store.query_rollouts(status_in=open_statuses, run_id_in=runs):
+        try:
+            await store.update_rollout(rollout.rollout_id, status=RolloutStatus.CANCELLED)
+        except StoreError as error:
+            logger.warning("Rollout %s of an earlier run could not be cancelled: %s", rollout.rollout_id, error)
+
+
+@asynccontextmanager
+async def recorded(
+    store: LightningStore, run: Run, sink: StoreSink, *, first_step: int, stopped: Callable[[], bool]
+) -> AsyncIterator[None]:
+    """Begin the run in its store, write what `sink` is told, and say in the end what became of it."""
+    await store.begin_run(run, first_step=first_step)
+    status, reason = RunStatus.FAILED, "It was interrupted."
+    try:
+        async with sink.writing():
+            yield
+        status, reason = (RunStatus.STOPPED if stopped() else RunStatus.SUCCEEDED), None
+    except Exception as error:
+        reason = message_of(error) or type(error).__name__
+        raise
+    finally:
+        try:
+            await store.update_run(run.run_id, status=status, error=reason, state={"doing": None})
+        except StoreError as error:
+            logger.warning("The store does not know how the run ended: %s", error)
+
+
+async def open_door(stack: AsyncExitStack, store: LightningStore, address: Address | None, run_dir: Path) -> None:
+    """Let other processes read the run until `stack` ends; at `address`, if its store is served already."""
+    if address is None:
+        if not isinstance(store, SqlLightningStore):
+            return  # somebody else's: it is read there
+        key = secrets.token_hex(32)
+        server = LightningStoreServer(store, port=0, admin_key=key)
+        await server.start()
+        stack.push_async_callback(server.stop)
+        address = Address(server.endpoint, key)
+    file = run_dir / LIVE_FILE
+    _write_privately(file, Live(address.url, address.key, os.getpid()))
+    stack.callback(lambda: file.unlink(missing_ok=True))
+
+
+def _write_privately(file: Path, live: Live) -> None:
+    """In one step, readable by its owner from the first moment on."""
+    work = file.with_name(f".{file.name}.{os.getpid()}")
+    work.unlink(missing_ok=True)
+    with open(work, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as opened:
+        json.dump(asdict(live), opened)
+    work.replace(file)
+
+
+async def connect(run_dir: Path) -> LightningStoreClient | None:
+    """A client of the run that goes on in this folder; None if none does."""
+    try:
+        live = Live(**json.loads((run_dir / LIVE_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+    probe = LightningStoreClient(live.url, live.key, retry_seconds=0.0, request_seconds=ANSWER_SECONDS)
+    try:
+        await probe.statistics()
+    except StoreUnavailableError:
+        return None
+    except StoreError:  # another program answers there now
+        return None
+    finally:
+        await probe.close()
+    return LightningStoreClient(live.url, live.key, retry_seconds=ANSWER_SECONDS)
