@@ -168,6 +168,7 @@ def runner(
     give_up_after: Annotated[
         float | None, typer.Option(min=0.0, help="Stop when the server was out of reach for so many seconds.")
     ] = None,
+    run: Annotated[str | None, typer.Option(help="The id of the run to work for, where a store holds several.")] = None,
 ) -> None:
     """Run rollouts for a trainer on another machine; connections go out only. Join and leave at any time."""
     from agentlightning.cli.agents import find_agent
@@ -181,6 +182,7 @@ def runner(
         concurrency=concurrency,
         max_rollouts=max_rollouts,
         give_up_after=give_up_after,
+        run=run,
     )
 
 

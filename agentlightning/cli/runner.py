@@ -26,10 +26,11 @@ def run_runner(
     concurrency: int,
     max_rollouts: int | None,
     give_up_after: float | None,
+    run: str | None = None,
 ) -> None:
     """Claim and run rollouts until Ctrl-C. Raises StoreError when the server is not there to begin with."""
     secret = read_secret(secret_file, create=False) if secret_file else None
-    run_sync(_serve(agent, Address(server, key, secret), concurrency, max_rollouts, give_up_after))
+    run_sync(_serve(agent, Address(server, key, secret, run), concurrency, max_rollouts, give_up_after))
 
 
 async def _serve(

@@ -304,8 +304,8 @@ def _acquire(path: Path) -> IO[str] | None:
         lock.close()
         raise StoreError(
             f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. A run that "
-            "goes on is looked at with `agl show` and `agl store statistics`; to share a store, serve it from the start "
-            f"(`agl store --path {path}`) and connect with LightningStoreClient(url)."
+            "goes on is looked at with `agl show` and `agl store statistics`; to share a store, serve it from the "
+            f"start (`agl store --path {path}`) and connect with LightningStoreClient(url)."
         ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
