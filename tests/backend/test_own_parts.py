@@ -12,8 +12,8 @@ import agentlightning as agl
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
 
-from ..backend.bigram import BigramBackend
 from ..gateway.test_own_dialect import ParlourDialect
+from .bigram import BigramBackend
 from .own_parts import CONSTANT, Diary, displaced, rank
 
 
