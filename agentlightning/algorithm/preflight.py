@@ -142,6 +142,7 @@ class Preflight:
             f"The reward has not risen in {steps} steps: it was {early:.3g} in the first third of them and {late:.3g} "
             f"in the last, and varies by ±{noise_of(self._rewards):.2g} from step to step. {_likely_cause(metrics)}",
             key="stands still",
+            verdict=True,
         )
 
     def _stands_still(self) -> bool:
@@ -178,21 +179,23 @@ class Preflight:
             self.solved = True
             self._tell(
                 f"For {FLAT_STEPS} steps every rollout earned the highest reward seen ({self._highest:g}): nothing is "
-                "left to learn from these tasks, and training ends here."
+                "left to learn from these tasks, and training ends here.",
+                verdict=True,
             )
         elif self.stuck:
-            self._tell(f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}")
+            text = f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}"
+            self._tell(text, verdict=True)
         elif not self._learned and self._flat_steps and self._flat >= self._flat_steps:
             raise AgentError(
                 f"{_same(self._flat, rewards)} {_TOO_HARD} To let a run wait longer for its first success, set "
                 "flat_steps (0: for ever)."
             )
 
-    def _tell(self, text: str, key: str | None = None) -> None:
+    def _tell(self, text: str, key: str | None = None, *, verdict: bool = False) -> None:
         key = key or text.split(". ", 1)[-1]
         if key not in self._told:
             self._told.add(key)
-            self._reporter.warn(text)
+            (self._reporter.verdict if verdict else self._reporter.warn)(text)
 
 
 def _nothing_selected(usable: Sequence[Episode], selected_by: Mapping[str, str]) -> str:

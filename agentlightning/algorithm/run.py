@@ -264,7 +264,8 @@ class TrainingRun:
             carried=sampled.carried,
             val_reward=self._val_reward,
         )
-        await save_checkpoint(self.context.run_dir, self._backend, info)
+        saved = await save_checkpoint(self.context.run_dir, self._backend, info)
+        self.context.reporter.event("checkpoint", {"step": self.done, "path": str(saved)})
         prune_checkpoints(self.context.run_dir, self.settings.keep_checkpoints)
         self._saved = self.done
 

@@ -11,7 +11,7 @@ from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.types import FINISHED_ROLLOUT, EnqueueRolloutRequest, RolloutStatus
 
-STATUS_SECONDS = 0.5
+STATUS_SECONDS = 1.0
 
 
 class Stopped(Exception):
@@ -50,11 +50,13 @@ async def finished_groups(
     Raises Stopped when `context.stop` is set meanwhile. Then, and when cancelled, the rollouts are cancelled.
     """
     ids = [rollout_id for group in groups for rollout_id in group]
-    waits = [asyncio.create_task(context.store.wait_for_rollouts(rollout_ids=g, timeout=None)) for g in groups]
+    together = need == len(groups)  # then one wait is for all of them
+    waited = [ids] if together else groups
+    waits = [asyncio.create_task(context.store.wait_for_rollouts(rollout_ids=g, timeout=None)) for g in waited]
     stopping = asyncio.create_task(context.stop.wait())
     ticker = asyncio.create_task(_tick(context, len(ids), status))
     try:
-        while sum(wait.done() for wait in waits) < need:
+        while sum(wait.done() for wait in waits) < (1 if together else need):
             open_waits = [wait for wait in waits if not wait.done()]
             await asyncio.wait({*open_waits, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if stopping.done():
@@ -63,7 +65,7 @@ async def finished_groups(
         done = [index for index, wait in enumerate(waits) if wait.done()]
         for index in done:
             waits[index].result()
-        return done
+        return list(range(len(groups))) if together else done
     except asyncio.CancelledError:
         await cancel(context, ids)
         raise

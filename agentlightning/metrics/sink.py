@@ -42,8 +42,8 @@ class Sink:
         """Something the user should act on."""
 
     def verdict(self, text: str) -> None:
-        """What the run came to. By default it is noted."""
-        self.note(text)
+        """What the run comes to, in words: solved, stuck, not learning. By default it is a warning."""
+        self.warn(text)
 
     def event(self, name: str, data: Mapping[str, Any]) -> None:
         """Something else that happened: a checkpoint, a restart."""

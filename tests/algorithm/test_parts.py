@@ -246,8 +246,8 @@ def test_a_run_whose_rollouts_all_earn_the_highest_reward_is_solved(reporter: Re
 
 
 def test_an_unknown_schedule_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="'constant' or 'linear'"):
-        GRPO(model="calc", schedule="cosine")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="'constant' or 'linear' or 'cosine'"):
+        GRPO(model="calc", schedule="square")  # pyright: ignore[reportArgumentType]
 
 
 def test_preflight_stops_when_siblings_never_differ(reporter: Reporter) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -179,3 +181,29 @@ def test_the_linear_rate_falls_with_the_tasks_learned() -> None:
 def test_a_quorum_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="quorum"):
         agl.GRPO(model="calc", **wrong)  # pyright: ignore[reportArgumentType]
+
+
+class Reads(InMemoryLightningStore):
+    """Counts what is asked of it."""
+
+    count = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith(("query_", "get_", "wait_", "statistics")):
+            Reads.count += 1
+        return super().__getattribute__(name)
+
+
+async def test_a_step_of_128_rollouts_takes_a_handful_of_reads(tmp_path: Path) -> None:
+    """Instead of some for each rollout. Besides these the status line reads the counters once a second."""
+    algorithm = agl.GRPO(model="calc", group_size=8, tasks_per_step=16)
+    async with asyncio.timeout(60), sampling(tmp_path, Slow(set()), algorithm) as source:
+        inner = source._context.store
+        reader = Reads.__new__(Reads)
+        reader.__dict__.update(vars(inner))
+        began, Reads.count = time.monotonic(), 0
+        counted = RolloutSource(algorithm, replace(source._context, store=reader), TaskSchedule(range(16), 16, seed=0))
+        sampled = await counted.sample(1, 0)
+        assert sampled is not None
+        assert len(sampled.episodes) == 128
+        assert Reads.count - int(time.monotonic() - began) < 10
