@@ -17,8 +17,8 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.metrics import read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import RunResult, Trainer
+from agentlightning.trainer.folder import CURVE_FILE, METRICS_FILE, STORE_FILE
 from agentlightning.trainer.sync import run_sync
-from agentlightning.trainer.trainer import CURVE_FILE, METRICS_FILE, STORE_FILE
 
 console = Console(highlight=False, soft_wrap=True)
 

@@ -24,9 +24,10 @@ from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
 from agentlightning.metrics.intervals import mean_interval, paired_difference
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.folder import STORE_FILE
+from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
-from agentlightning.trainer.trainer import RUN_FILE, STORE_FILE
 from agentlightning.types import RolloutMode
 
 terminal = Terminal(highlight=False, soft_wrap=True)

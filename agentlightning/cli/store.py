@@ -27,9 +27,9 @@ from agentlightning.store import (
 from agentlightning.store.base import LightningStore, Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
+from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import connect
 from agentlightning.trainer.sync import run_sync
-from agentlightning.trainer.trainer import STORE_FILE
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 console = Console(highlight=False, soft_wrap=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import itertools
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter import TracerTraceToTriplet
@@ -44,13 +42,14 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
+from agentlightning.trainer.folder import CURVE_FILE, METRICS_FILE, STORE_FILE, new_folder, prepare_folder
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce
-from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig
+from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig, Run
 
 if TYPE_CHECKING:
     from agentlightning.backend import Backend
@@ -66,9 +65,6 @@ current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
 
-METRICS_FILE = "metrics.jsonl"
-CURVE_FILE = "curve.png"
-STORE_FILE = "store.db"
 GIVE_UP_SECONDS = 120.0
 """A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
 
@@ -216,7 +212,7 @@ class Trainer(GivenByName):
         if served is not None:
             served = replace(served, model=replace(served.model, reference=None, critic=False))
         dry.algorithm = Baseline(served=served, rollout_config=config)
-        dry.run_dir = _new_folder(self.run_dir / "dev")
+        dry.run_dir = new_folder(self.run_dir / "dev")
         return dry.fit(agent, train_dataset)
 
     async def fit_async(
@@ -239,8 +235,7 @@ class Trainer(GivenByName):
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
-        self._refuse_to_overwrite()
-        self._make_run_dir()
+        prepare_folder(self.run_dir, resuming=self.resume_from is not None)
         processes = self._fork_runners(agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
         try:
@@ -275,34 +270,10 @@ class Trainer(GivenByName):
 
     async def _run(self, job: _Job, processes: RunnerProcesses | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
-        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         async with AsyncExitStack() as stack:
-            store = self.store
-            if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
-                store = SqliteLightningStore(self.run_dir / STORE_FILE)
-                stack.push_async_callback(store.close)
-                await cancel_leftovers(store)
-            run = describe(self.run_dir, self.algorithm, job.agent)
-            if self.store is not None:  # others may work in it
-                await cancel_leftovers(store, run.run_id)
-            if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
-                names = ", ".join(path.name for path in moved)
-                logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
-            rows = StoreSink(store, run.run_id)
-            metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
-            reporter = Reporter(rows, metrics, self.console or RichConsole(), guests=self.sinks)
-            await stack.enter_async_context(recorded(store, run, rows, first_step=first_step, stopped=job.stop.is_set))
-            stack.callback(reporter.close)
-            reporter.start(run)
-            if job.answers_signals:
-                stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
-            introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
-            address = await self.strategy.serve(stack, store)
-            if address is not None:
-                address = replace(address, run_id=run.run_id)
-            await open_door(stack, store, address, self.run_dir)
-            if address is not None and self.address is not None and not self.address.done():
-                self.address.set_result(address)
+            store, run = await self._open_store(stack, job)
+            reporter = await self._start_reporting(stack, store, run, job)
+            address = await self._open_door(stack, store, run)
             served = await self._serve_models(stack, store, reporter)
             resources = {**(served.resources() if served else {}), **self.initial_resources}
             gateway = served.gateway if served else None
@@ -328,6 +299,45 @@ class Trainer(GivenByName):
                 processes.start(address)
                 stack.callback(processes.pause)
             await self._run_beside_runners(job, store, served and served.backend, gateway, processes)
+
+    async def _open_store(self, stack: AsyncExitStack, job: _Job) -> tuple[LightningStore, Run]:
+        """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
+        store = self.store
+        if store is None:  # first of all: its file can be opened once, which keeps a second run out of the folder
+            store = SqliteLightningStore(self.run_dir / STORE_FILE)
+            stack.push_async_callback(store.close)
+            await cancel_leftovers(store)
+        run = describe(self.run_dir, self.algorithm, job.agent)
+        if self.store is not None:  # others may work in it
+            await cancel_leftovers(store, run.run_id)
+        if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
+            names = ", ".join(path.name for path in moved)
+            logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
+        return store, run
+
+    async def _start_reporting(self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Job) -> Reporter:
+        """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
+        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
+        rows = StoreSink(store, run.run_id)
+        metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
+        reporter = Reporter(rows, metrics, self.console or RichConsole(), guests=self.sinks)
+        await stack.enter_async_context(recorded(store, run, rows, first_step=first_step, stopped=job.stop.is_set))
+        stack.callback(reporter.close)
+        reporter.start(run)
+        if job.answers_signals:
+            stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
+        introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
+        return reporter
+
+    async def _open_door(self, stack: AsyncExitStack, store: LightningStore, run: Run) -> Address | None:
+        """Serve the store to runners that are not here, and to whoever looks at the run; the runners' address."""
+        address = await self.strategy.serve(stack, store)
+        if address is not None:
+            address = replace(address, run_id=run.run_id)
+        await open_door(stack, store, address, self.run_dir)
+        if address is not None and self.address is not None and not self.address.done():
+            self.address.set_result(address)
+        return address
 
     async def _serve_models(self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter) -> Served | None:
         """The backend and the gateway in front of it and of other providers, if there is anything to serve."""
@@ -457,34 +467,10 @@ class Trainer(GivenByName):
         if self.resume_from is not None:
             return self.resume_from.parent.parent
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        return _new_folder(Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}")
-
-    def _make_run_dir(self) -> None:
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            with TemporaryFile(dir=self.run_dir):
-                pass
-        except OSError as error:
-            raise ConfigError(
-                f"The run cannot write to {self.run_dir}: {error}. Give a run_dir where it can."
-            ) from error
-
-    def _refuse_to_overwrite(self) -> None:
-        metrics = self.run_dir / METRICS_FILE
-        if self.resume_from is None and metrics.is_file() and metrics.stat().st_size > 0:
-            raise ConfigError(
-                f"{self.run_dir} holds a run already, which would be overwritten. Go on with it "
-                f"(resume='{self.run_dir}', --resume {self.run_dir}), or give another run_dir."
-            )
+        return new_folder(Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}")
 
     def _draw_curve(self) -> None:
         try:
             plot_curve(self.run_dir / METRICS_FILE, self.run_dir / CURVE_FILE, self.run_dir.name)
         except ConfigError as error:
             logger.info("No curve was drawn: %s", error)
-
-
-def _new_folder(path: Path) -> Path:
-    """The path, with a number behind it if it is taken."""
-    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(p for p in itertools.chain([path], numbered) if not p.exists())

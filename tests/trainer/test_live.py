@@ -16,8 +16,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
+from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import LIVE_FILE, connect
-from agentlightning.trainer.trainer import STORE_FILE
 from agentlightning.types import Run, RunStatus
 
 

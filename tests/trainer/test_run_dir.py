@@ -12,7 +12,8 @@ from agentlightning.algorithm.baseline import Baseline
 from agentlightning.errors import StoreError
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
-from agentlightning.trainer.trainer import METRICS_FILE, RUN_FILE, STORE_FILE
+from agentlightning.trainer.folder import METRICS_FILE, STORE_FILE
+from agentlightning.trainer.live import RUN_FILE
 
 
 def write_checkpoint(run_dir: Path, step: int) -> Path:

@@ -1,0 +1,35 @@
+"""A run's folder: the names of the files in it, a new one beside those there are, and what may not be overwritten."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from tempfile import TemporaryFile
+
+from agentlightning.errors import ConfigError
+
+METRICS_FILE = "metrics.jsonl"
+CURVE_FILE = "curve.png"
+STORE_FILE = "store.db"
+
+
+def new_folder(path: Path) -> Path:
+    """The path, with a number behind it if it is taken."""
+    numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(p for p in itertools.chain([path], numbered) if not p.exists())
+
+
+def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
+    """Make the folder. Raises ConfigError where it holds another run, or cannot be written to."""
+    metrics = run_dir / METRICS_FILE
+    if not resuming and metrics.is_file() and metrics.stat().st_size > 0:
+        raise ConfigError(
+            f"{run_dir} holds a run already, which would be overwritten. Go on with it "
+            f"(resume='{run_dir}', --resume {run_dir}), or give another run_dir."
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=run_dir):
+            pass
+    except OSError as error:
+        raise ConfigError(f"The run cannot write to {run_dir}: {error}. Give a run_dir where it can.") from error
