@@ -73,6 +73,8 @@ class GivenByName:
 
     _otherwise: ClassVar[str | None] = None
     """What is said of a name that nothing is near to; None: all names."""
+    _others: ClassVar[Collection[str]] = ()
+    """Names of settings that belong elsewhere, as `_otherwise` says, however near they are to one that is here."""
 
     if not TYPE_CHECKING:  # type checkers and editors look at `__init__`
         __signature__ = _SignatureOfInit()
@@ -80,19 +82,24 @@ class GivenByName:
         def __new__(cls, *positional: Any, **given: Any) -> Self:
             parameters = cls.__signature__.parameters
             if all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
-                refuse_unknown(cls.__name__, positional, given, list(parameters), cls._otherwise)
+                refuse_unknown(cls.__name__, positional, given, list(parameters), cls._otherwise, cls._others)
             return super().__new__(cls)
 
 
 def refuse_unknown(
-    what: str, positional: Sequence[Any], given: Collection[str], known: Collection[str], otherwise: str | None
+    what: str,
+    positional: Sequence[Any],
+    given: Collection[str],
+    known: Collection[str],
+    otherwise: str | None,
+    others: Collection[str] = (),
 ) -> None:
     """Raises ConfigError for the first name that is no setting, with the one that was probably meant."""
     if positional:
         raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
     for name in given:
         if name not in known:
-            meant = nearest(name, known)
+            meant = None if name in others else nearest(name, known)
             hint = f"Did you mean {meant}?" if meant else otherwise or f"They are: {', '.join(sorted(known))}."
             raise ConfigError(f"{what} has no setting '{name}'. {hint}")
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +112,8 @@ class Trainer(GivenByName):
         "Settings of training, such as model, learning_rate or steps, are the algorithm's: "
         "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
     )
+
+    _others = frozenset(f.name for f in fields(TrainingSettings))
 
     def __init__(
         self,

@@ -49,17 +49,17 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "words", "resumes"),
     [
-        (["eval", "calc", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "nothing to compare"),
-        (["train", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "nothing to resume: start again"),
-        (["run", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl", "--model", "calc"], "Stopped."),
+        (["eval", "calc", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "nothing to compare", False),
+        (["train", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "Go on with the same command", True),
+        (["run", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl", "--model", "calc"], "Stopped.", False),
     ],
     ids=["eval", "train", "run"],
 )
-def test_before_there_is_anything(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_before_there_is_anything(tmp_path: Path, arguments: list[str], words: str, resumes: bool) -> None:
     status, printed = interrupted(tmp_path, *arguments)
     assert status == 130, printed
     assert words in printed
     assert "Traceback" not in printed
-    assert "--resume" not in printed
+    assert ("--resume" in printed) is resumes, "a run is saved before its first step"
