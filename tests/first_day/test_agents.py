@@ -100,7 +100,9 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What is said of each agent, on one model."""
     algorithm = agl.Baseline(model="calc", max_context=256)
     run_dir = tmp_path_factory.mktemp("first_day")
-    agl.Trainer(algorithm=algorithm, run_dir=run_dir, console=SilentConsole()).fit(every_agent, list(EXPECTED))
+    with pytest.MonkeyPatch.context() as machine:
+        machine.delenv("OPENAI_API_KEY", raising=False)
+        agl.Trainer(algorithm=algorithm, run_dir=run_dir, console=SilentConsole()).fit(every_agent, list(EXPECTED))
     return {e.rollout.input: (e.attempt and e.attempt.error) or "nothing" for e in algorithm.episodes}
 
 
