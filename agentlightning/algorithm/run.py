@@ -87,6 +87,7 @@ class TrainingRun:
         """Of the last step, if it was validated."""
         self._learned: Sampled | None = None
         self._saved = 0
+        self._begun = False
         self._ended = False
         self._stack = AsyncExitStack()
 
@@ -103,10 +104,8 @@ class TrainingRun:
         self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY), *AT_THE_END])
         self.source = self._make_source(self._schedule, info.carried)
         self._stack.push_async_callback(self.source.close)
-        self._sampling = await self._stack.enter_async_context(
-            AsynchronousSampling(
-                self.source.sample, done=info.step, position=info.position, max_staleness=settings.max_staleness
-            )
+        self._sampling = AsynchronousSampling(
+            self.source.sample, done=info.step, position=info.position, max_staleness=settings.max_staleness
         )
         return self
 
@@ -140,6 +139,9 @@ class TrainingRun:
         """The rollouts of the next step; None when there is none."""
         if self.done == self._began_at:
             self._started = time.time()
+        if not self._begun:  # not before the first step is due: a validation comes first
+            self._begun = True
+            await self._stack.enter_async_context(self._sampling)
         return await self._sampling.next(self.done)
 
     def check(self, sampled: Sampled) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,3 +170,30 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     algorithm = agl.GRPO(model="calc", steps=8, learning_rate=1.0, schedule="cosine", warmup_steps=1)
     assert [round(algorithm.rate(done, 0, 1), 3) for done in (0, 2, 4, 8)] == [0.5, 0.854, 0.5, 0.0]
     assert agl.GRPO(model="calc", learning_rate=1.0, warmup_steps=3).rate(1, 0, 1) == 0.5
+
+
+async def test_nothing_is_sampled_before_the_validation_of_the_model_as_it_came(tmp_path: Path) -> None:
+    """A run that is resumed from its beginning, without that validation, samples the same."""
+    order: list[str] = []
+
+    class OrderedSource(RecordedSource):
+        async def sample(self, step: int, position: int) -> Sampled | None:
+            order.append(f"step {step}")
+            return await super().sample(step, position)
+
+    class OrderedRun(RecordedRun):
+        async def _validation_reward(self, dataset: Any) -> float | None:
+            await asyncio.sleep(0.01)
+            order.append("validated")
+            return 0.5
+
+    @dataclass(frozen=True, kw_only=True)
+    class Ordered(Recorded):
+        def make_run(self, train: Any, val: Any) -> TrainingRun:
+            return OrderedRun(self, self.context, train, val, self.make_source)
+
+        def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+            return OrderedSource(self, self.context, schedule, again)
+
+    await run(tmp_path, Ordered(steps=1), range(9), range(3))
+    assert order[:2] == ["validated", "step 1"]
