@@ -38,8 +38,11 @@ print(client.evaluate("train.jsonl"))
 
 def first_rollout(client: subprocess.Popen[str]) -> None:
     assert client.stdout is not None
-    line = client.stdout.readline()
-    assert line == "rollout\n", (line, client.communicate()[1])
+    said = []
+    while (line := client.stdout.readline()) != "rollout\n":
+        said.append(line)
+        if not line:  # it ended without any
+            raise AssertionError((said, client.communicate()[1]))
 
 
 def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Path) -> None:
