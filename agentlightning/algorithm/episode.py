@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Call, Outcome, Rollout, Span
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
-from agentlightning.types.reward import find_reward_spans, get_reward_value
+from agentlightning.types.reward import PRIMARY, find_reward_spans, get_reward_value, get_rewards
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,8 @@ class Earned:
     """Whose reward it is, where agents are rewarded apart from each other; None: everybody's."""
     named: bool = False
     """Whether it says itself which call it is for; such a reward is an intermediate one."""
+    parts: Mapping[str, float] = field(default_factory=dict)
+    """What it was given as, where that was more than a number: its parts by name."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,14 +65,26 @@ class Episode:
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)
 
 
-async def collect(store: LightningStore, rollout_ids: Sequence[str]) -> list[Episode]:
-    """Read finished rollouts back from the store, in the order of `rollout_ids`; one read, however many they are."""
+async def collect(
+    store: LightningStore, rollout_ids: Sequence[str], reward_weights: Mapping[str, float] | None = None
+) -> list[Episode]:
+    """Read finished rollouts back from the store, in the order of `rollout_ids`; one read, however many they are.
+
+    A reward of several named parts is its primary part, or, with `reward_weights`, the weighted sum of those of its
+    parts that have a weight.
+    """
     found = await store.query_records(rollout_ids)
-    return [make_episode(record.rollout, record.attempt, record.calls, record.spans) for record in found]
+    return [make_episode(one.rollout, one.attempt, one.calls, one.spans, reward_weights) for one in found]
 
 
-def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call], spans: Sequence[Span]) -> Episode:
-    """Put a rollout's calls and the rewards among its spans together."""
+def make_episode(
+    rollout: Rollout,
+    attempt: Attempt | None,
+    calls: Sequence[Call],
+    spans: Sequence[Span],
+    reward_weights: Mapping[str, float] | None = None,
+) -> Episode:
+    """Put a rollout's calls and the rewards among its spans together; `reward_weights` as in `collect`."""
     if given := given_triplets(spans):
         calls, which = calls_as_given(calls, given)
         pairs = [(t.reward, i) for (_, t), i in zip(given, which, strict=True)]
@@ -79,7 +93,7 @@ def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call
     for span in spans:
         if (given := span.attributes.get(f"{REWARD}.0.value")) is not None and get_reward_value(span) is None:
             logger.warning("A reward of rollout %s is %r, no finite number, and is left out.", span.rollout_id, given)
-    rewards = [_earned(span, calls) for span in find_reward_spans(spans)]
+    rewards = [_earned(span, calls, reward_weights or {}) for span in find_reward_spans(spans)]
     final = _final(rewards, calls)
     if final is None and attempt is not None and attempt.outcome is Outcome.TRUNCATED:
         final = 0.0
@@ -87,16 +101,26 @@ def make_episode(rollout: Rollout, attempt: Attempt | None, calls: Sequence[Call
     return Episode(rollout, attempt, final, calls, rewards, refused=refused)
 
 
-def _earned(span: Span, calls: Sequence[Call]) -> Earned:
+def _earned(span: Span, calls: Sequence[Call], weights: Mapping[str, float]) -> Earned:
     value = get_reward_value(span)
     assert value is not None, span
+    parts = get_rewards(span)
+    if weights.keys() & parts.keys():
+        value = sum(weights.get(name, 0.0) * part for name, part in parts.items())
     named = span.attributes.get(REWARD_RESPONSE)
     found = [
         i
         for i, call in enumerate(calls)
         if (call.info.response_id == named if named else call.info.start_time <= (span.start_time or 0.0))
     ]
-    return Earned(value, found[-1] if found else None, span.attributes.get(REWARD_AGENT), named is not None)
+    return Earned(
+        value, found[-1] if found else None, span.attributes.get(REWARD_AGENT), named is not None, _named(parts)
+    )
+
+
+def _named(parts: Mapping[str, float]) -> Mapping[str, float]:
+    """A number that was given without a name has no parts."""
+    return {} if list(parts) == [PRIMARY] else parts
 
 
 def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | None:

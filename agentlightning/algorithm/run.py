@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.base import TrainingContext
@@ -24,7 +21,7 @@ from agentlightning.algorithm.checkpoint import (
     refuse_other_run,
     save_checkpoint,
 )
-from agentlightning.algorithm.episode import mean_reward
+from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.policies import PolicyUpdaters
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
@@ -35,7 +32,7 @@ from agentlightning.algorithm.sync_check import SyncCheck, refuse_unpublished
 from agentlightning.algorithm.update import Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutMode
+from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
 COLUMNS = (
     ("progress", "step", "s"),
@@ -52,7 +49,6 @@ CLIPS_NOTHING = (
 )
 NOTHING = Sampled((), (), 0, 0.0, 0.0)
 """Before the first step; saved too, so that a run can be resumed from its beginning on."""
-ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
 AT_THE_END = (("left", "left", "s"), ("note", "", "s"))
 TAUGHT_NOTHING = "nothing learned: siblings earned the same"
@@ -131,8 +127,7 @@ class TrainingRun:
         if self.context.resume_from is not None:
             return
         if self._val is not None:
-            reward = await self._validation_reward(self._val)
-            self.context.reporter.step({"step": 0, "val_reward": reward, "time": time.time()})
+            self.context.reporter.step({"step": 0, **await self._validation(self._val), "time": time.time()})
         await self._save(NOTHING)
 
     async def sampled(self) -> Sampled | None:
@@ -180,18 +175,20 @@ class TrainingRun:
         return {"sync_gap": max(gaps.values())} if gaps else {}
 
     async def validate(self, sampled: Sampled) -> dict[str, float | None]:
-        """The validation reward, every so many steps and after the last."""
+        """How well it does on the validation tasks, every so many steps and after the last."""
         over = self.source.is_over(sampled.position) and not sampled.carried
         self._ended = self.preflight.solved or over or self.done == self.settings.steps
         self._val_reward = None
         if self._val is None or not (self._ended or self.done % self.settings.val_every == 0):
             return {}
-        self._val_reward = await self._validation_reward(self._val)
-        return {"val_reward": self._val_reward}
+        found = await self._validation(self._val)
+        self._val_reward = found["val_reward"]
+        return found
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
         """Report the step, and save it where that is due."""
-        summary = {"step": self.done, **_summary(sampled), **metrics, **self._times(sampled), **self._outlook(metrics)}
+        rollouts = of_rollouts(sampled, self.settings.credit_rule(), self.settings.adapters)
+        summary = {"step": self.done, **rollouts, **metrics, **self._times(sampled), **self._outlook(metrics)}
         self.context.reporter.step({**summary, **await self._time_split()})
         self.preflight.watch(summary)
         if self._ended or self.done % self.settings.save_every == 0 or self.preflight.stuck:
@@ -232,21 +229,21 @@ class TrainingRun:
             selected_by=self.context.selected_by,
         )
 
-    async def _validation_reward(self, dataset: Dataset[Any]) -> float | None:
-        """Mean reward over the validation tasks; None if the user stopped it.
-
-        A failed rollout counts 0 here, whatever it had earned before: a user would see it fail.
-        """
-        step, config = self.done, self.settings.rollout_config
+    async def _validation(self, dataset: Dataset[Any]) -> dict[str, float | None]:
+        """What the validation tasks were worth, see `measures.of_validation`; no number if the user stopped it."""
+        step, settings = self.done, self.settings
         requests = [
-            EnqueueRolloutRequest(input=dataset[i], mode=RolloutMode.VAL, config=config, metadata={"step": step})
+            EnqueueRolloutRequest(
+                input=dataset[i], mode=RolloutMode.VAL, config=settings.rollout_config, metadata={"step": step}
+            )
             for i in range(len(dataset))
+            for _ in range(settings.val_repeats)
         ]
         try:
-            episodes = await run_rollouts(self.context, requests, f"step {step}: validating")
+            episodes = await run_rollouts(self.context, requests, f"step {step}: validating", settings.reward_weights)
         except Stopped:
-            return None
-        return float(np.mean([(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]))
+            return {"val_reward": None}
+        return {**of_validation(episodes, settings.val_repeats)}
 
     async def _restore(self) -> CheckpointInfo:
         """What the checkpoint to go on from says; that of a run that has done nothing if there is none."""
@@ -313,19 +310,3 @@ class TrainingRun:
             "cached_tokens": stats.cached_tokens,
             "prefill_tokens": stats.prefill_tokens,
         }
-
-
-def _summary(sampled: Sampled) -> dict[str, Any]:
-    """What the step's rollouts were like."""
-    episodes = [*sampled.episodes, *sampled.dropped]
-    outcomes = Counter(e.outcome.value for e in episodes)
-    return {
-        "reward": mean_reward(episodes),
-        "rollouts": len(episodes),
-        "failed": sum(n for o, n in outcomes.items() if o not in ENDED_WELL),
-        "outcomes": dict(outcomes),
-        "calls": sum(len(e.calls) for e in episodes),
-        "tokens": sum(e.sampled_tokens for e in episodes),
-        "tasks": list(sampled.tasks),
-        **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
@@ -31,15 +31,18 @@ async def enqueue(context: TrainingContext, requests: Sequence[EnqueueRolloutReq
 
 
 async def run_rollouts(
-    context: TrainingContext, requests: Sequence[EnqueueRolloutRequest], status: str
+    context: TrainingContext,
+    requests: Sequence[EnqueueRolloutRequest],
+    status: str,
+    reward_weights: Mapping[str, float] | None = None,
 ) -> list[Episode]:
-    """Run rollouts and return them finished, in the order of the requests.
+    """Run rollouts and return them finished, in the order of the requests. `reward_weights`: see `collect`.
 
     Raises Stopped when `context.stop` is set meanwhile.
     """
     ids = await enqueue(context, requests)
     await finished_groups(context, [ids], 1, status)
-    return await collect(context.store, ids)
+    return await collect(context.store, ids, reward_weights)
 
 
 async def finished_groups(

@@ -88,6 +88,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """A rollout that samples so many tokens earns 1 less …"""
     overlong_margin: int = 0
     """… and one that comes closer than this to them earns less in proportion."""
+    reward_weights: Mapping[str, float] = field(default_factory=dict)
+    """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
     outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
 
     max_staleness: int = 0
@@ -120,6 +122,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     val_every: int = 10
     """Validate before the first step, every so many steps, and after the last."""
+    val_repeats: int = 1
+    """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
     save_every: int = 10
     keep_checkpoints: int = 2
     """The last so many and the best one are kept."""

@@ -93,7 +93,8 @@ class RolloutSource:
             position += len(fresh)
             groups = await self._enqueue(again + fresh, step, first_group=len(tasks))
             finished = await self._finished(groups, step, all_of_them=self.is_over(position))
-            found = await collect(self._context.store, [i for group in finished for i in group.rollout_ids])
+            ids = [i for group in finished for i in group.rollout_ids]
+            found = await collect(self._context.store, ids, settings.reward_weights)
             tasks += [group.task for group in finished]
             if not settings.dynamic_sampling:
                 kept = found

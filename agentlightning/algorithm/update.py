@@ -7,6 +7,7 @@ gives the gradients of its separate rows. After the steps the loop publishes the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,11 +17,27 @@ from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import make_units
-from agentlightning.algorithm.weights import correction_weights, overlong_penalty
+from agentlightning.algorithm.weights import correction_weights, mean_kl, overlong_penalty, ratio_range
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import ChecksPacking, Learner, OptimParams, PackedBatch, PassResult, StepResult
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
+
+OF_SAMPLES = ("kl_old", "clip_fraction", "ratio_min", "ratio_max")
+"""Metrics that compare with the weights that sampled: none did where chats are learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """What came of one update."""
+
+    passed: PassResult
+    step: StepResult
+    gap: float | None
+    kl: float | None
+    """How far engine and learner are apart on the tokens of the learner's own weights; None: there were none."""
+    ratios: tuple[float, float]
+    """The range of π / π_old before the step."""
 
 
 class Updater:
@@ -55,16 +72,17 @@ class Updater:
         if settings.correction_kind is not None:
             packed, corrected = await self._correct(packed)
             metrics |= corrected
-        done: list[tuple[PassResult, StepResult, float | None]] = []
+        done: list[Updated] = []
         for batch in packed * settings.update_epochs:
             passed = await self._learner.forward_backward(batch, self._loss)
-            gap = self._engine_gap(batch, passed)
+            gap, kl = self._engine_gap(batch, passed)
             step = await self._learner.optim_step(self._optim(rate))
             self.version = step.version
-            done.append((passed, step, gap))
+            old_E = np.concatenate([part.old_logprobs_E for part in batch])
+            done.append(Updated(passed, step, gap, kl, ratio_range(passed.logprobs, old_E)))
         merged = _merge(done)
         if not settings.samples:
-            merged = {k: v for k, v in merged.items() if k not in ("kl_old", "clip_fraction")}
+            merged = {k: v for k, v in merged.items() if k not in OF_SAMPLES}
         return {**merged, **metrics}
 
     def _optim(self, rate: float) -> OptimParams:
@@ -162,8 +180,9 @@ class Updater:
             )
         return {"packing_gap_logprobs": found.logprobs, "packing_gap_gradients": found.gradients}
 
-    def _engine_gap(self, batch: Sequence[PackedBatch], passed: PassResult) -> float | None:
-        """How far learner and engine are apart on the tokens that the learner's weights sampled; None: there are none.
+    def _engine_gap(self, batch: Sequence[PackedBatch], passed: PassResult) -> tuple[float, float] | tuple[None, None]:
+        """How far learner and engine are apart on the tokens that the learner's weights sampled: the largest
+        difference of log-probs, and the mean KL. None: there are no such tokens.
 
         Raises EngineError above the limit: one of the two computes something else than the other.
         """
@@ -173,7 +192,7 @@ class Updater:
         )
         fresh_E = versions_E == self.version
         if not fresh_E.any():
-            return None
+            return None, None
         gap = float(np.abs(passed.logprobs[fresh_E] - sampled_E[fresh_E]).max())
         if gap > self._settings.logprob_gap_limit:
             raise EngineError(
@@ -182,7 +201,7 @@ class Updater:
                 "numbers; the last checkpoint is good. This is a bug in the engine's or the learner's support of this "
                 "model: please report it."
             )
-        return gap
+        return gap, mean_kl(passed.logprobs[fresh_E], sampled_E[fresh_E])
 
 
 def _versions(batch: PackedBatch) -> np.ndarray:
@@ -199,14 +218,15 @@ def _uncredited(episodes: Sequence[Episode], rule: Any) -> list[CreditedCall]:
     return found
 
 
-def _merge(done: Sequence[tuple[PassResult, StepResult, float | None]]) -> dict[str, Any]:
+def _merge(done: Sequence[Updated]) -> dict[str, Any]:
     """Metrics of a step from those of its minibatches: means weighted by entries, sums, and the largest gap."""
     if not done:
         return {"updates": 0}
-    passes, steps = [passed for passed, _, _ in done], [step for _, step, _ in done]
+    passes, steps = [one.passed for one in done], [one.step for one in done]
     entries = np.array([len(p.logprobs) for p in passes])
     means = {k: float(np.average([p.metrics[k] for p in passes], weights=entries)) for k in passes[0].metrics}
-    gaps = [gap for _, _, gap in done if gap is not None]
+    gaps = [one.gap for one in done if one.gap is not None]
+    kls = [one.kl for one in done if one.kl is not None]
     moved = [step.metrics["kl_step"] for step in steps if "kl_step" in step.metrics]
     errors = [step.metrics["critic_loss"] for step in steps if "critic_loss" in step.metrics]
     return {
@@ -216,7 +236,9 @@ def _merge(done: Sequence[tuple[PassResult, StepResult, float | None]]) -> dict[
         "updates": len(steps),
         "trained_tokens": int(entries.sum()),
         "tree_tokens": sum(p.tree_tokens for p in passes),
-        **({"logprob_gap_max": max(gaps)} if gaps else {}),
+        "ratio_min": min(one.ratios[0] for one in done),
+        "ratio_max": max(one.ratios[1] for one in done),
+        **({"logprob_gap_max": max(gaps), "kl_engine": float(np.mean(kls))} if gaps else {}),
         **({"kl_step": max(moved), "halvings": int(sum(s.metrics["halvings"] for s in steps))} if moved else {}),
         **({"critic_loss": float(np.mean(errors))} if errors else {}),
         "version": steps[-1].version,

@@ -24,6 +24,7 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
+    "val_repeats": 1,
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
@@ -96,6 +97,9 @@ def _refuse_unknown_choices(s: TrainingSettings) -> None:
                 f"outcome_use has {str(outcome)!r}: {use!r}. The outcomes are {', '.join(Outcome)}; "
                 f"each can be {' or '.join(repr(u) for u in uses)}."
             )
+    for part, weight in s.reward_weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ConfigError(f"reward_weights has {part!r}: {weight!r}; a weight is a finite number.")
     for name in ("train_agents", "train_prompts"):
         try:
             re.compile(getattr(s, name) or "")

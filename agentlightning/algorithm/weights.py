@@ -1,4 +1,4 @@
-"""What a token or a rollout weighs: pure functions. Numpy in, numpy out.
+"""What a token or a rollout weighs, and how far two policies are apart on it: pure functions. Numpy in, numpy out.
 
 Shape letters: U units that are compared with each other (rollouts, or calls), E sampled tokens.
 """
@@ -71,6 +71,18 @@ def correction_weights(
     if kind.endswith("mask"):
         return np.where((ratio_E >= floor) & (ratio_E <= cap), ratio_E, 0.0).astype(np.float32)
     return np.minimum(ratio_E, cap).astype(np.float32)
+
+
+def ratio_range(now_E: np.ndarray, old_E: np.ndarray) -> tuple[float, float]:
+    """The smallest and the largest ratio π / π_old of sampled tokens."""
+    gaps_E = (now_E - old_E).astype(np.float64)
+    return float(np.exp(gaps_E.min())), float(np.exp(gaps_E.max()))
+
+
+def mean_kl(now_E: np.ndarray, sampled_E: np.ndarray) -> float:
+    """KL(engine ‖ learner) of sampled tokens, in nats per token: k3's estimate (Schulman 2020), never below 0."""
+    gaps_E = (now_E - sampled_E).astype(np.float64)
+    return float(np.mean(np.expm1(gaps_E) - gaps_E))
 
 
 CORRECTIONS = ("mask", "sequence", "sequence_mask", "token")

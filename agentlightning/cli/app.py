@@ -86,12 +86,20 @@ def evaluate(
     ] = None,
     base: Annotated[str | None, typer.Option(help="Model to compare with; the run's first one if not given.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use at most so many tasks.")] = 400,
-    repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
+    repeats: Annotated[
+        int | None, typer.Option(min=1, help="Runs per task; as many as the other options need if not given.")
+    ] = None,
+    pass_at: Annotated[
+        int | None, typer.Option(min=1, help="Also the chance that one of so many runs passes (pass@k).")
+    ] = None,
+    passing: Annotated[float, typer.Option(help="The reward from which a run passes.")] = 1.0,
+    best_of: Annotated[int | None, typer.Option(min=1, help="Also what the best of so many runs earns.")] = None,
 ) -> None:
     """Compare a trained model with the one it came from on held-out tasks, with confidence intervals."""
-    from agentlightning.cli.evaluate import run_evaluation
+    from agentlightning.cli.evaluate import Wanted, run_evaluation
 
-    run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, repeats=repeats)
+    wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing)
+    run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted)
 
 
 @app.command()

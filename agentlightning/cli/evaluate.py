@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console as Terminal
 from rich.status import Status
 from rich.table import Table
@@ -22,7 +23,7 @@ from agentlightning.cli.store import location_of
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
-from agentlightning.metrics.intervals import mean_interval, paired_difference
+from agentlightning.metrics.intervals import expected_best, mean_interval, paired_difference
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE
@@ -49,28 +50,62 @@ class Served:
         return str(Path(adapters[0]).parent) if adapters else self.model
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is measured of each task."""
+
+    repeats: int | None = None
+    """Rollouts of each task; None: as many as the others need."""
+    pass_at: int | None = None
+    """Also whether one of so many rollouts earns `passing` …"""
+    best_of: int | None = None
+    """… and what the best of so many earns."""
+    passing: float = 1.0
+
+    def rollouts(self) -> int:
+        """How many rollouts each task has. Raises ConfigError where an estimate needs more than are wanted."""
+        needed = max(self.pass_at or 1, self.best_of or 1)
+        if self.repeats is not None and self.repeats < needed:
+            raise ConfigError(f"The best of {needed} rollouts needs at least {needed} of each task: --repeats {needed}")
+        return self.repeats or needed
+
+    def estimates(self) -> dict[str, Callable[[Sequence[float]], float]]:
+        """What is shown, by its name: functions of a task's rewards."""
+        shown: dict[str, Callable[[Sequence[float]], float]] = {"mean reward": lambda rewards: float(np.mean(rewards))}
+        if (k := self.pass_at) is not None:
+            shown[f"pass@{k}"] = lambda rewards: expected_best([float(r >= self.passing) for r in rewards], k)
+        if (n := self.best_of) is not None:
+            shown[f"best of {n}"] = lambda rewards: expected_best(rewards, n)
+        return shown
+
+
 def run_evaluation(
-    checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, repeats: int
+    checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, wanted: Wanted
 ) -> None:
     """Run both models on the tasks and print a table."""
+    repeats = wanted.rollouts()
     trained, came_from, run = resolve(checkpoint)
     untrained = came_from if base is None else replace(came_from or trained, model=base)
     litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
-    rewards: dict[str, list[float]] = {}
+    rewards: dict[str, list[list[float]]] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
             continue
         with terminal.status(f"{label}: loading {served.name}") as spinner:
             progress = _Progress(f"{label}: {served.name}", spinner)
-            rewards[label], failed = measure(served, litagent, held_out, repeats, progress)
+            earned, failed = measure(served, litagent, held_out, repeats, progress)
+        rewards[label] = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
         if failed:
             terminal.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
-    terminal.print(_table(rewards, {label: served and served.name for label, served in models.items()}))
-    if len(rewards) == 2:
-        gain, (low, high) = paired_difference(rewards["base"], rewards["trained"])
-        terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
+    names = {label: served and served.name for label, served in models.items()}
+    for name, estimate in wanted.estimates().items():
+        terminal.print(_table(name, estimate, rewards, names))
+        if len(rewards) == 2:
+            before, after = ([estimate(task) for task in rewards[label]] for label in ("base", "trained"))
+            gain, (low, high) = paired_difference(before, after)
+            terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
 
 
 class _Progress(SilentConsole):
@@ -163,11 +198,19 @@ def _example(run: dict[str, Any]) -> str | None:
     return name if source.name == f"{name}_agent.py" and run.get("agent") == source.stem else None
 
 
-def _table(rewards: dict[str, list[float]], models: dict[str, str | None]) -> Table:
-    table = Table("", "mean reward", "95 % interval", "rollouts")
+def _table(
+    name: str,
+    estimate: Callable[[Sequence[float]], float],
+    rewards: Mapping[str, Sequence[Sequence[float]]],
+    models: Mapping[str, str | None],
+) -> Table:
+    """A row per model. The interval is over tasks, whose rollouts belong together."""
+    table = Table("", name, "95 % interval", "tasks", "rollouts")
     table.add_column("model", overflow="fold")
-    for label, values in rewards.items():
+    for label, tasks in rewards.items():
+        values = [estimate(task) for task in tasks]
         low, high = mean_interval(values)
-        mean = sum(values) / len(values)
-        table.add_row(label, f"{mean:.3f}", f"{low:.3f} – {high:.3f}", str(len(values)), str(models[label]))
+        count = sum(map(len, tasks))
+        shown = f"{sum(values) / len(values):.3f}", f"{low:.3f} – {high:.3f}", str(len(tasks)), str(count)
+        table.add_row(label, *shown, str(models[label]))
     return table

@@ -28,11 +28,11 @@ from .test_credit import episode
 class RecordedRun(TrainingRun):
     """Validations give the rewards that are left."""
 
-    async def _validation_reward(self, dataset: Any) -> float | None:
+    async def _validation(self, dataset: Any) -> dict[str, float | None]:
         assert isinstance(self.settings, Recorded)
         if self.settings.val_rewards[0] is None:
             self.context.stop.set()
-        return self.settings.val_rewards.pop(0)
+        return {"val_reward": self.settings.val_rewards.pop(0)}
 
 
 class RecordedSource(RolloutSource):
@@ -182,10 +182,10 @@ async def test_nothing_is_sampled_before_the_validation_of_the_model_as_it_came(
             return await super().sample(step, position)
 
     class OrderedRun(RecordedRun):
-        async def _validation_reward(self, dataset: Any) -> float | None:
+        async def _validation(self, dataset: Any) -> dict[str, float | None]:
             await asyncio.sleep(0.01)
             order.append("validated")
-            return 0.5
+            return {"val_reward": 0.5}
 
     @dataclass(frozen=True, kw_only=True)
     class Ordered(Recorded):

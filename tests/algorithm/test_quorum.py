@@ -16,7 +16,8 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
-from agentlightning.algorithm.run import TrainingRun, _summary
+from agentlightning.algorithm.measures import of_rollouts
+from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.source import RolloutSource
@@ -135,7 +136,7 @@ async def test_dynamic_sampling_ends_with_the_epoch_though_its_last_groups_are_f
             steps.append(found)
     assert [(len(s.episodes), len(s.dropped)) for s in steps] == [(0, 10 * SIBLINGS), (0, 2 * SIBLINGS)]
     assert Counter(task for s in steps for task in s.tasks) == Counter(range(TASKS))
-    summary = _summary(steps[0])
+    summary = of_rollouts(steps[0], algorithm.credit_rule())
     assert (summary["rollouts"], summary["dropped"]) == (10 * SIBLINGS, 10 * SIBLINGS)
     assert summary["reward"] == pytest.approx(sum(steps[0].tasks) / 10), "of all that was sampled"
 
@@ -150,10 +151,10 @@ async def test_nothing_is_sampled_ahead_of_the_last_step(tmp_path: Path) -> None
 async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
     async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as source:
         run = TrainingRun(settings(), source._context, range(TASKS), [0, 1], lambda *_: source)
-        validating = asyncio.create_task(run._validation_reward([0, 1]))
+        validating = asyncio.create_task(run._validation([0, 1]))
         await asyncio.sleep(0.1)
         source._context.stop.set()
-        assert await validating is None
+        assert await validating == {"val_reward": None}
 
 
 async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tmp_path: Path) -> None:
@@ -166,7 +167,8 @@ async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tm
 
     async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as source:
         run = TrainingRun(settings(), source._context, range(TASKS), None, lambda *_: source)
-        assert await run._validation_reward([0, 1, 2, 3]) == 0.75
+        found = await run._validation([0, 1, 2, 3])
+        assert found["val_reward"] == 0.75
 
 
 def test_the_linear_rate_falls_with_the_tasks_learned() -> None:

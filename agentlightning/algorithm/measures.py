@@ -1,0 +1,100 @@
+"""What a step's rollouts were like, and how a validation went: the numbers that are reported. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentlightning.algorithm.asynchronous import Sampled
+from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.units import CreditRule
+from agentlightning.metrics.intervals import expected_best, mean_interval
+from agentlightning.types import Outcome
+
+ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
+
+
+def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = ()) -> dict[str, Any]:
+    """How many rollouts there were, how they ended, what they earned, and how long their responses are."""
+    episodes = [*sampled.episodes, *sampled.dropped]
+    outcomes = Counter(e.outcome.value for e in episodes)
+    return {
+        "reward": mean_reward(episodes),
+        **_spread([e.reward for e in episodes if e.reward is not None]),
+        **{f"reward/{name}": value for name, value in reward_parts(episodes).items()},
+        "rollouts": len(episodes),
+        "failed": sum(n for outcome, n in outcomes.items() if outcome not in ENDED_WELL),
+        "outcomes": dict(outcomes),
+        "truncated": outcomes[Outcome.TRUNCATED.value] / max(len(episodes), 1),
+        **_flat(episodes, rule, policies),
+        "calls": sum(len(e.calls) for e in episodes),
+        "tokens": sum(e.sampled_tokens for e in episodes),
+        **_lengths(episodes),
+        "tasks": list(sampled.tasks),
+        **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
+    }
+
+
+def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean of each named part of the rewards, over the rollouts that have it; the last one of a rollout counts."""
+    found: dict[str, list[float]] = {}
+    for e in episodes:
+        last: dict[str, float] = {}
+        for reward in e.rewards:
+            last |= reward.parts
+        for name, value in last.items():
+            found.setdefault(name, []).append(value)
+    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+
+
+def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]:
+    """Mean reward with its 95 % interval over tasks; with repeats of each task also the best of k of them.
+
+    A failed rollout counts 0, whatever it had earned before: a user would see it fail. `episodes` holds the repeats of
+    a task side by side. Where rewards are 0 and 1, the best of k is pass@k.
+    """
+    earned = [(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]
+    tasks = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
+    metrics = {"val_reward": float(np.mean(earned)), **_interval("val", [float(np.mean(r)) for r in tasks])}
+    k = 2
+    while k <= repeats:
+        best = [expected_best(rewards, k) for rewards in tasks]
+        metrics |= {f"val_best@{k}": float(np.mean(best)), **_interval(f"val_best@{k}", best)}
+        k *= 2
+    return metrics
+
+
+def _spread(rewards: Sequence[float]) -> dict[str, float]:
+    if not rewards:
+        return {}
+    return {"reward_std": float(np.std(rewards)), "reward_min": min(rewards), "reward_max": max(rewards)}
+
+
+def _interval(name: str, values: Sequence[float]) -> dict[str, float]:
+    low, high = mean_interval(values)
+    return {f"{name}_low": low, f"{name}_high": high}
+
+
+def _flat(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[str]) -> dict[str, float]:
+    """The share of groups whose siblings all earned the same, of those with a rollout that counts."""
+    groups = {e.rollout.metadata.get("group") for e in episodes if rule.uses[e.outcome] != "mask"}
+    if not groups:
+        return {}
+    return {"flat_groups": 1.0 - len(groups_to_learn_from(episodes, rule, policies) & groups) / len(groups)}
+
+
+def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of the responses of the policies in training: sampled tokens, and the share that was cut off."""
+    calls = [c for e in episodes for c in e.calls if c.info.trained]
+    if not calls:
+        return {}
+    tokens = [len(c.response_ids) for c in calls]
+    return {
+        "response_tokens_mean": float(np.mean(tokens)),
+        "response_tokens_max": max(tokens),
+        "cut_off": float(np.mean([c.info.finish_reason == "length" for c in calls])),
+    }

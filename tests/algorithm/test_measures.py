@@ -1,0 +1,152 @@
+"""What is reported of a step and of a validation: each number against a definition of its own, each name documented."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import agentlightning as agl
+from agentlightning.algorithm.asynchronous import Sampled
+from agentlightning.algorithm.episode import make_episode
+from agentlightning.algorithm.measures import of_rollouts, of_validation
+from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.weights import mean_kl, ratio_range
+from agentlightning.cli.evaluate import Wanted
+from agentlightning.errors import ConfigError
+from agentlightning.metrics import read_metrics
+from agentlightning.metrics.intervals import expected_best
+from agentlightning.types import Outcome, Span
+from agentlightning.types.names import REWARD
+from agentlightning.types.reward import reward_attributes
+
+from .test_credit import episode
+from .test_loop import Recorded, run
+
+ROOT = Path(__file__).parents[2]
+
+
+def reward_span(value: float | dict[str, float], number: int = 0) -> Span:
+    attributes = reward_attributes(value, "correct" if isinstance(value, dict) else None)
+    return Span(
+        rollout_id="r",
+        attempt_id="a",
+        sequence_id=number,
+        trace_id="t",
+        span_id=f"{number}",
+        name=REWARD,
+        attributes=attributes,
+    )
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=7), st.data())
+def test_the_best_of_k_is_the_mean_over_all_choices_of_k(rewards: list[float], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(rewards)))
+    every = [max(chosen) for chosen in itertools.combinations(rewards, k)]
+    assert expected_best(rewards, k) == pytest.approx(np.mean(every))
+
+
+def test_pass_at_k_is_the_product_form_of_its_paper() -> None:
+    """1 − Π (1 − k / i) for i from n − c + 1 to n, as the paper's own program computes it."""
+    n, c, k = 20, 3, 5
+    expected = 1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1))
+    assert expected_best([1.0] * c + [0.0] * (n - c), k) == pytest.approx(expected)
+    with pytest.raises(ValueError, match="there are 2"):
+        expected_best([1.0, 0.0], 3)
+
+
+def test_an_evaluation_takes_as_many_runs_as_its_estimates_need() -> None:
+    assert Wanted().rollouts() == 1
+    assert Wanted(pass_at=4, best_of=8).rollouts() == 8
+    assert Wanted(pass_at=4, repeats=16).rollouts() == 16
+    with pytest.raises(ConfigError, match="--repeats 4"):
+        Wanted(pass_at=4, repeats=2).rollouts()
+    shown = Wanted(pass_at=2, best_of=3, passing=0.5).estimates()
+    assert {name: f([0.0, 0.5, 0.25]) for name, f in shown.items()} == pytest.approx(
+        {"mean reward": 0.25, "pass@2": 2 / 3, "best of 3": 0.5}
+    )
+
+
+def test_a_validation_with_repeats_tells_the_best_of_k_and_intervals() -> None:
+    earned = [[0.0, 1.0, 0.0, 1.0], [0.0] * 4, [1.0] * 4]
+    episodes = [episode("g", [(r, 1)]) for rewards in earned for r in rewards]
+    found = of_validation(episodes, 4)
+    assert found["val_reward"] == pytest.approx(0.5)
+    assert found["val_best@2"] == pytest.approx((5 / 6 + 0 + 1) / 3)
+    assert found["val_best@4"] == pytest.approx(2 / 3)
+    assert found["val_low"] < 0.5 < found["val_high"]
+    assert set(of_validation(episodes, 1)) == {"val_reward", "val_low", "val_high"}
+
+
+def test_a_step_tells_how_its_rollouts_were() -> None:
+    flat = [episode("flat", [(1.0, 1)]) for _ in range(2)]
+    differing = [episode("g", [(0.0, 1)]), episode("g", [(1.0, 1)], tokens=(7,), outcome=Outcome.TRUNCATED)]
+    call = differing[1].calls[0]
+    differing[1] = replace(differing[1], calls=[replace(call, info=replace(call.info, finish_reason="length"))])
+    found = of_rollouts(Sampled([*flat, *differing], [4, 5], 2, 0.0, 0.0), CreditRule())
+    assert found["flat_groups"] == 0.5
+    assert found["truncated"] == 0.25
+    assert (found["reward"], found["reward_min"], found["reward_max"]) == (0.75, 0.0, 1.0)
+    assert found["reward_std"] == pytest.approx(np.std([1, 1, 0, 1]))
+    lengths = [2, 3] * 3 + [7]
+    assert (found["response_tokens_mean"], found["response_tokens_max"]) == (pytest.approx(np.mean(lengths)), 7)
+    assert found["cut_off"] == pytest.approx(1 / 7)
+
+
+def test_parts_of_a_reward_are_logged_apart_and_their_weighted_sum_trains() -> None:
+    one = episode("g", [])
+    spans = [reward_span({"correct": 0.0, "format": 1.0}), reward_span({"correct": 1.0, "format": 0.5}, 1)]
+
+    def made(weights: dict[str, float]) -> float | None:
+        return make_episode(one.rollout, one.attempt, one.calls, spans, weights).reward
+
+    assert made({}) == 1.0
+    assert made({"correct": 1.0, "format": 0.2}) == pytest.approx(1.1)
+    assert made({"format": -1.0}) == -0.5
+    assert made({"elsewhere": 1.0}) == 1.0, "it has no part with a weight"
+    e = make_episode(one.rollout, one.attempt, one.calls, spans)
+    plain = make_episode(one.rollout, one.attempt, one.calls, [reward_span(0.5)], {"format": 1.0})
+    found = of_rollouts(Sampled([e, plain], [0], 1, 0.0, 0.0), CreditRule())
+    assert {k: v for k, v in found.items() if k.startswith("reward/")} == {"reward/correct": 1.0, "reward/format": 0.5}
+    assert plain.reward == 0.5
+    with pytest.raises(ConfigError, match="reward_weights has 'correct': nan"):
+        agl.GRPO(model="calc", reward_weights={"correct": float("nan")})
+
+
+def test_ratios_and_the_divergence_of_the_engine() -> None:
+    now_E, old_E = np.log(np.array([0.5, 0.2, 0.3])), np.log(np.array([0.25, 0.4, 0.3]))
+    assert ratio_range(now_E, old_E) == pytest.approx((0.5, 2.0))
+    ratios_E = np.array([2.0, 0.5, 1.0])
+    assert mean_kl(now_E, old_E) == pytest.approx(np.mean(ratios_E - 1 - np.log(ratios_E)))
+
+
+# ---- the table of metrics ------------------------------------------------------------------------------------------
+
+
+def documented() -> set[str]:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    table = text.split("\n### Metrics\n")[1].split("\n## ")[0]
+    return {
+        name for row in re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE) for name in re.findall("`(.+?)`", row)
+    }
+
+
+async def test_every_metric_that_is_reported_is_in_the_table(tmp_path: Path) -> None:
+    algorithm = Recorded(steps=2, val_rewards=[0.5] * 2, overlong_tokens=4, schedule="cosine")
+    await run(tmp_path, algorithm, range(9), range(2))
+    reported = {name for row in read_metrics(tmp_path / "m.jsonl") for name in row}
+    assert len(reported) > 25
+    assert reported - documented() == set()
+
+
+def test_every_metric_of_the_table_is_in_the_code() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "agentlightning").rglob("*.py"))
+    patterns = {"reward/…", "val_best@…"}
+    unknown = {name for name in documented() - patterns if f'"{name}"' not in source}
+    assert unknown - {"val_low", "val_high"} == set()
