@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from agentlightning.errors import StoreError
-from agentlightning.types import RolloutStatus, RunEventKind, RunStatus, WorkerStatus
+from agentlightning.types import Outcome, RolloutMode, RolloutStatus, RunEventKind, RunStatus, WorkerStatus
 from agentlightning.types.rollout import Record
 
 FilterLogic = Literal["and", "or"]
@@ -53,14 +53,34 @@ class RolloutKeywords(PageKeywords, total=False):
     rollout_id_in: Sequence[str] | None
     rollout_id_contains: str | None
     run_id_in: Sequence[str] | None
+    mode_in: Sequence[RolloutMode] | None
+    step_in: Sequence[int] | None
+    group_in: Sequence[str] | None
+    outcome_in: Sequence[Outcome] | None
+    reward_min: float | None
+    reward_max: float | None
+    text_contains: str | None
     filter_logic: FilterLogic
 
 
 class RolloutQuery(PageQuery):
+    """Those of `run_id_in`, `mode_in`, `step_in`, `group_in`, `outcome_in` (of the latest attempt), with a reward from
+    `reward_min` to `reward_max`, that have `text_contains` in their id or task; `filter_logic` joins the first three.
+
+    Sorted by `step` or `reward`, only those that have one.
+    """
+
     status_in: tuple[RolloutStatus, ...] | None = None
     rollout_id_in: tuple[str, ...] | None = None
     rollout_id_contains: str | None = None
     run_id_in: tuple[str, ...] | None = None
+    mode_in: tuple[RolloutMode, ...] | None = None
+    step_in: tuple[int, ...] | None = None
+    group_in: tuple[str, ...] | None = None
+    outcome_in: tuple[Outcome, ...] | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    text_contains: str | None = None
     filter_logic: FilterLogic = "and"
 
 
@@ -131,10 +151,12 @@ class RunQuery(PageQuery):
 
 class RunEventKeywords(PageKeywords, total=False):
     kind_in: Sequence[RunEventKind] | None
+    step_min: int | None
 
 
 class RunEventQuery(PageQuery):
     kind_in: tuple[RunEventKind, ...] | None = None
+    step_min: int | None = None
 
 
 KEYWORDS: dict[type[PageQuery], type] = {

@@ -219,6 +219,16 @@ class SqlLightningStore:
         wanted = queries.make(queries.RolloutQuery, query)
         return await self._db.read(lambda tx: searches.query_rollouts(tx, wanted))
 
+    async def list_rollouts(self, **query: Unpack[RolloutKeywords]) -> PaginatedResult[searches.ListedRollout]:
+        """As `query_rollouts`, a little of each, for people who look through them; `total` is -1 on full pages."""
+        wanted = queries.make(queries.RolloutQuery, query)
+        return await self._db.read(lambda tx: searches.list_rollouts(tx, wanted))
+
+    async def count_rollouts(self, at_most: int = 2**31, **query: Unpack[RolloutKeywords]) -> int:
+        """How many rollouts a query finds, as far as `at_most`."""
+        wanted = queries.make(queries.RolloutQuery, query)
+        return await self._db.read(lambda tx: searches.count_rollouts(tx, wanted, at_most))
+
     async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]:
         wanted = queries.make(queries.AttemptQuery, query)
         return await self._db.read(lambda tx: searches.query_attempts(tx, rollout_id, wanted))

@@ -12,7 +12,7 @@ from itertools import count
 from typing import SupportsFloat
 
 from agentlightning.errors import RewardError
-from agentlightning.types.names import REWARD, REWARD_RESPONSE
+from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.span import Attributes, Span
 
 PRIMARY = "primary"
@@ -71,9 +71,13 @@ def get_reward_value(span: Span) -> float | None:
 
 
 def _value(span: Span, index: int) -> float | None:
+    return _finite_at(span.attributes, index)
+
+
+def _finite_at(attributes: Attributes, index: int) -> float | None:
     """A reward as it was written; what is no finite number is no reward (spans may come from anywhere)."""
     try:
-        number = float(span.attributes.get(f"{REWARD}.{index}.value", math.nan))
+        number = float(attributes.get(f"{REWARD}.{index}.value", math.nan))
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
@@ -103,3 +107,21 @@ def find_final_reward(spans: Iterable[Span]) -> float | None:
     found = find_reward_spans(spans)
     whole = [span for span in found if REWARD_RESPONSE not in span.attributes]
     return get_reward_value((whole or found)[-1]) if found else None
+
+
+def final_of(attributes: Iterable[Attributes]) -> float | None:
+    """As `find_final_reward`, from the attributes of spans alone; where agents are rewarded apart, the mean of their
+    last ones.
+    """
+    common: list[tuple[bool, float]] = []
+    own: dict[str, float] = {}
+    for given in attributes:
+        if (value := _finite_at(given, 0)) is None:
+            continue
+        if (agent := given.get(REWARD_AGENT)) is not None:
+            own[str(agent)] = value
+        else:
+            common.append((REWARD_RESPONSE not in given, value))
+    if common:
+        return ([c for c in common if c[0]] or common)[-1][1]
+    return sum(own.values()) / len(own) if own else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, and_
 
-HEAD = "0002"
+HEAD = "0003"
 
 metadata = MetaData()
 
@@ -39,6 +39,9 @@ rollouts = Table(
     Column("failures", Integer, nullable=False),  # ended attempts that count against max_attempts
     Column("infra_failures", Integer, nullable=False),  # ended attempts that do not
     Column("run_id", Text),  # NULL: of no run
+    Column("step", Integer),  # as in the metadata; NULL: of no step
+    Column("group_id", Text),  # likewise
+    Column("reward", Double),  # the latest attempt's, once it has ended; NULL: none
     Index("rollouts_id", "rollout_id", unique=True),
     Index("rollouts_status", "status", "seq"),
 )
@@ -64,6 +67,22 @@ Index(
     rollouts.c.seq,
     sqlite_where=rollouts.c.run_id.is_not(None),
     postgresql_where=rollouts.c.run_id.is_not(None),
+)
+Index(
+    "rollouts_run_step",
+    rollouts.c.run_id,
+    rollouts.c.step,
+    rollouts.c.seq,
+    sqlite_where=rollouts.c.step.is_not(None),
+    postgresql_where=rollouts.c.step.is_not(None),
+)
+Index(
+    "rollouts_run_reward",
+    rollouts.c.run_id,
+    rollouts.c.reward,
+    rollouts.c.seq,
+    sqlite_where=rollouts.c.reward.is_not(None),
+    postgresql_where=rollouts.c.reward.is_not(None),
 )
 
 attempts = Table(

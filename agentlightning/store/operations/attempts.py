@@ -12,18 +12,21 @@ from sqlalchemy import bindparam, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
-from agentlightning.store.database.schema import attempts, rollouts
+from agentlightning.store.database.schema import attempts, rollouts, spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import lifecycle, workers
 from agentlightning.store.operations.codec import (
     ATTEMPT_FIELDS,
     checked_id,
+    decode,
     decode_config,
     encode_metadata,
     new_id,
     to_attempt,
 )
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
+from agentlightning.types.names import REWARD
+from agentlightning.types.reward import final_of
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
     FINISHED_ATTEMPT,
@@ -81,7 +84,7 @@ _insert_attempt = Statement(
 )
 _update_rollout_attempt = Statement(
     update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
-    ["status", "available_at", "attempts", "latest_attempt_id"],
+    ["status", "available_at", "attempts", "latest_attempt_id", "reward"],
 )
 _update_rollout_running = Statement(
     update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
@@ -102,6 +105,21 @@ _keep_alive = Statement(
 _finish = Statement(
     update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
     ["status", "end_time", "deadline", "outcome", "error"],
+)
+_reward_spans = Statement(
+    select(spans.c.attributes)
+    .where(
+        spans.c.rollout_id == bindparam("rollout"),
+        spans.c.attempt_id == bindparam("attempt"),
+        spans.c.attributes.contains(bindparam("holding")),
+    )
+    .order_by(spans.c.sequence_id, spans.c.seq)
+)
+_update_reward = Statement(
+    update(rollouts).where(
+        rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.latest_attempt_id == bindparam("attempt")
+    ),
+    ["reward"],
 )
 _update_details = Statement(
     update(attempts).where(attempts.c.attempt_id == bindparam("attempt")),
@@ -175,6 +193,7 @@ def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt
             "available_at": None,
             "attempts": rollout.attempts + 1,
             "latest_attempt_id": values["attempt_id"],
+            "reward": None,
         },
     )
     compare_and_set(changed, "rollout", rollout.rollout_id)
@@ -290,8 +309,17 @@ def close(
     )
     compare_and_set(changed, "attempt", attempt.attempt_id)
     tx.changes.moved("attempts", attempt.status, status)
+    note_reward(tx, attempt.attempt_id, attempt.rollout_id, 0.0 if outcome is Outcome.TRUNCATED else None)
     if attempt.worker_id is not None:
         workers.released(tx, attempt.worker_id, responsive=status is not AttemptStatus.UNRESPONSIVE)
+
+
+def note_reward(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | None = None) -> None:
+    """Write what an ended attempt earned to its rollout, so that rollouts are found by it; spans stay the truth."""
+    found = tx.rows(_reward_spans, {"rollout": rollout_id, "attempt": attempt_id, "holding": f"{REWARD}.0.value"})
+    reward = final_of(decode(attributes) for (attributes,) in found)
+    if (reward := otherwise if reward is None else reward) is not None:
+        tx.run(_update_reward, {"rollout": rollout_id, "attempt": attempt_id, "reward": reward})
 
 
 def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict, *, by_hand: bool = False) -> None:

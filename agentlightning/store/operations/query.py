@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import Column, ColumnElement, Select, Table, and_, func, literal, or_, select, tuple_
@@ -51,6 +51,26 @@ from agentlightning.types import (
 )
 
 T = TypeVar("T")
+MOST_TASK = 400
+"""Characters of a task, and of an error, in a list of rollouts."""
+
+
+class ListedRollout(NamedTuple):
+    """A rollout in a list: `task` is the beginning of its input as JSON text, `error` of what went wrong."""
+
+    rollout_id: str
+    task: str
+    mode: str | None
+    status: str
+    step: int | None
+    group: str | None
+    reward: float | None
+    outcome: str | None
+    error: str | None
+    start_time: float
+    end_time: float | None
+    attempts: int
+    run_id: str | None
 
 
 class Page:
@@ -112,7 +132,7 @@ def _sort_columns(table: Table, page: Page, allowed: Sequence[str]) -> list[Colu
 def _follows(columns: Sequence[ColumnElement[Any]], page: Page) -> ColumnElement[bool]:
     """The condition on rows after the page's cursor."""
     assert page.after is not None
-    nullable = [column.name for column in columns if isinstance(column, Column) and column.nullable]
+    nullable = [c.name for c in columns if isinstance(c, Column) and c.nullable and c.name not in _ONLY_THOSE_WITH]
     if nullable:
         raise StoreError(f"'{nullable[0]}' may be empty, so pages sorted by it have no cursor; use offset.")
     kinds = [(int, float) if column.type.python_type is float else column.type.python_type for column in columns]
@@ -164,7 +184,9 @@ def _count(tx: Transaction, statement: Select[Any]) -> int:
     return tx.select(counted)[0][0]
 
 
-_ROLLOUT_SORTS = ("rollout_id", "start_time", "end_time", "mode", "status", "resources_id")
+_ONLY_THOSE_WITH = ("step", "reward")
+"""Columns by which only the rows that have a value are sorted."""
+_ROLLOUT_SORTS = ("rollout_id", "start_time", "end_time", "mode", "status", "resources_id", *_ONLY_THOSE_WITH)
 _ATTEMPT_SORTS = (
     "attempt_id",
     "sequence_id",
@@ -191,20 +213,75 @@ _WORKER_SORTS = (
 
 def query_rollouts(tx: Transaction, query: RolloutQuery) -> PaginatedResult[Rollout]:
     """Each with its latest attempt, if it has one."""
-    t = rollouts_table.c
     statuses = None if query.status_in is None else [status.value for status in query.status_in]
-    conditions: list[ColumnElement[bool]] = []
-    if statuses is not None:
-        conditions.append(t.status.in_(statuses))
-    if query.rollout_id_in is not None:
-        conditions.append(t.rollout_id.in_(query.rollout_id_in))
-    if query.rollout_id_contains is not None:
-        conditions.append(_contains(t.rollout_id, query.rollout_id_contains))
-    scope = [] if query.run_id_in is None else [t.run_id.in_(query.run_id_in)]
-    statement = rollouts.SELECT_WITH_ATTEMPT.where(*scope, *_combine(conditions, query.filter_logic))
-    counted = query.rollout_id_in is None and query.rollout_id_contains is None and query.run_id_in is None
-    total = (lambda: _total(tx, statuses)) if counted else None
+    conditions = rollout_conditions(query)
+    statement = rollouts.SELECT_WITH_ATTEMPT.where(*conditions)
+    total = (lambda: _total(tx, statuses)) if len(conditions) == (statuses is not None) else None
     return _page(tx, rollouts_table, statement, Page(query), _ROLLOUT_SORTS, rollouts.to_either, total)
+
+
+def list_rollouts(tx: Transaction, query: RolloutQuery) -> PaginatedResult[ListedRollout]:
+    """For tables that people look through: little of each, and no total, which `count_rollouts` gives."""
+    t, a = rollouts_table.c, attempts_table.c
+    columns: list[ColumnElement[Any]] = [
+        t.rollout_id,
+        func.substr(t.input, 1, MOST_TASK),
+        t.mode,
+        t.status,
+        t.step,
+        t.group_id,
+        t.reward,
+        a.outcome,
+        func.substr(a.error, 1, MOST_TASK),
+        t.start_time,
+        t.end_time,
+        t.attempts,
+        t.run_id,
+    ]
+    joined = rollouts_table.outerjoin(attempts_table, t.latest_attempt_id == a.attempt_id)
+    statement = select(*columns).select_from(joined)
+    chosen = statement.where(*rollout_conditions(query))
+    return _page(tx, rollouts_table, chosen, Page(query), _ROLLOUT_SORTS, ListedRollout._make, lambda: -1)
+
+
+def count_rollouts(tx: Transaction, query: RolloutQuery, at_most: int) -> int:
+    """How many there are, as far as `at_most`."""
+    chosen = select(rollouts_table.c.seq).where(*rollout_conditions(query)).limit(at_most)
+    return tx.select(select(func.count()).select_from(chosen.subquery()))[0][0]
+
+
+def rollout_conditions(query: RolloutQuery) -> list[ColumnElement[bool]]:
+    """What the rows of a query fulfil, all of it."""
+    t, a = rollouts_table.c, attempts_table.c
+    joined: list[ColumnElement[bool]] = []
+    if query.status_in is not None:
+        joined.append(t.status.in_([status.value for status in query.status_in]))
+    if query.rollout_id_in is not None:
+        joined.append(t.rollout_id.in_(query.rollout_id_in))
+    if query.rollout_id_contains is not None:
+        joined.append(_contains(t.rollout_id, query.rollout_id_contains))
+    chosen = _combine(joined, query.filter_logic)
+    if query.run_id_in is not None:
+        chosen.append(t.run_id.in_(query.run_id_in))
+    if query.mode_in is not None:
+        chosen.append(t.mode.in_([mode.value for mode in query.mode_in]))
+    if query.step_in is not None:
+        chosen.append(t.step.in_(query.step_in))
+    if query.group_in is not None:
+        chosen.append(t.group_id.in_(query.group_in))
+    if query.outcome_in is not None:
+        ended = select(a.attempt_id).where(a.outcome.in_([outcome.value for outcome in query.outcome_in]))
+        chosen.append(t.latest_attempt_id.in_(ended))
+    if query.reward_min is not None:
+        chosen.append(t.reward >= query.reward_min)
+    if query.reward_max is not None:
+        chosen.append(t.reward <= query.reward_max)
+    if query.text_contains is not None:
+        text = query.text_contains
+        chosen.append(or_(_contains(t.input, text), _contains(t.rollout_id, text)))
+    if query.sort_by in _ONLY_THOSE_WITH:
+        chosen.append(t[query.sort_by].is_not(None))
+    return chosen
 
 
 def _total(tx: Transaction, statuses: Sequence[str] | None) -> int:
@@ -281,5 +358,7 @@ def query_run_events(tx: Transaction, run_id: str, query: RunEventQuery) -> Pagi
     scope = [t.run_id == run_id]
     if query.kind_in is not None:
         scope.append(t.kind.in_(query.kind_in))
+    if query.step_min is not None:
+        scope.append(t.step >= query.step_min)
     statement = select(*runs.EVENT_COLUMNS).where(*scope)
     return _page(tx, events_table, statement, Page(query), _EVENT_SORTS, runs.to_event)

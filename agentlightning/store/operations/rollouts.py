@@ -5,7 +5,7 @@ All functions take a transaction; see `attempts` for what happens when an attemp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
@@ -44,7 +44,7 @@ _SPLIT = len(ROLLOUT_FIELDS)
 
 _insert = Statement(
     lambda insert: insert(rollouts).on_conflict_do_nothing(index_elements=["rollout_id"]),
-    [c.name for c in rollouts.c if c.name not in ("seq", "end_time", "latest_attempt_id")],
+    [c.name for c in rollouts.c if c.name not in ("seq", "end_time", "latest_attempt_id", "reward")],
 )
 _by_id = rollouts.c.rollout_id == bindparam("rollout")
 _select = Statement(select(*ROLLOUT_COLUMNS).where(_by_id))
@@ -75,6 +75,7 @@ _due = Statement(
 )
 _latest_resources = Statement(select(resources.c.resources_id).order_by(resources.c.revision.desc()).limit(1))
 _update_details = Statement(update(rollouts).where(_by_id), ["input", "mode", "resources_id", "config", "metadata"])
+_update_place = Statement(update(rollouts).where(_by_id), ["step", "group_id"])
 _delete_attempt = Statement(delete(attempts_table).where(attempts_table.c.attempt_id == bindparam("attempt")))
 _count_spans = Statement(
     select(func.count()).where(spans.c.rollout_id == bindparam("rollout"), spans.c.attempt_id == bindparam("attempt"))
@@ -105,11 +106,19 @@ def prepare(request: EnqueueRolloutRequest) -> NewRollout:
         "status": RolloutStatus.QUEUING.value,
         "config": encode_config(request.config),
         "metadata": encode_metadata(request.metadata),
+        **place_of(request.metadata),
         "run_id": checked_id(request.run_id, "A run_id") if request.run_id else None,
         "attempts": 0,
         "failures": 0,
         "infra_failures": 0,
     }
+
+
+def place_of(metadata: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The columns that rollouts of a step or a group are found by."""
+    step, group = (metadata or {}).get("step"), (metadata or {}).get("group")
+    whole = isinstance(step, int) and not isinstance(step, bool) and abs(step) < 2**31
+    return {"step": step if whole else None, "group_id": None if group is None else str(group)}
 
 
 def create(tx: Transaction, new: NewRollout) -> Rollout:
@@ -304,6 +313,9 @@ def update_rollout(tx: Transaction, rollout_id: str, status: RolloutStatus | Uns
         stored = dict(zip(ROLLOUT_FIELDS, current, strict=True))
         names = ("input", "mode", "resources_id", "config", "metadata")
         tx.run(_update_details, {"rollout": rollout_id, **{n: changes.get(n, stored[n]) for n in names}})
+        if "metadata" in changes:
+            place = {name: changes[name] for name in ("step", "group_id")}
+            tx.run(_update_place, {"rollout": rollout_id, **place})
         state = attempts.load_rollout(tx, rollout_id)
     if not isinstance(status, Unset) and status != state.status:
         _set_status(tx, state, status)
@@ -347,5 +359,5 @@ def changed_columns(
     if not isinstance(config, Unset):
         changes["config"] = encode_config(config)
     if not isinstance(metadata, Unset):
-        changes["metadata"] = encode_metadata(metadata)
+        changes |= {"metadata": encode_metadata(metadata), **place_of(metadata)}
     return changes

@@ -13,6 +13,7 @@ from agentlightning.store.operations import attempts
 from agentlightning.store.operations.codec import decode, encode_seen, readable
 from agentlightning.types import Span
 from agentlightning.types.span import OtelResource
+from agentlightning.types.status import FINISHED_ATTEMPT
 
 SPAN_FIELDS = (
     "rollout_id",
@@ -106,6 +107,8 @@ def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
                 tx.changes.counts["spans"] += 1
                 next_span = min(max(next_span, sequence_id + 1), MAX_SEQUENCE)
         attempts.keep_alive(tx, attempt, rollout, running=True, next_span=next_span)
+        if attempt.status in FINISHED_ATTEMPT:  # told late
+            attempts.note_reward(tx, attempt_id, rollout_id)
     return numbers
 
 

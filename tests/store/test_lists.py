@@ -1,0 +1,116 @@
+"""Rollouts found by what they are of and what they earned: the columns, the filters, the pages, and older stores."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+
+from agentlightning.store import LightningStore, SqliteLightningStore
+from agentlightning.store.database.migrate import alembic_config
+from agentlightning.types import AttemptStatus, Outcome, RolloutMode
+from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.reward import reward_attributes
+from tests.store.builders import make_span
+
+
+async def finished(
+    store: LightningStore, task: Any, *rewards: dict[str, Any], outcome: Outcome = Outcome.OK, **given: Any
+) -> str:
+    claim = await store.start_rollout(task, worker_id="w", **given)
+    for attributes in rewards:
+        await store.add_span(make_span(claim, "reward", **attributes))
+    status = AttemptStatus.SUCCEEDED if outcome is Outcome.OK else AttemptStatus.FAILED
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=status, outcome=outcome)
+    return claim.rollout_id
+
+
+async def found(store: LightningStore, **query: Any) -> list[Any]:
+    return [rollout.input for rollout in await store.query_rollouts(**query)]
+
+
+async def test_rollouts_are_found_by_what_they_are_of(store: LightningStore) -> None:
+    await finished(store, "a", reward_attributes(1.0), run_id="r", metadata={"step": 1, "group": "1-0"})
+    await finished(store, "b", reward_attributes(0.5), run_id="r", metadata={"step": 2, "group": 7})
+    await finished(store, "c", run_id="r", mode=RolloutMode.VAL, outcome=Outcome.AGENT_ERROR)
+    await finished(store, "needle_% and more", reward_attributes(0.25), run_id="s", metadata={"step": True})
+    assert await found(store, step_in=[1, 2]) == ["a", "b"]
+    assert await found(store, group_in=["7"]) == ["b"]
+    assert await found(store, mode_in=[RolloutMode.VAL]) == ["c"]
+    assert await found(store, outcome_in=[Outcome.AGENT_ERROR]) == ["c"]
+    assert await found(store, reward_min=0.5) == ["a", "b"]
+    assert await found(store, reward_max=0.5, run_id_in=["r"]) == ["b"]
+    assert await found(store, text_contains="needle_%") == ["needle_% and more"]
+    assert await found(store, sort_by="reward", sort_order="desc") == ["a", "b", "needle_% and more"]
+    first = await store.query_rollouts(sort_by="reward", limit=1)
+    assert await found(store, sort_by="reward", limit=1, cursor=first.next_cursor) == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([reward_attributes(0.1), reward_attributes(0.9)], 0.9),
+        ([reward_attributes(0.1), {**reward_attributes(0.9), REWARD_RESPONSE: "x"}], 0.1),
+        ([{**reward_attributes(0.2), REWARD_AGENT: "x"}, {**reward_attributes(0.4), REWARD_AGENT: "y"}], 0.3),
+        ([{"agentlightning.reward.0.value": "nan"}], None),
+        ([], None),
+    ],
+)
+async def test_what_a_rollout_earned_is_noted(
+    tmp_path: Path, rewards: list[dict[str, Any]], expected: float | None
+) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    await finished(store, "task", *rewards)
+    (listed,) = await store.list_rollouts()
+    assert listed.reward == (None if expected is None else pytest.approx(expected))
+    await store.close()
+
+
+async def test_a_reward_that_comes_late_counts_and_one_of_an_earlier_attempt_does_not(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    claim = await store.start_rollout("task", worker_id="w")
+    where = claim.rollout_id, claim.attempt.attempt_id
+    await store.update_attempt(*where, status=AttemptStatus.SUCCEEDED, outcome=Outcome.TRUNCATED)
+    assert [one.reward for one in await store.list_rollouts()] == [0.0]
+    await store.add_span(make_span(claim, "late", **reward_attributes(0.75)))
+    assert [one.reward for one in await store.list_rollouts()] == [0.75]
+    await store.close()
+
+
+async def test_lists_are_short_and_counted_apart(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    for number in range(7):
+        await finished(store, "x" * 5000, run_id="r", metadata={"step": number})
+    page = await store.list_rollouts(limit=3, sort_by="step")
+    assert ([one.step for one in page], page.total) == ([0, 1, 2], -1)
+    assert max(len(one.task) for one in page) == 400
+    rest = await store.list_rollouts(limit=30, sort_by="step", cursor=page.next_cursor)
+    assert [one.step for one in rest] == [3, 4, 5, 6]
+    assert await store.count_rollouts(run_id_in=["r"]) == 7
+    assert await store.count_rollouts(5, run_id_in=["r"]) == 5
+    await store.close()
+
+
+async def test_the_place_of_a_rollout_follows_its_metadata(store: LightningStore) -> None:
+    rollout = await store.enqueue_rollout("task", metadata={"step": 1, "group": "a"})
+    await store.update_rollout(rollout.rollout_id, metadata={"step": 5})
+    assert await found(store, step_in=[5]) == ["task"]
+    assert await found(store, group_in=["a"]) == []
+
+
+async def test_an_older_store_learns_what_its_rollouts_are_found_by(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqliteLightningStore(path)
+    await finished(store, "task", reward_attributes(0.5), run_id="r", metadata={"step": 3, "group": "3-1"})
+    await store.close()
+    command.downgrade(alembic_config(f"sqlite:///{path}"), "0002")
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert "reward" not in {row[1] for row in connection.execute("PRAGMA table_info(rollouts)")}
+    store = SqliteLightningStore(path)
+    (listed,) = await store.list_rollouts()
+    assert (listed.step, listed.group, listed.reward) == (3, "3-1", 0.5)
+    await store.close()
