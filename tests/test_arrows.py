@@ -21,6 +21,7 @@ LAYERS: list[set[str]] = [
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
     {"algorithm"},
+    {"doctor"},
     {"trainer"},
     {"cli"},
     # Older names lead to everything below; nothing below knows of them.

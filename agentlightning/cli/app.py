@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli import agent_commands
+from agentlightning.cli import agent_commands, look_commands
 from agentlightning.cli.store_commands import store_app
 
 app = typer.Typer(
@@ -114,6 +114,9 @@ def show(
     from agentlightning.cli.show import show_rollouts
 
     show_rollouts(run, rollout, failed=failed, limit=limit, full=full)
+
+
+app.command()(look_commands.why)
 
 
 @app.command()

@@ -1,0 +1,120 @@
+"""`agl why`: why a run is not learning, in words; and how any diagnosis is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from agentlightning.cli.opened import OpenedRun, opened_run
+from agentlightning.cli.safe import one_line, safe
+from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose, find_breaks, lost_by_cause
+from agentlightning.doctor.breaks import Decode
+from agentlightning.errors import AgentLightningError
+from agentlightning.trainer.sync import run_sync
+
+console = Console(highlight=False)
+
+STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
+MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
+
+
+def explain_run(path: Path, run_id: str | None, *, as_json: bool, breaks: bool) -> int:
+    """Print the diagnosis. Returns how many problems there are."""
+    return run_sync(_explain(path, run_id, as_json, breaks))
+
+
+async def _explain(path: Path, run_id: str | None, as_json: bool, breaks: bool) -> int:
+    async with opened_run(path, run_id) as opened:
+        decode = decoder_of(opened)
+        evidence = await opened.evidence()
+        found = diagnose(evidence, decode)
+        broken = find_breaks(evidence.episodes, decode) if breaks else []
+        if as_json:
+            console.print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
+        else:
+            console.print(shown(found))
+            if breaks:
+                console.print(_table_of_breaks(broken))
+        return len(found.problems)
+
+
+def _records(breaks: list[Break]) -> list[dict[str, Any]]:
+    return [{name: getattr(one, name) for name in Break.__slots__} for one in breaks]
+
+
+def decoder_of(opened: OpenedRun) -> Decode | None:
+    """Token ids → text by the tokenizer of the run's model; None where it cannot be had here."""
+    model = opened.settings.get("model")
+    if not model:
+        return None
+    try:
+        from agentlightning.models import resolve_model
+        from agentlightning.rendering.tokenizer import load_tokenizer
+
+        tokenizer: Any = load_tokenizer(str(resolve_model(model)))
+    except (AgentLightningError, ImportError, OSError):
+        return None
+    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def shown(found: Diagnosis) -> RenderableType:
+    """A diagnosis for people: the verdict, the findings with their fixes, the numbers."""
+    problem = any(f.severity is Severity.PROBLEM for f in found.findings)
+    style = "bold red" if problem else "bold green" if found.healthy else "bold yellow"
+    parts: list[RenderableType] = [Text(safe(found.verdict), style=style), Text()]
+    parts += [part for f in found.findings if f.words not in found.verdict for part in _finding(f)]
+    lines = _numbers(found.measured)
+    if lines.row_count:
+        parts.append(lines)
+    return Group(*parts)
+
+
+def _finding(finding: Finding) -> list[RenderableType]:
+    head = Text(f"{MARKS[finding.severity]} ", style=STYLES[finding.severity])
+    head.append(safe(finding.words), style="default")
+    parts: list[RenderableType] = [head]
+    if finding.fix:
+        parts.append(Padding(Text(f"try: {safe(finding.fix)}", style="cyan"), (0, 0, 0, 2)))
+    rollouts = finding.evidence.get("rollouts")
+    if rollouts:
+        parts.append(Padding(Text(f"look at: {' '.join(map(str, rollouts))}", style="dim"), (0, 0, 0, 2)))
+    return [*parts, Text()]
+
+
+def _numbers(measured: Any) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), title="measured", title_justify="left")
+    table.add_column(style="dim")
+    table.add_column()
+    for name, value in measured.items():
+        if value is not None and value != {}:
+            table.add_row(name.replace("_", " "), _value(value))
+    return table
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = {k: v["groups"] if isinstance(v, dict) and "groups" in v else v for k, v in value.items()}
+        return ", ".join(f"{k} {_value(v)}" for k, v in inner.items() if v)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def _table_of_breaks(breaks: list[Break]) -> RenderableType:
+    if not breaks:
+        return Text("No call left the tokens of the calls before it.")
+    table = Table("cause", "calls", "tokens lost", "first difference", title="Breaks of token histories", expand=True)
+    for cause, found in lost_by_cause(breaks).items():
+        example = max(found, key=lambda one: one.tokens_lost)
+        text = Text()
+        text.append(one_line(example.before, 60), style="dim")
+        text.append(f" {one_line(example.was, 50)}", style="red")
+        text.append(f" → {one_line(example.now, 50)}", style="green")
+        text.append(f"\n{example.advice}", style="cyan")
+        text.append(f"\n{example.rollout_id} at token {example.position}", style="dim")
+        table.add_row(cause, str(len(found)), f"{sum(one.tokens_lost for one in found):,}", text)
+    return table

@@ -1,0 +1,25 @@
+"""The doctor: says what is wrong with a run or an agent, why, and what to try first. It reads; it changes nothing.
+
+diagnosis = await why(store, run_id)      # a finished run, or one that goes on
+diagnosis.verdict, diagnosis.findings
+"""
+
+from agentlightning.doctor.breaks import Break, break_findings, find_breaks, lost_by_cause
+from agentlightning.doctor.evidence import Evidence, gather
+from agentlightning.doctor.finding import Diagnosis, Finding, Severity
+from agentlightning.doctor.why import diagnose, find_run, why
+
+__all__ = [
+    "Break",
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "Severity",
+    "break_findings",
+    "diagnose",
+    "find_breaks",
+    "find_run",
+    "gather",
+    "lost_by_cause",
+    "why",
+]

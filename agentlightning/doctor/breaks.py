@@ -1,0 +1,239 @@
+"""Prefix breaks: where a call did not continue the tokens of the call before it, what differs first, and why. Pure.
+
+A history that breaks is sampled and trained a second time from the break on. The gateway says of each call where it
+left a known history; here the two sides are laid beside each other as text, and the cause is told from what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.doctor.evidence import Evidence
+from agentlightning.doctor.finding import Finding, warning
+from agentlightning.types.call import Call, Int32Array
+
+Decode = Callable[[Sequence[int]], str]
+"""Token ids → text."""
+
+BEFORE, AFTER = 12, 24
+"""Tokens before and after the first difference that are shown."""
+WORTH_A_WORD = 0.05
+"""Share of all prompt tokens that must be lost."""
+
+ADVICE = {
+    "clock": "Take the clock, date or random id out of the system prompt, or put it into the last user message: every "
+    "token after it is computed anew.",
+    "tool_json": "Send tool calls back as they came: the client writes their JSON anew (other spaces, order or "
+    "escapes).",
+    "reasoning_stripped": "The reasoning of earlier answers is left out. Send reasoning_content back with each answer "
+    "if "
+    "the model's template keeps it; if the template itself drops it, this is how the model is meant to be used.",
+    "system_prompt_changed": "Keep the system prompt the same within a rollout; put what changes into the last "
+    "message.",
+    "tools_changed": "Offer the same tools, in the same order, in every call of a rollout.",
+    "history_edited": "Only add messages: an earlier one was changed, or left out.",
+    "compaction": "The history was summarised. That costs one break each time: do it seldom, or raise max_context.",
+    "sub_agent": "A conversation of its own, as a sub-agent has: nothing to mend.",
+    "tokenizer_seam": "The same text was tokenised otherwise. The gateway could not bridge this template: set "
+    "renderer=… "
+    "to one that knows the model.",
+    "cut_to_fit": "The prompt was cut to fit the context: raise max_context, or let the agent shorten its history "
+    "itself.",
+}
+"""What to change, by cause. The causes that are told apart, in the order in which they are looked for."""
+
+_CLOCK = re.compile(
+    r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\b\d{9,}\b|[0-9a-f]{8}-[0-9a-f]{0,4}|\b[0-9a-f]{12,}\b"
+    r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break:
+    """One call that left the history of an earlier one."""
+
+    rollout_id: str
+    call_id: str
+    after_call_id: str
+    """The call whose tokens it shares the most of."""
+    cause: str
+    """A key of `ADVICE`."""
+    position: int
+    """Index of the first token that differs."""
+    tokens_lost: int
+    """Tokens of the known history after it."""
+    before: str
+    """The text that both have, up to the break."""
+    was: str
+    """How the history went on; empty without a tokenizer."""
+    now: str
+    """How the new prompt goes on."""
+
+    @property
+    def advice(self) -> str:
+        return ADVICE[self.cause]
+
+
+def find_breaks(episodes: Sequence[Episode], decode: Decode | None = None) -> list[Break]:
+    """All breaks in the rollouts' last attempts. Without `decode` causes are the gateway's and texts are empty."""
+    found: list[Break] = []
+    for e in episodes:
+        earlier: list[Call] = []
+        for call in e.calls:
+            if call.info.divergence is not None and call.info.divergence.cause != "new_conversation":
+                beside = _nearest(call, [c for c in earlier if c.info.policy == call.info.policy])
+                if beside is not None:
+                    found.append(_explain(call, beside, decode))
+            earlier.append(call)
+    return found
+
+
+def lost_by_cause(breaks: Sequence[Break]) -> dict[str, list[Break]]:
+    """The breaks of each cause, the one that costs most first."""
+    found: defaultdict[str, list[Break]] = defaultdict(list)
+    for one in breaks:
+        found[one.cause].append(one)
+    return dict(sorted(found.items(), key=lambda item: -sum(b.tokens_lost for b in item[1])))
+
+
+def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[Finding]:
+    """One finding for each cause that costs something."""
+    calls = [c for e in evidence.episodes for c in e.calls]
+    total = sum(len(c.prompt_ids) for c in calls)
+    steps = len({e.rollout.metadata.get("step") for e in evidence.episodes})
+    for cause, breaks in lost_by_cause(find_breaks(evidence.episodes, decode)).items():
+        lost = sum(one.tokens_lost for one in breaks)
+        if lost < WORTH_A_WORD * total or cause == "sub_agent":
+            continue
+        example = max(breaks, key=lambda one: one.tokens_lost)
+        shown = f" First difference: {example.was[:40]!r} became {example.now[:40]!r}." if example.now else ""
+        yield warning(
+            f"prefix_break_{cause}",
+            f"{len(breaks)} calls did not continue the tokens before them ({_WORDS[cause]}), which costs "
+            f"{lost / steps:,.0f} "
+            f"tokens per step ({lost / total:.0%} of all prompts).{shown}",
+            ADVICE[cause],
+            breaks=len(breaks),
+            tokens_lost_per_step=lost / steps,
+            seconds_lost_per_step=_seconds(evidence, lost / steps),
+            rollouts=sorted({one.rollout_id for one in breaks})[:3],
+            position=example.position,
+            before=example.before,
+            was=example.was,
+            now=example.now,
+        )
+
+
+_WORDS = {
+    "clock": "a clock or random id in the prompt",
+    "tool_json": "tool calls written anew",
+    "reasoning_stripped": "reasoning left out",
+    "system_prompt_changed": "another system prompt",
+    "tools_changed": "other tools",
+    "history_edited": "an earlier message changed",
+    "compaction": "history summarised",
+    "sub_agent": "a conversation of its own",
+    "tokenizer_seam": "the same text in other tokens",
+    "cut_to_fit": "cut to fit the context",
+}
+
+
+def _seconds(evidence: Evidence, tokens: float) -> float | None:
+    """What as many tokens cost the learner; None where nobody measured it."""
+    computed, seconds = sum(evidence.series("tree_tokens")), sum(evidence.series("learning_seconds"))
+    return round(tokens * seconds / computed, 3) if computed else None
+
+
+def _nearest(call: Call, earlier: Sequence[Call]) -> Call | None:
+    """The earlier call whose tokens have the longest common beginning with the prompt."""
+    return max(earlier, key=lambda c: common(_whole(c), call.prompt_ids), default=None)
+
+
+def _whole(call: Call) -> Int32Array:
+    return np.concatenate((call.prompt_ids, call.response_ids))
+
+
+def common(a: Int32Array, b: Int32Array) -> int:
+    """Length of the common beginning."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _explain(call: Call, beside: Call, decode: Decode | None) -> Break:
+    assert call.info.divergence is not None
+    whole = _whole(beside)
+    at = common(whole, call.prompt_ids)
+    was, now, before = "", "", ""
+    cause = _KNOWN.get(call.info.divergence.cause, "history_edited")
+    if decode is not None:
+        before = decode(whole[max(0, at - BEFORE) : at].tolist())
+        was, now = (decode(ids[at : at + AFTER].tolist()) for ids in (whole, call.prompt_ids))
+        around = decode(whole[max(0, at - 3 * BEFORE) : at + 3 * AFTER].tolist())
+        other = decode(call.prompt_ids[max(0, at - 3 * BEFORE) : at + 3 * AFTER].tolist())
+        cause = _cause(cause, before, was, now, (around, other))
+    return Break(
+        rollout_id=call.info.rollout_id,
+        call_id=call.info.call_id,
+        after_call_id=beside.info.call_id,
+        cause=cause,
+        position=at,
+        tokens_lost=max(call.info.divergence.tokens_lost, len(whole) - at),
+        before=before,
+        was=was,
+        now=now,
+    )
+
+
+_KNOWN = {name: name for name in ADVICE}
+
+
+def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
+    """What the texts say beyond what the gateway could know."""
+    if told in ("tools_changed", "cut_to_fit", "compaction"):
+        return told
+    if was.startswith("<think>") or (told == "reasoning_stripped"):
+        return "reasoning_stripped"
+    width = min(len(was), len(now))
+    if was[:width] == now[:width] and width:
+        return "tokenizer_seam"
+    tail = before[-24:]
+    if all(_CLOCK.search(_word(tail + text, len(tail))) for text in (was, now)):
+        return "clock"
+    if _same_json(*around):
+        return "tool_json"
+    return told
+
+
+def _word(text: str, at: int) -> str:
+    """What stands around index `at`, up to the next line's end: a date or an id may have begun before it."""
+    return text[max(0, at - 24) : at + 24].splitlines()[0] if text else ""
+
+
+def _same_json(was: str, now: str) -> bool:
+    """Whether the first JSON object that both texts hold means the same and is written otherwise."""
+    first, second = _objects(was), _objects(now)
+    return any(a[1] == b[1] and a[0] != b[0] for a in first for b in second)
+
+
+def _objects(text: str) -> list[tuple[str, str]]:
+    """JSON objects in a text, as written and in one canonical form."""
+    found: list[tuple[str, str]] = []
+    decoder = json.JSONDecoder()
+    at = text.find("{")
+    while at >= 0 and len(found) < 8:
+        try:
+            value, end = decoder.raw_decode(text, at)
+            found.append((text[at:end], json.dumps(value, sort_keys=True)))
+            at = text.find("{", end)
+        except ValueError:
+            at = text.find("{", at + 1)
+    return found

@@ -1,0 +1,123 @@
+"""Evidence: what is read of a run before anything is said about it: its steps, and rollouts of its end and its start.
+
+However long the run, what is read is bounded. Read-only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from agentlightning.adapter.conversations import Conversation, conversations
+from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.store.base import LightningStore
+from agentlightning.types import FINISHED_ROLLOUT, Rollout, RolloutMode, Run, Span
+
+LAST_ROLLOUTS = 384
+"""Finished training rollouts of the end of the run that are read."""
+FIRST_ROLLOUTS = 96
+"""And of its start, to compare with."""
+WITH_TEXT = 64
+"""Of each, those whose messages are read, too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What was read of a run, or of an agent's dry run."""
+
+    steps: Sequence[Mapping[str, Any]] = ()
+    """Metrics of each learned step, in order."""
+    episodes: Sequence[Episode] = ()
+    """The last rollouts, in the order in which they began."""
+    early: Sequence[Episode] = ()
+    """The first ones; none where they are among the last."""
+    spans: Mapping[str, Sequence[Span]] = field(default_factory=dict)
+    """All spans of the latest attempt of some of them, by rollout id."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    run: Run | None = None
+    turned_away: Mapping[str, int] = field(default_factory=dict)
+    """Requests to the gateway that belonged to no attempt, by why they were refused."""
+
+    @cached_property
+    def talks(self) -> Mapping[str, Sequence[Conversation]]:
+        """The model calls as people read them, by rollout id, of the rollouts whose spans were read."""
+        return {rollout_id: conversations(spans) for rollout_id, spans in self.spans.items()}
+
+    @cached_property
+    def rewards(self) -> list[float]:
+        """Of all rollouts that were read and have one."""
+        return [e.reward for e in (*self.early, *self.episodes) if e.reward is not None]
+
+    @property
+    def spread(self) -> float:
+        """From the lowest to the highest reward that was read."""
+        return max(self.rewards) - min(self.rewards) if self.rewards else 0.0
+
+    @cached_property
+    def solved(self) -> bool:
+        """Whether the last rollouts earn nearly all that any rollout of the run has earned."""
+        late = [e.reward for e in self.episodes if e.reward is not None]
+        if not late or self.spread == 0:
+            return False
+        return sum(late) / len(late) >= min(self.rewards) + 0.85 * self.spread
+
+    @cached_property
+    def groups(self) -> list[list[Episode]]:
+        """Siblings among the last rollouts that were neither masked nor failed; groups of at least two."""
+        found: dict[Any, list[Episode]] = {}
+        for e in self.episodes:
+            if e.good and e.reward is not None and e.rollout.metadata.get("group") is not None:
+                found.setdefault(e.rollout.metadata["group"], []).append(e)
+        return [group for group in found.values() if len(group) > 1]
+
+    def series(self, name: str) -> list[float]:
+        """A metric over the steps that have it; of several policies the mean."""
+        found = []
+        for step in self.steps:
+            values = [v for key, v in step.items() if key.split("/")[-1] == name and isinstance(v, int | float)]
+            if values:
+                found.append(float(sum(values) / len(values)))
+        return found
+
+
+async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
+    """Read a run's evidence from its store, also while it goes on. Without a run: of all that is in the store."""
+    runs = None if run is None else [run.run_id]
+    last = await _finished(store, runs, "desc", LAST_ROLLOUTS)
+    first = await _finished(store, runs, "asc", FIRST_ROLLOUTS)
+    known = {r.rollout_id for r in last}
+    episodes = await collect(store, [r.rollout_id for r in reversed(last)])
+    early = await collect(store, [r.rollout_id for r in first if r.rollout_id not in known])
+    return Evidence(
+        steps=[] if run is None else await learned_steps(store, run.run_id),
+        episodes=episodes,
+        early=early,
+        spans=await read_spans(store, [*early[:WITH_TEXT], *episodes[-WITH_TEXT:]]),
+        settings={} if run is None else run.settings,
+        run=run,
+    )
+
+
+async def learned_steps(store: LightningStore, run_id: str) -> list[dict[str, Any]]:
+    """Metrics of the steps that learned, in order; the validation before the first step is none."""
+    events = await store.query_run_events(run_id, kind_in=["step"])
+    return sorted((e.data for e in events if e.data.get("step")), key=lambda data: data["step"])
+
+
+async def read_spans(store: LightningStore, episodes: Sequence[Episode]) -> dict[str, Sequence[Span]]:
+    """All spans of their latest attempts."""
+    ids = [e.rollout.rollout_id for e in episodes]
+    found = await asyncio.gather(*(store.query_spans(rollout_id, "latest") for rollout_id in ids))
+    return {rollout_id: page.items for rollout_id, page in zip(ids, found, strict=True)}
+
+
+async def _finished(store: LightningStore, runs: list[str] | None, order: Any, limit: int) -> list[Rollout]:
+    """Training rollouts, or where there are none, whatever there is; validations lie between them."""
+    page = await store.query_rollouts(
+        run_id_in=runs, status_in=sorted(FINISHED_ROLLOUT), sort_by="start_time", sort_order=order, limit=2 * limit
+    )
+    training = [r for r in page if r.mode is RolloutMode.TRAIN]
+    return (training or list(page))[:limit]

@@ -1,0 +1,222 @@
+"""What the rollouts of a run say: how they ended, what they earned, whether they can be learned from. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.preflight import never_called
+from agentlightning.doctor.evidence import Evidence
+from agentlightning.doctor.finding import Finding, note, problem, share, warning
+from agentlightning.types import Outcome
+
+MANY, MOST = 0.2, 0.5
+"""Shares of rollouts from which on something is worth a word, or stands in the way of training."""
+EXAMPLES = 3
+"""Ids of rollouts that a finding names."""
+
+_NO_REWARD = "emitted no reward"
+_NO_NUMBER = "must be a finite number"
+_TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
+_AWAY = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
+
+_FIX_OF = {
+    Outcome.AGENT_ERROR: "Mend what the message names; agl show --failed shows whole rollouts.",
+    Outcome.TIMEOUT: "See where it waits (agl show --failed), or set rollout_config=RolloutConfig(timeout_seconds=…).",
+    Outcome.INFRA_ERROR: "This is not the agent's failure: look at the log of the run, the store and the model.",
+    Outcome.JUDGE_ERROR: "Mend the grader or the judge: a failure of it is never taken for a reward of 0.",
+    Outcome.CANCELLED: "They were cancelled from outside; nothing to mend in the agent.",
+}
+
+
+def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
+    """All of them."""
+    episodes = evidence.episodes
+    if not episodes:
+        yield note("nothing_ran", "No rollout has finished yet, so there is nothing to look at.")
+        return
+    yield from _failed(episodes)
+    yield from _calls(evidence)
+    yield from _truncated(evidence)
+    yield from _rewards(evidence)
+
+
+def outcomes(episodes: Sequence[Episode]) -> dict[str, int]:
+    """How many rollouts ended in which way."""
+    return dict(Counter(e.outcome.value for e in episodes).most_common())
+
+
+def ids(episodes: Sequence[Episode]) -> list[str]:
+    """Of a few, to look at."""
+    return [e.rollout.rollout_id for e in episodes[-EXAMPLES:]]
+
+
+def first_line(episode: Episode) -> str:
+    """Of its error."""
+    text = (episode.attempt and episode.attempt.error) or "no message"
+    return text.strip().splitlines()[0][:300]
+
+
+def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
+    failed = [e for e in episodes if not e.good and e.outcome is not Outcome.CANCELLED]
+    silent = [e for e in failed if _NO_REWARD in first_line(e)]
+    wrong = [e for e in failed if _NO_NUMBER in first_line(e)]
+    others = [e for e in failed if e not in silent and e not in wrong]
+    if silent:
+        yield problem(
+            "no_reward",
+            f"{share(len(silent), len(episodes))} rollouts ended without a reward.",
+            "Return a number from the agent on every way out of it, or call agl.emit_reward(…) before it ends.",
+            rollouts=ids(silent),
+        )
+    if wrong:
+        yield problem(
+            "reward_not_finite",
+            f"{share(len(wrong), len(episodes))} rollouts gave a reward that is no finite number: "
+            f"{first_line(wrong[-1])}",
+            "Look for a division by zero or a missing value in the reward, and return a number or raise an error.",
+            rollouts=ids(wrong),
+        )
+    if len(others) < max(1, MANY * len(episodes)):
+        return
+    (outcome, text), count = Counter((e.outcome, first_line(e)) for e in others).most_common(1)[0]
+    yield (problem if len(others) >= MOST * len(episodes) else warning)(
+        "rollouts_fail",
+        f"{share(len(others), len(episodes))} rollouts failed. Most common ({count}×): {outcome.value}: {text}",
+        _FIX_OF.get(outcome, ""),
+        outcomes=outcomes(episodes),
+        rollouts=ids([e for e in others if e.outcome is outcome]),
+    )
+
+
+def _calls(evidence: Evidence) -> Iterator[Finding]:
+    """Did the agent ask the model, and were its calls recorded with their tokens?"""
+    heard = [e for e in evidence.episodes if e.good or e.refused or _asked_elsewhere(e)]
+    calls = [c for e in heard for c in e.calls]
+    elsewhere = [
+        (e, talk) for e in heard if not e.calls for talk in evidence.talks.get(e.rollout.rollout_id, ()) if talk.answer
+    ]
+    if heard and not calls:
+        if elsewhere:
+            provider = elsewhere[0][1].span.attributes
+            where = provider.get("server.address") or provider.get("gen_ai.provider.name") or "another provider"
+            yield problem(
+                "calls_not_captured",
+                f"The agent asks a model at {where}, not the one in training: its calls are seen, and their tokens "
+                "are not.",
+                "Give its client the endpoint of the rollout: OpenAI(base_url=llm.endpoint, api_key=llm.api_key), "
+                "model=llm.model.",
+                address=str(where),
+                rollouts=ids([e for e, _ in elsewhere]),
+            )
+        else:
+            away = next((first_line(e) for e in heard if _asked_elsewhere(e)), "")
+            yield problem(
+                "never_called",
+                f"{never_called(heard, evidence.turned_away)}{f' It said: {away}' if away else ''}",
+                "Give the client base_url=llm.endpoint and api_key=llm.api_key, and ask for model=llm.model.",
+                turned_away=dict(evidence.turned_away),
+            )
+        return
+    trained = [c for c in calls if c.info.trained]
+    empty = [c for c in trained if not len(c.response_ids) and c.info.error is None]
+    if calls and not trained:
+        yield problem(
+            "nothing_trained",
+            f"{len(calls)} calls were recorded, and none of them is of the policy in training.",
+            "Ask for model=llm.model; look at train_agents and train_prompts, which choose what is trained.",
+            policies=sorted({c.info.policy for c in calls}),
+        )
+    elif trained and len(empty) >= MOST * len(trained):
+        yield problem(
+            "token_ids_missing",
+            f"{share(len(empty), len(trained))} calls were recorded without token ids, so they cannot be trained.",
+            "The engine must return token ids and log-probs: with vLLM behind the gateway take the vllm backend.",
+            calls=len(empty),
+        )
+
+
+def _asked_elsewhere(episode: Episode) -> bool:
+    error = (episode.attempt and episode.attempt.error) or ""
+    return not episode.good and any(words in error for words in _AWAY)
+
+
+def _truncated(evidence: Evidence) -> Iterator[Finding]:
+    episodes = evidence.episodes
+    too_long = [e for e in episodes if _says(e, _TOO_LONG)]
+    cut = [e for e in episodes if e.outcome is Outcome.TRUNCATED and e not in too_long]
+    if too_long and len(too_long) >= MANY * len(episodes) / 2:
+        yield (problem if len(too_long) >= MOST * len(episodes) else warning)(
+            "prompts_too_long",
+            f"In {share(len(too_long), len(episodes))} rollouts a prompt did not fit the model's context"
+            f"{_context(evidence)}.",
+            "Raise max_context if the model can do more; else shorten system prompt, tools or history, or set "
+            "cut_long_prompts=True.",
+            rollouts=ids(too_long),
+        )
+    if cut and len(cut) >= MANY * len(episodes):
+        yield (problem if len(cut) >= MOST * len(episodes) else warning)(
+            "truncated",
+            f"{share(len(cut), len(episodes))} rollouts were cut off at a limit of tokens before they had come to an "
+            "end.",
+            "Raise max_tokens in the agent's request or in the settings; if answers run on and on, set "
+            "overlong_tokens, "
+            "which punishes length.",
+            rollouts=ids(cut),
+        )
+
+
+def _says(episode: Episode, words: Sequence[str]) -> bool:
+    error = (episode.attempt and episode.attempt.error) or ""
+    return any(word in text for text in (error, *episode.refused) for word in words)
+
+
+def _context(evidence: Evidence) -> str:
+    limit = evidence.settings.get("max_context")
+    return f" (max_context={limit})" if limit else ""
+
+
+def _rewards(evidence: Evidence) -> Iterator[Finding]:
+    rated = [e for e in evidence.episodes if e.good and e.reward is not None]
+    if len(rated) >= 8 and len({e.reward for e in (*evidence.early, *rated) if e.reward is not None}) == 1:
+        yield problem(
+            "constant_reward",
+            f"Every one of {len(rated)} rollouts earned {rated[0].reward:g}: there is nothing to learn from.",
+            "Check the reward on an answer you know to be right and one you know to be wrong. If it tells them apart, "
+            "take easier tasks (always low) or harder ones (always high), or give partial rewards.",
+            reward=rated[0].reward,
+        )
+        return
+    groups = evidence.groups
+    flat = [group for group in groups if len({e.reward for e in group}) == 1]
+    learned = evidence.solved and len(evidence.steps) > 2
+    if len(groups) < 4 or len(flat) < 0.7 * len(groups) or learned:
+        return
+    low, high = min(evidence.rewards), max(evidence.rewards)
+    hard = sum(group[0].reward == low for group in flat)
+    easy = sum(group[0].reward == high for group in flat)
+    words = f"In {share(len(flat), len(groups))} groups all siblings earned the same, so they taught nothing"
+    numbers = {"flat_groups": len(flat), "groups": len(groups), "lowest": hard, "highest": easy}
+    if hard > 0.6 * len(flat):
+        code, why = "too_hard", f": {hard} of them always the lowest reward. The tasks are too hard."
+        fix = "Start with easier tasks, give partial rewards, or raise group_size so that a rare success is seen."
+    elif easy > 0.6 * len(flat):
+        code, why = "too_easy", f": {easy} of them always the highest reward. The tasks are too easy."
+        fix = "Take harder tasks, or set dynamic_sampling=2, which replaces groups that teach nothing."
+    else:
+        code, why = "no_variance", ". Tasks are either solved every time or never."
+        fix = "Set dynamic_sampling=2, raise group_size or temperature, or give partial rewards."
+    yield (problem if len(flat) >= 0.95 * len(groups) else warning)(code, words + why, fix, **numbers)
+
+
+def difficulty(groups: Sequence[Sequence[Episode]], low: float, high: float) -> dict[str, dict[str, float]]:
+    """Groups by how much of the range of rewards their siblings earn on average: how many, and what."""
+    found: dict[str, list[float]] = {"never": [], "seldom": [], "often": [], "always": []}
+    for group in groups:
+        mean = statistics.mean(e.reward or 0.0 for e in group)
+        part = (mean - low) / (high - low) if high > low else 1.0
+        name = "never" if part <= 0.02 else "seldom" if part < 0.5 else "often" if part < 0.98 else "always"
+        found[name].append(mean)
+    return {name: {"groups": len(m), "reward": statistics.mean(m) if m else 0.0} for name, m in found.items()}

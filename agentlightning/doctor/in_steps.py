@@ -1,0 +1,241 @@
+"""What the metrics of a run's steps say. Pure: each check takes the evidence and gives findings.
+
+Numbers are judged over the last steps; single steps tell nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+
+from agentlightning.algorithm.preflight import TREND_LEVEL, WATCHED_STEPS
+from agentlightning.algorithm.trend import chance_of_no_rise, noise_of
+from agentlightning.doctor.evidence import Evidence
+from agentlightning.doctor.finding import Finding, problem, warning
+
+RECENT = 8
+"""Steps that are the recent ones."""
+FEW = 4
+"""Fewer steps than this say nothing of a trend."""
+CLIPPED = 0.2
+KL_LARGE = 0.1
+"""Nats per token between the weights that sampled and those that learned."""
+
+
+def step_findings(evidence: Evidence) -> Iterator[Finding]:
+    """All of them."""
+    for check in (_not_finite, _rate, _no_updates, _trend, _validation, _clipping, _entropy, _moved, _weights, _gap):
+        yield from check(evidence)
+    yield from _gradient(evidence)
+
+
+def recent(evidence: Evidence, name: str) -> float | None:
+    """The median of a metric over the recent steps; None where there is none."""
+    series = evidence.series(name)[-RECENT:]
+    return statistics.median(series) if series else None
+
+
+def _not_finite(evidence: Evidence) -> Iterator[Finding]:
+    for name in ("loss", "grad_norm", "entropy", "kl_old"):
+        told = [value for step in evidence.steps for key, value in step.items() if key.split("/")[-1] == name]
+        if any(value is None or not math.isfinite(value) for value in told):  # a store keeps NaN as null
+            yield problem(
+                "not_finite",
+                f"The metric {name} became infinite or NaN.",
+                "Lower learning_rate, set max_grad_norm=1, and resume from a checkpoint before it; with float16 take "
+                "bfloat16.",
+                metric=name,
+            )
+            return
+
+
+def _rate(evidence: Evidence) -> Iterator[Finding]:
+    rates = evidence.series("learning_rate")
+    falls = evidence.settings.get("schedule", "constant") != "constant"
+    zero = rates and (max(rates) == 0 or (rates[-1] == 0 and not falls))
+    if (zero and not evidence.settings.get("critic_warmup")) or evidence.settings.get("learning_rate") == 0:
+        yield problem(
+            "learning_rate_zero",
+            "The learning rate is 0, so nothing is learned.",
+            "Leave learning_rate out to take the default for the model's size.",
+        )
+
+
+def _no_updates(evidence: Evidence) -> Iterator[Finding]:
+    updates = evidence.series("updates")[-RECENT:]
+    idle = sum(value == 0 for value in updates)
+    if len(updates) >= 2 and idle * 2 >= len(updates) and not evidence.solved:
+        yield problem(
+            "no_updates",
+            f"{idle} of the last {len(updates)} steps taught nothing: all siblings of all groups earned the same.",
+            "Take tasks that the model solves now and then, give partial rewards, or take a larger group_size.",
+            idle_steps=idle,
+            steps=len(updates),
+        )
+
+
+def _trend(evidence: Evidence) -> Iterator[Finding]:
+    rewards = evidence.series("reward")
+    if len(rewards) < WATCHED_STEPS or evidence.solved:
+        return
+    third = len(rewards) // 3
+    thirds = [statistics.mean(rewards[n * third : (n + 1) * third]) for n in range(3)]
+    noise = noise_of(rewards)
+    numbers = {"first_third": thirds[0], "middle_third": thirds[1], "last_third": thirds[2], "noise": noise}
+    if max(thirds[:2]) - thirds[2] > max(noise, 0.1 * evidence.spread):
+        yield problem(
+            "reward_fell",
+            f"The reward was {max(thirds[:2]):.3g} and has fallen to {thirds[2]:.3g}.",
+            "Go back to the best checkpoint, and on from there with a third of the learning_rate, or with "
+            "kl_coef=0.01.",
+            **numbers,
+        )
+    elif chance_of_no_rise(rewards) > TREND_LEVEL:
+        yield warning(
+            "not_rising",
+            f"The reward has not risen in {len(rewards)} steps: {thirds[0]:.3g} in their first third, {thirds[2]:.3g} "
+            f"in the last, ±{noise:.2g} from step to step.",
+            "Read a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try three "
+            "times the learning_rate, or more rollouts per step.",
+            **numbers,
+        )
+
+
+def _validation(evidence: Evidence) -> Iterator[Finding]:
+    validated, rewards = evidence.series("val_reward"), evidence.series("reward")
+    if len(validated) < 3 or len(rewards) < 2 * FEW:
+        return
+    third = len(rewards) // 3
+    rise = statistics.mean(rewards[-third:]) - statistics.mean(rewards[:third])
+    fall = max(validated) - validated[-1]
+    if rise > 0.1 * evidence.spread and fall > max(0.1 * evidence.spread, 2 * noise_of(validated) / math.sqrt(2)):
+        yield warning(
+            "overfitting",
+            f"Training reward rises, and validation reward has fallen from {max(validated):.3g} to "
+            f"{validated[-1]:.3g}.",
+            "Take the checkpoint that validated best; train on more tasks, for fewer epochs, or with kl_coef=0.01.",
+            best=max(validated),
+            last=validated[-1],
+        )
+
+
+def _clipping(evidence: Evidence) -> Iterator[Finding]:
+    clipped = recent(evidence, "clip_fraction")
+    if clipped is not None and clipped > CLIPPED:
+        yield warning(
+            "clipping",
+            f"{clipped:.0%} of the tokens are clipped and teach nothing: the updates go too far.",
+            "Lower learning_rate to a third, or take fewer minibatches and update_epochs.",
+            clip_fraction=clipped,
+        )
+
+
+def _entropy(evidence: Evidence) -> Iterator[Finding]:
+    entropies = evidence.series("entropy")
+    if len(entropies) < FEW or evidence.solved:
+        return
+    start, now = statistics.mean(entropies[:2]), statistics.median(entropies[-FEW:])
+    rewards = evidence.series("reward")
+    rising = len(rewards) > 2 * FEW and statistics.mean(rewards[-FEW:]) > statistics.mean(rewards[:FEW]) + 0.1
+    if start > 0 and now < 0.1 * start and now < 0.02 and not rising:
+        yield problem(
+            "entropy_collapse",
+            f"The model says the same every time: entropy fell from {start:.3g} to {now:.2g} nats per token, and the "
+            "reward is not high.",
+            "Go back to a checkpoint before it, and set entropy_coef=0.003 or clip_high=0.3; a lower learning_rate "
+            "helps "
+            "as well.",
+            first=start,
+            last=now,
+        )
+    elif start > 0 and now > 3 * start and now > 1.0 and not rising:
+        yield problem(
+            "entropy_explosion",
+            f"The model is falling apart: entropy rose from {start:.3g} to {now:.2g} nats per token.",
+            "Go back to a checkpoint before it, lower learning_rate, and leave entropy_coef out.",
+            first=start,
+            last=now,
+        )
+
+
+def _moved(evidence: Evidence) -> Iterator[Finding]:
+    kl, halvings = recent(evidence, "kl_old"), evidence.series("halvings")[-RECENT:]
+    halved = sum(value > 0 for value in halvings)
+    if kl is not None and kl > KL_LARGE:
+        yield warning(
+            "steps_too_large",
+            f"The weights that learn are {kl:.2g} nats per token from those that sampled.",
+            "Lower learning_rate, or take fewer minibatches, update_epochs or max_staleness.",
+            kl_old=kl,
+        )
+    elif len(halvings) >= FEW and halved * 2 >= len(halvings):
+        yield warning(
+            "steps_too_large",
+            f"{halved} of the last {len(halvings)} updates were cut back to max_kl: the learning rate asks for more.",
+            "Lower learning_rate to a third.",
+            halved_steps=halved,
+        )
+
+
+def _weights(evidence: Evidence) -> Iterator[Finding]:
+    mean, zero = recent(evidence, "correction_mean"), recent(evidence, "corrected_to_zero")
+    effective = recent(evidence, "effective_sample_size")
+    stale = (mean is not None and not 0.5 <= mean <= 2.0) or (zero or 0) > 0.3 or (effective or 1) < 0.3
+    if stale:
+        yield warning(
+            "stale_samples",
+            "Much of what is learned was sampled by weights that are too old: importance weights average "
+            f"{1 if mean is None else mean:.2g}, and {zero or 0:.0%} of the tokens are left out.",
+            "Lower max_staleness or raise quorum, so that learning waits for fresher rollouts.",
+            correction_mean=mean,
+            corrected_to_zero=zero,
+            effective_sample_size=effective,
+        )
+
+
+def _gap(evidence: Evidence) -> Iterator[Finding]:
+    short = evidence.settings.get("dtype", "float32") not in ("float32", "float64")
+    limit = evidence.settings.get("max_logprob_gap") or (0.5 if short else 1e-3)
+    gaps = [*evidence.series("logprob_gap_max")[-RECENT:], *evidence.series("sync_gap")[-RECENT:]]
+    if gaps and max(gaps) > limit / 2:
+        yield warning(
+            "engine_gap",
+            f"Engine and learner disagree about the same tokens by up to {max(gaps):.2g} in their log-probs (limit "
+            f"{limit:g}).",
+            "Take dtype='float32' for both if the model is small; otherwise set correction='token', which weighs the "
+            "difference out.",
+            largest=max(gaps),
+            limit=limit,
+        )
+
+
+def _gradient(evidence: Evidence) -> Iterator[Finding]:
+    norms = [n for n in evidence.series("grad_norm") if math.isfinite(n)]
+    if len(norms) < 2 * FEW:
+        return
+    usual, last = statistics.median(norms), max(norms[-FEW:])
+    if usual > 0 and last > 20 * usual:
+        yield warning(
+            "gradient_spike",
+            f"The gradient's norm jumped to {last:.2g}, {last / usual:.0f} times what is usual in this run.",
+            "Look at the rollouts of that step (agl show --step); lower max_grad_norm or learning_rate.",
+            last=last,
+            median=usual,
+        )
+    elif usual < 1e-7 and any(evidence.series("updates")):
+        yield problem(
+            "no_gradient",
+            f"Updates are made, and the gradient is nothing (norm {usual:.1g}).",
+            "Look at the advantages (agl whatif): are rewards nearly equal, or do all ratios lie outside the clip "
+            "range?",
+            median=usual,
+        )
+    signal = recent(evidence, "gradient_signal")
+    if signal is not None and signal < 0.01 and not evidence.solved:
+        yield warning(
+            "noisy_gradient",
+            f"Two halves of a step's rollouts hardly agree where to go (cosine {signal:.2g}).",
+            "More rollouts per step: raise tasks_per_step, then group_size.",
+            gradient_signal=signal,
+        )

@@ -1,0 +1,230 @@
+"""What was said in the rollouts: sameness, repetition, length that pays, tools that are left out. Pure.
+
+Smells of a reward that is earned otherwise than it was meant. Each is a reason to read the rollouts it names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agentlightning.adapter.conversations import Conversation
+from agentlightning.algorithm.episode import Episode
+from agentlightning.doctor.evidence import Evidence
+from agentlightning.doctor.finding import Finding, problem, share, warning
+from agentlightning.doctor.in_rollouts import ids
+from agentlightning.types.call import Int32Array
+
+SAME = 0.9
+"""Share of siblings that say word for word the same."""
+REPEATED = 4
+"""Times that a phrase comes in a row before it counts as repetition, …"""
+PHRASE = 3
+"""… of at least so many tokens, and of at most:"""
+LONGEST_PHRASE = 40
+LENGTH_PAYS = 0.5
+"""Rank correlation of length and reward among siblings."""
+
+_UNPARSED = re.compile(r"<tool_call>|<\|tool_call\|>|<function=|\[TOOL_CALLS\]|<\|python_tag\|>")
+
+
+def text_findings(evidence: Evidence) -> Iterator[Finding]:
+    """All of them."""
+    for check in (_same_answers, _phrases, _length, _without_tools, _unparsed, _failing_tools, _empty):
+        yield from check(evidence)
+
+
+def said(episode: Episode) -> bytes:
+    """All that was sampled in a rollout, to compare with others."""
+    return b"|".join(c.response_ids.tobytes() for c in episode.calls)
+
+
+def sameness(groups: Sequence[Sequence[Episode]]) -> float:
+    """Share of rollouts that say word for word what an earlier sibling said."""
+    siblings = sum(len(group) - 1 for group in groups)
+    return sum(len(group) - len({said(e) for e in group}) for group in groups) / siblings if siblings else 0.0
+
+
+def repeats(ids_R: Int32Array) -> bool:
+    """Whether some phrase comes `REPEATED` times in a row."""
+    for size in range(PHRASE, min(LONGEST_PHRASE, len(ids_R) // REPEATED) + 1):
+        same = ids_R[size:] == ids_R[:-size]
+        run, longest = 0, 0
+        for equal in same.tolist():
+            run = run + 1 if equal else 0
+            longest = max(longest, run)
+        if longest >= size * (REPEATED - 1):
+            return True
+    return False
+
+
+def length_pays(groups: Sequence[Sequence[Episode]]) -> float | None:
+    """Mean rank correlation between what a rollout sampled and what it earned, over groups where both differ."""
+    found = []
+    for group in groups:
+        lengths = np.array([e.sampled_tokens for e in group], dtype=np.float64)
+        rewards = np.array([e.reward for e in group], dtype=np.float64)
+        if np.ptp(lengths) > 0 and np.ptp(rewards) > 0:
+            found.append(float(np.corrcoef(_ranks(lengths), _ranks(rewards))[0, 1]))
+    return statistics.mean(found) if len(found) >= 4 else None
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Mean ranks for ties (Spearman's correlation is Pearson's of these)."""
+    order = np.unique(values, return_inverse=True)[1]
+    counts = np.bincount(order)
+    return (np.cumsum(counts) - (counts - 1) / 2)[order]
+
+
+def _same_answers(evidence: Evidence) -> Iterator[Finding]:
+    groups = [group for group in evidence.groups if any(e.calls for e in group)]
+    same = sameness(groups)
+    if len(groups) >= 4 and same > SAME and not evidence.solved:
+        yield problem(
+            "same_answers",
+            f"{same:.0%} of the rollouts say word for word what a sibling said, so there is nothing to compare.",
+            "Ask for temperature=1.0, in the agent's request too, and without a fixed seed; if entropy has collapsed, "
+            "go "
+            "back to an earlier checkpoint.",
+            share=same,
+            temperatures=sorted({c.info.temperature for group in groups for e in group for c in e.calls}),
+        )
+
+
+def _phrases(evidence: Evidence) -> Iterator[Finding]:
+    with_calls = [e for e in evidence.episodes if e.calls][-128:]
+    found = [e for e in with_calls if any(repeats(c.response_ids) for c in e.calls if c.info.trained)]
+    if found and len(found) >= 0.2 * len(with_calls):
+        yield warning(
+            "repeated_phrases",
+            f"{share(len(found), len(with_calls))} rollouts repeat a phrase over and over.",
+            "Read one. If it earns a reward, the reward pays for it: change it. If not, lower max_tokens or set "
+            "overlong_tokens; for a base model check that it knows when to stop.",
+            rollouts=ids(found),
+        )
+
+
+def _length(evidence: Evidence) -> Iterator[Finding]:
+    pays = length_pays(evidence.groups)
+    early = [e.sampled_tokens for e in evidence.early if e.calls]
+    late = [e.sampled_tokens for e in evidence.episodes if e.calls]
+    if pays is None or pays < LENGTH_PAYS or not early or not late:
+        return
+    before, now = statistics.mean(early), statistics.mean(late)
+    if before > 0 and now > 2 * before:
+        yield warning(
+            "length_pays",
+            f"Longer answers earn more (rank correlation {pays:.2f} among siblings), and rollouts have grown from "
+            f"{before:.0f} to {now:.0f} sampled tokens.",
+            "Read a long one: is it better, or only longer? If longer, let the reward look at the result alone, and "
+            "set "
+            "overlong_tokens.",
+            correlation=pays,
+            tokens_before=before,
+            tokens_now=now,
+        )
+
+
+def _without_tools(evidence: Evidence) -> Iterator[Finding]:
+    """Rollouts that earn the highest reward without any of the tools, where the first ones used them."""
+    offered = {r for r, talks in evidence.talks.items() if any(talk.tools for talk in talks)}
+    if not offered or evidence.spread == 0:
+        return
+    top = max(evidence.rewards)
+    shares = []
+    for episodes in (evidence.early, evidence.episodes):
+        paid = [e for e in episodes if e.rollout.rollout_id in offered and e.reward == top]
+        without = [e for e in paid if not any(_tool_calls(t) for t in evidence.talks[e.rollout.rollout_id])]
+        shares.append((without, paid))
+    (before, paid_before), (now, paid_now) = shares
+    if len(paid_now) < 8 or len(now) < 0.5 * len(paid_now):
+        return
+    if paid_before and len(before) >= 0.25 * len(paid_before):
+        return  # the tools were never needed
+    yield warning(
+        "reward_without_tools",
+        f"{share(len(now), len(paid_now))} rollouts with the highest reward used none of the tools they were offered"
+        f"{', and the first ones of the run did' if paid_before else ''}.",
+        "Read one: does the answer follow from work that was done, or was it guessed, or found in the prompt? Let the "
+        "reward look at how it was reached.",
+        rollouts=ids(now),
+    )
+
+
+def _tool_calls(talk: Conversation) -> Sequence[Mapping[str, Any]]:
+    return (talk.answer or {}).get("tool_calls") or ()
+
+
+def _content(talk: Conversation) -> str:
+    content = (talk.answer or {}).get("content")
+    return content if isinstance(content, str) else ""
+
+
+def _unparsed(evidence: Evidence) -> Iterator[Finding]:
+    with_tools = [(r, talk) for r, talks in evidence.talks.items() for talk in talks if talk.tools and talk.answer]
+    found = [(r, talk) for r, talk in with_tools if not _tool_calls(talk) and _looks_like_a_call(talk)]
+    if found and len(found) >= 0.1 * len(with_tools):
+        yield warning(
+            "tool_calls_unparsed",
+            f"{share(len(found), len(with_tools))} answers hold a tool call that could not be read, so the agent saw "
+            f"text: {_content(found[-1][1])[:120]!r}",
+            "If calls are cut off, raise max_tokens. If they are whole, the renderer does not know the model's format: "
+            "set renderer=…; a small model may need examples of calls in the prompt, or tool_choice='required'.",
+            rollouts=[r for r, _ in found[-3:]],
+        )
+
+
+def _looks_like_a_call(talk: Conversation) -> bool:
+    text = _content(talk)
+    if _UNPARSED.search(text):
+        return True
+    names = [str(_of(tool, "function").get("name") or _of({"t": tool}, "t").get("name") or "") for tool in talk.tools]
+    return bool(re.search(r'"(arguments|parameters)"\s*:', text)) and any(f'"{name}"' in text for name in names if name)
+
+
+def _of(value: Any, name: str) -> Mapping[str, Any]:
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def _failing_tools(evidence: Evidence) -> Iterator[Finding]:
+    """Tools whose results are errors, as far as their results say so."""
+    results = [
+        str(message.get("content", ""))
+        for talks in evidence.talks.values()
+        for talk in talks[-1:]
+        for message in talk.messages
+        if message.get("role") == "tool"
+    ]
+    errors = [text for text in results if re.match(r"\W*(error|traceback|exception)\b", text, re.IGNORECASE)]
+    if len(errors) >= 4 and len(errors) >= 0.5 * len(results):
+        yield warning(
+            "tools_fail",
+            f"{share(len(errors), len(results))} tool results are errors, such as {errors[-1].strip()[:120]!r}.",
+            "Try the tool by hand with the arguments of a rollout (agl show). If the model calls it wrongly, say in "
+            "the "
+            "tool's description what it takes.",
+            results=len(results),
+        )
+
+
+def _empty(evidence: Evidence) -> Iterator[Finding]:
+    answers = [talk for talks in evidence.talks.values() for talk in talks if talk.answer]
+    empty = [talk for talk in answers if not _content(talk).strip() and not _tool_calls(talk) and not _reasoned(talk)]
+    if len(answers) >= 8 and len(empty) >= 0.3 * len(answers):
+        yield warning(
+            "empty_answers",
+            f"{share(len(empty), len(answers))} answers of the model are empty.",
+            "Look at the prompt in a rollout (agl show --full): does it end where the assistant speaks? A model that "
+            "reasons may need a larger max_tokens.",
+            answers=len(answers),
+        )
+
+
+def _reasoned(talk: Conversation) -> bool:
+    return bool(json.dumps((talk.answer or {}).get("reasoning_content") or "").strip('"'))

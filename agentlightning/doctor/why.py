@@ -1,0 +1,138 @@
+"""Why is it not learning? What a run's evidence comes to: findings, numbers, and a verdict with the first thing to try.
+
+`why` reads a store, also of a run that goes on; `diagnose` is the pure part.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.algorithm.preflight import TREND_LEVEL
+from agentlightning.algorithm.trend import chance_of_no_rise
+from agentlightning.doctor.breaks import Decode, break_findings
+from agentlightning.doctor.evidence import Evidence, gather
+from agentlightning.doctor.finding import Diagnosis, Finding, note, worst_first
+from agentlightning.doctor.in_rollouts import difficulty, outcomes, rollout_findings
+from agentlightning.doctor.in_steps import FEW, recent, step_findings
+from agentlightning.doctor.in_texts import length_pays, sameness, text_findings
+from agentlightning.errors import ConfigError
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Run
+
+_OF_STEPS = (
+    *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "gradient_signal", "staleness"),
+    *("correction_mean", "corrected_to_zero", "effective_sample_size", "logprob_gap_max", "sync_gap", "learning_rate"),
+)
+"""Metrics whose recent median is part of what was measured."""
+_SHADOWS = {
+    "constant_reward": {
+        "no_updates",
+        "not_rising",
+        "same_answers",
+        "no_gradient",
+        "no_variance",
+        "too_hard",
+        "too_easy",
+    },
+    "learning_rate_zero": {"not_rising", "no_gradient"},
+    "never_called": {"no_reward", "rollouts_fail", "not_rising"},
+    "too_hard": {"no_updates", "not_rising"},
+    "too_easy": {"no_updates", "not_rising"},
+    "same_answers": {"no_updates", "no_variance", "too_hard", "too_easy"},
+    "tool_calls_unparsed": {"reward_without_tools"},
+    "not_finite": {"gradient_spike", "reward_fell"},
+}
+"""Findings that follow from another one, and are left out beside it."""
+
+
+async def why(store: LightningStore, run_id: str | None = None, *, decode: Decode | None = None) -> Diagnosis:
+    """What is wrong with a run, or that nothing is. None: the last run in the store.
+
+    `decode` turns token ids into text: with it breaks of token histories are shown and told apart by what differs.
+
+    Raises ConfigError when there is no such run, and none at all.
+    """
+    run = await find_run(store, run_id)
+    return diagnose(await gather(store, run), decode)
+
+
+async def find_run(store: LightningStore, run_id: str | None = None) -> Run | None:
+    """The run of this id, else the last one; None for a store without runs. Raises ConfigError for an unknown id."""
+    if run_id is not None:
+        run = await store.get_run_by_id(run_id)
+        if run is None:
+            known = ", ".join(r.run_id for r in await store.query_runs(limit=10)) or "none"
+            raise ConfigError(f"There is no run '{run_id}' in this store; there are: {known}.")
+        return run
+    runs = await store.query_runs(sort_by="start_time", sort_order="desc", limit=1)
+    return runs[0] if len(runs) else None
+
+
+def diagnose(evidence: Evidence, decode: Decode | None = None) -> Diagnosis:
+    """Findings, numbers and the verdict."""
+    found = [
+        *rollout_findings(evidence),
+        *step_findings(evidence),
+        *text_findings(evidence),
+        *break_findings(evidence, decode),
+    ]
+    hidden = {code for f in found for code in _SHADOWS.get(f.code, ())}
+    findings = worst_first([f for f in found if f.code not in hidden])
+    if evidence.solved and len(evidence.steps) >= FEW:
+        findings.append(note("solved", "The last rollouts earn nearly all that any rollout of the run has earned."))
+    return Diagnosis(
+        verdict=_verdict(evidence, findings),
+        findings=findings,
+        measured=measure(evidence),
+        run_id=evidence.run.run_id if evidence.run else None,
+    )
+
+
+def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
+    worst = next((f for f in findings if f.fix), None)
+    if worst is not None:
+        more = sum(bool(f.fix) for f in findings) - 1
+        others = "" if not more else f" ({more} more below.)"
+        return f"{worst.words} First thing to try: {worst.fix}{others}"
+    rewards = evidence.series("reward")
+    if not evidence.steps:
+        return (
+            "Nothing is wrong with the rollouts that were read." if evidence.episodes else "Nothing has happened yet."
+        )
+    if any(f.code == "solved" for f in findings):
+        return f"It has learned: the reward is {rewards[-1]:.3g}, near the highest seen. Harder tasks would teach more."
+    if len(rewards) < 2 * FEW:
+        return f"Nothing is wrong so far. {len(rewards)} steps are too few to say whether it learns."
+    first, last = statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])
+    if chance_of_no_rise(rewards) <= TREND_LEVEL:
+        return f"It is learning: the reward went from {first:.3g} to {last:.3g} in {len(rewards)} steps."
+    return (
+        f"Nothing is wrong, and the reward has not visibly risen yet ({first:.3g} to {last:.3g}): give it more steps."
+    )
+
+
+def measure(evidence: Evidence) -> dict[str, Any]:
+    """The numbers behind the findings, whether anything is wrong with them or not."""
+    episodes, groups = evidence.episodes, evidence.groups
+    flat = sum(len({e.reward for e in group}) == 1 for group in groups)
+    calls = [c for e in episodes for c in e.calls]
+    rewards = evidence.series("reward")
+    found: dict[str, Any] = {
+        "steps": len(evidence.steps),
+        "reward_first": statistics.mean(rewards[:FEW]) if rewards else None,
+        "reward_last": statistics.mean(rewards[-FEW:]) if rewards else None,
+        "rollouts_read": len(episodes),
+        "outcomes": outcomes(episodes),
+        "groups": len(groups),
+        "flat_groups": flat / len(groups) if groups else None,
+        "dropped": int(sum(evidence.series("dropped"))),
+        "reward_by_difficulty": difficulty(groups, min(evidence.rewards), max(evidence.rewards)) if groups else {},
+        "same_answers": sameness(groups),
+        "length_reward_correlation": length_pays(groups),
+        "calls_per_rollout": len(calls) / len(episodes) if episodes else None,
+        "sampled_tokens_per_rollout": statistics.mean(e.sampled_tokens for e in episodes) if episodes else None,
+        "longest_call_tokens": max((len(c.prompt_ids) + len(c.response_ids) for c in calls), default=None),
+    }
+    return found | {name: value for name in _OF_STEPS if (value := recent(evidence, name)) is not None}

@@ -1,0 +1,104 @@
+"""Breaks of token histories: the first difference is shown, and the cause is told from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.doctor import find_breaks
+from agentlightning.doctor.breaks import ADVICE, common
+from agentlightning.types import Rollout
+from agentlightning.types.call import Call, Divergence
+from tests.algorithm.test_credit import make_call
+
+
+def tokens(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    """Each token is a character; those from 10,000 on are two."""
+    return "".join(chr(i) if i < 10_000 else chr(i - 10_000) * 2 for i in ids)
+
+
+def call(number: int, prompt: Sequence[int], response: Sequence[int], cause: str | None = None) -> Call:
+    made = make_call(number, len(response), (), None, None, "r")
+    divergence = Divergence(0, 0, cause) if cause else None
+    return replace(
+        made,
+        info=replace(made.info, divergence=divergence),
+        prompt_ids=np.array(prompt, np.int32),
+        response_ids=np.array(response, np.int32),
+    )
+
+
+def broken(first: tuple[Sequence[int], Sequence[int]], second: Sequence[int], cause: str) -> Episode:
+    calls = [call(0, *first), call(1, second, tokens("x"), cause)]
+    return Episode(Rollout(rollout_id="r", input=1), None, 1.0, calls)
+
+
+HEAD = "system: be brief. "
+ASKED = f"{HEAD}user: add assistant: "
+CALLS = '{"name": "add", "arguments": {"a": 2, "b": "é"}}'
+
+CASES = {
+    "a date": (
+        "system_prompt_changed",
+        "clock",
+        "It is 2026-03-01. Go on, user",
+        "",
+        "It is 2026-03-02. Go on, user x",
+    ),
+    "the time": ("history_edited", "clock", "Now: 10:31:07 user: hello", "", "Now: 10:31:09 user: hello"),
+    "an id": ("system_prompt_changed", "clock", "id 3f2b91c0-77aa user", "", "id 9c41d2ee-77aa user"),
+    "another prompt": ("system_prompt_changed", "system_prompt_changed", f"{HEAD}user", "", "system: be kind. user"),
+    "json": ("history_edited", "tool_json", ASKED, CALLS, ASKED + '{"arguments":{"a":2,"b":"\\u00e9"},"name":"add"} 4'),
+    "reasoning": ("reasoning_stripped", "reasoning_stripped", ASKED, "<think>well</think>4", f"{ASKED}4 user: ok"),
+    "thinking": ("tokenizer_seam", "reasoning_stripped", ASKED, "<think>well</think>4", f"{ASKED}4 user: ok"),
+    "edited": ("history_edited", "history_edited", ASKED, "five", f"{ASKED}four user: ok"),
+    "tools": ("tools_changed", "tools_changed", ASKED, "five", "tools: sub user"),
+    "summary": ("compaction", "compaction", f"{ASKED} long", "five", f"{HEAD}summary: it was long"),
+    "cut": ("cut_to_fit", "cut_to_fit", f"{ASKED} long", "five", "user: 9"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_cause_is_told_from_what_differs(name: str) -> None:
+    told, cause, prompt, response, now = CASES[name]
+    (found,) = find_breaks([broken((tokens(prompt), tokens(response)), tokens(now), told)], text_of)
+    assert found.cause == cause
+    assert found.advice == ADVICE[cause]
+    assert found.position == common(np.array(tokens(prompt + response)), np.array(tokens(now)))
+    whole = prompt + response
+    assert found.was == whole[found.position : found.position + 24]
+    assert found.now == now[found.position : found.position + 24]
+    assert whole[: found.position].endswith(found.before)
+    assert found.tokens_lost == len(whole) - found.position
+
+
+def test_the_same_text_in_other_tokens_is_a_seam() -> None:
+    first = tokens(ASKED), tokens("aabb")
+    (found,) = find_breaks(
+        [broken(first, [*tokens(ASKED), 10_000 + ord("a"), *tokens("bb")], "history_edited")], text_of
+    )
+    assert found.cause == "tokenizer_seam"
+
+
+def test_the_nearest_of_several_calls_is_compared() -> None:
+    calls = [
+        call(0, tokens("other agent"), tokens("1")),
+        call(1, tokens(ASKED), tokens("five")),
+        call(2, tokens("other agent too"), tokens("1"), "new_conversation"),
+        call(3, tokens(f"{ASKED}four"), tokens("1"), "history_edited"),
+    ]
+    (found,) = find_breaks([Episode(Rollout(rollout_id="r", input=1), None, 1.0, calls)], text_of)
+    assert (found.after_call_id, found.was, found.now) == ("r-1", "ive", "our")
+
+
+def test_without_a_tokenizer_the_gateways_cause_stands() -> None:
+    (found,) = find_breaks([broken((tokens(ASKED), tokens("five")), tokens("user"), "compaction")])
+    assert (found.cause, found.was, found.now) == ("compaction", "", "")

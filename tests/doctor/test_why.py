@@ -1,0 +1,296 @@
+"""`why` names what is wrong with a run and what to try, and says nothing of runs that are well."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+
+from agentlightning.doctor import Diagnosis, Severity, why
+from agentlightning.errors import ConfigError
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Outcome
+
+from .recorded import Recording, Said, Told, write
+
+
+@pytest_asyncio.fixture
+async def store() -> AsyncIterator[InMemoryLightningStore]:
+    store = InMemoryLightningStore()
+    yield store
+    await store.close()
+
+
+def groups(make: Callable[[int, int], Told], n: int = 8, size: int = 4) -> list[list[Told]]:
+    """`make(group, member)` for each sibling of so many groups."""
+    return [[make(g, m) for m in range(size)] for g in range(n)]
+
+
+def steps(n: int = 12, **metrics: Any) -> list[dict[str, Any]]:
+    """Rows of a run that learns; a metric is a number, or a function of the step's share of the run."""
+    usual: dict[str, Any] = {
+        "reward": lambda t: 0.2 + 0.5 * t,
+        "updates": 1,
+        "entropy": lambda t: 0.5 - 0.2 * t,
+        "clip_fraction": 0.01,
+        "kl_old": 1e-3,
+        "grad_norm": 0.2,
+        "learning_rate": 1e-5,
+        "logprob_gap_max": 1e-6,
+    }
+    noise = np.random.default_rng(0)
+    rows = []
+    for step in range(n):
+        row: dict[str, Any] = {k: v(step / n) if callable(v) else v for k, v in (usual | metrics).items()}
+        rows.append({**row, "reward": row["reward"] + 0.02 * float(noise.standard_normal())})
+    return rows
+
+
+def mixed(g: int, m: int) -> Told:
+    """Siblings differ."""
+    return Told(reward=float((g + m) % 3 == 0), task=g)
+
+
+WELL = Recording(groups=groups(mixed), steps=steps())
+FLAT = steps(36, reward=0.3)
+OPENAI = {
+    "gen_ai.operation.name": "chat",
+    "gen_ai.response.id": "x",
+    "server.address": "api.openai.com",
+    "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "4"}]}]',
+}
+FAILS = "The agent returned None and emitted no reward. Return a number"
+LONG = "A prompt of 900 tokens did not fit the context of 512."
+
+
+def failing(outcome: Outcome, error: str) -> list[list[Told]]:
+    return groups(lambda g, m: Told(outcome=outcome, error=error, calls=()))
+
+
+def told(**values: Any) -> list[list[Told]]:
+    """Siblings that differ in their rewards, and are otherwise so."""
+    return groups(lambda g, m: replace(mixed(g, m), **values))
+
+
+def broke(cause: str) -> list[list[Told]]:
+    first = Said(prompt=range(100), ids=range(100, 110))
+    second = Said(prompt=[*range(20), *range(500, 590)], cause=cause)
+    return told(calls=(first, second))
+
+
+def loops(g: int, m: int) -> Told:
+    return replace(mixed(g, m), calls=(Said(ids=(g, 8, m, 5) * 6),))
+
+
+SICK: dict[str, tuple[str, str, Recording]] = {
+    "no reward": ("no_reward", "Return a number", Recording(groups=failing(Outcome.AGENT_ERROR, FAILS))),
+    "NaN": (
+        "reward_not_finite",
+        "division by zero",
+        Recording(groups=failing(Outcome.AGENT_ERROR, "The reward 'r' is nan; a reward must be a finite number.")),
+    ),
+    "raises": ("rollouts_fail", "agl show --failed", Recording(groups=failing(Outcome.AGENT_ERROR, "KeyError: 'q'"))),
+    "times out": ("rollouts_fail", "timeout_seconds", Recording(groups=failing(Outcome.TIMEOUT, "stopped after 60 s"))),
+    "judge": ("rollouts_fail", "Mend the grader", Recording(groups=failing(Outcome.JUDGE_ERROR, "judge is down"))),
+    "infra": ("rollouts_fail", "not the agent's failure", Recording(groups=failing(Outcome.INFRA_ERROR, "no store"))),
+    "never asks": ("never_called", "base_url=llm.endpoint", Recording(groups=told(calls=()))),
+    "asks another": (
+        "calls_not_captured",
+        "base_url=llm.endpoint",
+        Recording(groups=told(calls=(), spans=(OPENAI,))),
+    ),
+    "no tokens": ("token_ids_missing", "token ids", Recording(groups=told(calls=(Said(ids=()),)))),
+    "only a judge is asked": ("nothing_trained", "llm.model", Recording(groups=told(calls=(Said(trained=False),)))),
+    "constant": ("constant_reward", "Check the reward", Recording(groups=groups(lambda g, m: Told(reward=1.0)))),
+    "too hard": (
+        "too_hard",
+        "easier tasks",
+        Recording(groups=groups(lambda g, m: Told(reward=float(g == 0 and m == 0)), n=10), steps=steps(reward=0.1)),
+    ),
+    "too easy": (
+        "too_easy",
+        "harder tasks",
+        Recording(
+            groups=[
+                *groups(lambda g, m: Told(reward=1.0), n=10),
+                *groups(lambda g, m: Told(reward=0.1 * m), n=3),
+            ]
+        ),
+    ),
+    "all or nothing": (
+        "no_variance",
+        "dynamic_sampling",
+        Recording(groups=groups(lambda g, m: Told(reward=float(g % 2)), n=10)),
+    ),
+    "too long": ("prompts_too_long", "max_context", Recording(groups=told(outcome=Outcome.TRUNCATED, error=LONG))),
+    "refused": ("prompts_too_long", "max_context", Recording(groups=told(refused=LONG))),
+    "cut off": ("truncated", "max_tokens", Recording(groups=told(outcome=Outcome.TRUNCATED))),
+    "deterministic": ("same_answers", "temperature=1.0", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
+    "babbles": ("repeated_phrases", "overlong_tokens", Recording(groups=groups(loops))),
+    "unparsed": (
+        "tool_calls_unparsed",
+        "renderer=",
+        Recording(groups=told(calls=(Said(tools=True, text='<tool_call>{"name": "calc", "argum'),))),
+    ),
+    "json as text": (
+        "tool_calls_unparsed",
+        "max_tokens",
+        Recording(groups=told(calls=(Said(tools=True, text='{"name": "calc", "arguments": {"a": 1}}'),))),
+    ),
+    "tools fail": (
+        "tools_fail",
+        "by hand",
+        Recording(groups=told(calls=(Said(tools=True, tool={}), Said(results=["Error: no argument a"])))),
+    ),
+    "empty": ("empty_answers", "--full", Recording(groups=told(calls=(Said(text=""),)))),
+    "rate 0": (
+        "learning_rate_zero",
+        "Leave learning_rate out",
+        replace(WELL, steps=steps(learning_rate=0.0)),
+    ),
+    "nothing learned": ("no_updates", "group_size", replace(WELL, steps=steps(updates=0))),
+    "NaN loss": (
+        "not_finite",
+        "resume from a checkpoint",
+        replace(WELL, steps=steps(loss=float("nan"))),
+    ),
+    "flat": ("not_rising", "three times the learning_rate", replace(WELL, steps=FLAT)),
+    "fell": (
+        "reward_fell",
+        "best checkpoint",
+        replace(WELL, steps=steps(36, reward=lambda t: 0.7 if t < 0.6 else 0.3)),
+    ),
+    "clipped": ("clipping", "learning_rate", replace(WELL, steps=steps(clip_fraction=0.4))),
+    "collapsed": (
+        "entropy_collapse",
+        "entropy_coef",
+        replace(WELL, steps=steps(reward=0.3, entropy=lambda t: 0.8 if t < 0.3 else 0.005)),
+    ),
+    "exploded": (
+        "entropy_explosion",
+        "lower learning_rate",
+        replace(WELL, steps=steps(reward=0.3, entropy=lambda t: 0.5 if t < 0.3 else 4.0)),
+    ),
+    "far": ("steps_too_large", "max_staleness", replace(WELL, steps=steps(kl_old=0.5))),
+    "halved": ("steps_too_large", "to a third", replace(WELL, steps=steps(halvings=2.0))),
+    "stale": ("stale_samples", "max_staleness", replace(WELL, steps=steps(corrected_to_zero=0.6))),
+    "gap": ("engine_gap", "correction='token'", replace(WELL, steps=steps(logprob_gap_max=9e-4))),
+    "spike": (
+        "gradient_spike",
+        "max_grad_norm",
+        replace(WELL, steps=steps(grad_norm=lambda t: 0.1 if t < 0.9 else 90.0)),
+    ),
+    "overfits": (
+        "overfitting",
+        "validated best",
+        replace(WELL, steps=steps(val_reward=lambda t: 0.9 if t < 0.4 else 0.2)),
+    ),
+    "a clock": ("prefix_break_history_edited", "Only add messages", Recording(groups=broke("history_edited"))),
+    "reasoning": (
+        "prefix_break_reasoning_stripped",
+        "reasoning_content",
+        Recording(groups=broke("reasoning_stripped")),
+    ),
+    "other tools": ("prefix_break_tools_changed", "same tools", Recording(groups=broke("tools_changed"))),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+async def test_the_cause_and_the_fix_are_named(store: InMemoryLightningStore, name: str) -> None:
+    code, fix, recording = SICK[name]
+    found = await why(store, await write(store, recording))
+    first = next((f for f in found.findings if f.code == code), None)
+    assert first is not None, [f.code for f in found.findings]
+    assert fix in first.fix
+    assert first.words
+    assert first.severity is not Severity.NOTE
+    assert found.findings.index(first) == 0, f"something else came first: {[f.code for f in found.findings]}"
+    assert first.words in found.verdict
+
+
+def hack(early: Sequence[list[Told]], late: Sequence[list[Told]]) -> Recording:
+    """A run that is long enough for its first rollouts to be read apart from its last ones."""
+    return Recording(groups=[*early, *late], steps=steps())
+
+
+async def test_a_reward_that_pays_for_length_is_smelt(store: InMemoryLightningStore) -> None:
+    def long(length: int) -> Callable[[int, int], Told]:
+        return lambda g, m: Told(
+            reward=float(m > 1) - (5 if g == 0 else 0),
+            calls=(Said(ids=range(1000 * g + m, 1000 * g + length + 21 * m)),),
+        )
+
+    recording = hack(groups(long(20), n=24), groups(long(200), n=96))
+    codes = [f.code for f in (await why(store, await write(store, recording))).findings]
+    assert "length_pays" in codes
+
+
+async def test_a_reward_that_comes_without_the_tools_is_smelt(store: InMemoryLightningStore) -> None:
+    def using(tool: dict[str, Any] | None) -> Callable[[int, int], Told]:
+        return lambda g, m: Told(reward=float(m > 1), calls=(Said(tools=True, tool=tool),))
+
+    recording = hack(groups(using({"a": 1}), n=24), groups(using(None), n=96))
+    codes = [f.code for f in (await why(store, await write(store, recording))).findings]
+    assert codes == ["reward_without_tools"]
+
+
+HEALTHY: dict[str, tuple[Recording, str]] = {
+    "learns": (WELL, "It is learning"),
+    "has learned": (
+        Recording(
+            groups=[*groups(mixed, n=2), *groups(lambda g, m: Told(reward=1.0, calls=(Said(ids=(4, 5)),)), n=14)],
+            steps=steps(40, reward=lambda t: min(0.98, 0.3 + t), entropy=lambda t: 0.04 * (1 - t), updates=1),
+        ),
+        "It has learned",
+    ),
+    "has just begun": (Recording(groups=WELL.groups[:4], steps=steps(2)), "too few"),
+    "some fail": (
+        Recording(
+            groups=groups(
+                lambda g, m: Told(outcome=Outcome.AGENT_ERROR, error="E") if (g, m) == (0, 0) else mixed(g, m)
+            ),
+            steps=steps(),
+        ),
+        "It is learning",
+    ),
+    "uses tools, several calls": (
+        Recording(
+            groups=told(calls=(Said(tools=True, tool={"a": 1}), Said(results=["4"], cause="new_conversation"))),
+            steps=steps(),
+        ),
+        "It is learning",
+    ),
+    "negative rewards, off-policy": (
+        Recording(
+            groups=groups(lambda g, m: Told(reward=-float(m))),
+            steps=steps(correction_mean=0.97, corrected_to_zero=0.02, reward=lambda t: -3 + 2 * t),
+        ),
+        "It is learning",
+    ),
+    "bfloat16": (
+        replace(WELL, steps=steps(logprob_gap_max=0.08), settings={"dtype": "bfloat16"}),
+        "It is learning",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+async def test_a_healthy_run_gets_no_false_alarm(store: InMemoryLightningStore, name: str) -> None:
+    recording, words = HEALTHY[name]
+    found: Diagnosis = await why(store, await write(store, recording))
+    assert found.healthy, [(f.code, f.words) for f in found.findings]
+    assert words in found.verdict
+    assert found.measured["rollouts_read"] > 0
+
+
+async def test_a_run_that_is_not_there_is_refused(store: InMemoryLightningStore) -> None:
+    with pytest.raises(ConfigError, match="There is no run 'nope'"):
+        await why(store, "nope")
+
+
+async def test_an_empty_store_is_nothing_to_worry_about(store: InMemoryLightningStore) -> None:
+    assert [f.code for f in (await why(store)).findings] == ["nothing_ran"]
