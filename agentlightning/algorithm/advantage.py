@@ -9,12 +9,13 @@ Shape letters: U units that are compared with each other (rollouts, or calls).
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from agentlightning.algorithm.returns import STD_FLOOR, whitened
+from agentlightning.algorithm.returns import STD_FLOOR
 from agentlightning.errors import ConfigError
 from agentlightning.types.call import Float32Array, Int32Array
 
@@ -36,6 +37,8 @@ class Estimator:
     """It chooses what is learned as it is, whichever weights sampled it; a unit that gets 0 is no part of the data."""
     pairs: bool = False
     """It makes one pair of each group, +1 and −1, for a loss of preferences."""
+    whitens: bool = False
+    """What it gives is whitened afterwards: mean 0 and standard deviation 1 over the sampled tokens of the step."""
 
     @property
     def name(self) -> str:
@@ -56,9 +59,11 @@ class Estimator:
         return np.where(counts_U, found_U, np.float32(0))
 
 
-def estimator(*, siblings: bool = True, selects: bool = False, pairs: bool = False) -> Callable[[Compute], Estimator]:
+def estimator(
+    *, siblings: bool = True, selects: bool = False, pairs: bool = False, whitens: bool = False
+) -> Callable[[Compute], Estimator]:
     """Decorator: makes an `Estimator` of a function. See there for what can be needed."""
-    return lambda compute: Estimator(compute, siblings, selects, pairs)
+    return lambda compute: Estimator(compute, siblings, selects, pairs, whitens)
 
 
 @estimator()
@@ -85,19 +90,51 @@ def reinforce(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarra
     return np.where(counts_U, returns_U, 0).astype(np.float32)
 
 
-@estimator(siblings=False)
+@estimator(siblings=False, whitens=True)
 def reinforce_pp(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
-    """(r − mean) / std over the whole step: REINFORCE++ (Hu et al., arXiv 2501.03262)."""
-    return whitened(returns_U.astype(np.float64), counts_U)
+    """The return, whitened over the tokens of the step: REINFORCE++ (Hu et al., arXiv 2501.03262)."""
+    return reinforce(returns_U, groups_U, counts_U)
+
+
+@estimator(whitens=True)
+def reinforce_pp_baseline(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """r − mean of the group, whitened over the tokens of the step: REINFORCE++ baseline (arXiv 2501.03262)."""
+    return drgrpo(returns_U, groups_U, counts_U)
 
 
 @estimator()
-def reinforce_pp_baseline(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
-    """r − mean of the group, then divided by the std of the whole step: REINFORCE++ baseline (arXiv 2501.03262)."""
-    centred_U = drgrpo(returns_U, groups_U, counts_U).astype(np.float64)
-    counted = centred_U[counts_U]
-    spread = counted.std() if len(counted) else 0.0
-    return (centred_U / spread if spread > STD_FLOOR else np.zeros_like(centred_U)).astype(np.float32)
+def maxrl(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """(r − mean) / mean within a group: MaxRL (Tajwar et al., arXiv 2602.02710).
+
+    For rewards of 0 and 1. With N siblings its gradient is that of Σ pass@k / k for k < N, which becomes log p for
+    many: a task is worth the more the rarer it succeeds.
+    """
+    return _per_group(returns_U, groups_U, counts_U, lambda r: (r - r.mean()) / max(r.mean(), STD_FLOOR))
+
+
+def pass_at(k: int) -> Estimator:
+    """What a rollout adds to the best of k: PKPO (Walder & Karkhanis, arXiv 2505.15201, s^(loo − 1)), times siblings.
+
+    n / C(n, k) · Σ over all k siblings I with i among them of max over I − max over I without i, so that the gradient
+    is that of the best reward of k rollouts, pass@k where rewards are 0 and 1. Rollouts that are never best get 0.
+    """
+
+    def added(r: np.ndarray) -> np.ndarray:
+        n, taken, order = len(r), min(k, len(r)), np.argsort(r, kind="stable")
+        found = np.zeros(n)
+        below = 0.0  # Σ over lower ones of what they are the best of, without i
+        for rank, i in enumerate(order):
+            found[i] = r[i] * math.comb(rank, taken - 1) - below
+            below += r[i] * math.comb(rank, taken - 2)
+        return found * n / math.comb(n, taken)
+
+    def compute(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+        return _per_group(returns_U, groups_U, counts_U, added)
+
+    if k < 2:
+        raise ConfigError(f"pass_at({k}): the best of one rollout is its reward; take k of at least 2.")
+    compute.__qualname__ = f"pass_at({k})"
+    return Estimator(compute)
 
 
 @estimator(siblings=False, selects=True)
@@ -130,6 +167,10 @@ ADVANTAGES: dict[str, Estimator] = {
     "best_and_worst": best_and_worst,
     "drgrpo": drgrpo,
     "grpo": grpo,
+    "maxrl": maxrl,
+    "pass@2": pass_at(2),
+    "pass@4": pass_at(4),
+    "pass@8": pass_at(8),
     "reinforce": reinforce,
     "reinforce++": reinforce_pp,
     "reinforce++baseline": reinforce_pp_baseline,

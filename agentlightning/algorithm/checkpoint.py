@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
@@ -41,6 +42,8 @@ class CheckpointInfo:
     lora_rank: int | None = None
     tasks: int | None = None
     """How many there are in the data set."""
+    learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By policy, what its updates have come to know (`Updater.state`)."""
 
 
 _OF_THE_RUN = ("base_model", "seed", "lora_rank", "policies", "tasks")

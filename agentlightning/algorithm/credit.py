@@ -14,6 +14,7 @@ import numpy as np
 from agentlightning.algorithm.advantage import drgrpo, reinforce_pp
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
+from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.weights import entry_weights, filter_weights
 from agentlightning.learner.packing import CreditedCall
@@ -98,7 +99,22 @@ def _assign(units: Sequence[Unit], rule: CreditRule, values: Values) -> Assigned
     counts_U = np.array([u.counts for u in units], dtype=bool)
     if rule.estimator.pairs:  # half a pair teaches nothing
         counts_U &= np.array([bool(u.calls) for u in units], dtype=bool)
-    return CREDIT_MODES[rule.mode].assign(units, rule, counts_U, values)
+    mode = CREDIT_MODES[rule.mode]
+    assigned = mode.assign(units, rule, counts_U, values)
+    if mode.critic or not rule.estimator.whitens:
+        return assigned
+    return replace(assigned, advantages=_whitened(units, assigned.advantages, counts_U))
+
+
+def _whitened(units: Sequence[Unit], advantages: Sequence[Sequence[Worth]], counts_U: np.ndarray) -> list[list[Worth]]:
+    """Mean 0 and std 1 over all sampled tokens of units that count, so a long response counts for as much as it is."""
+    tokens = [
+        [np.full(len(c.response_ids), a) for c, a in zip(u.calls, of, strict=False)]
+        for u, of in zip(units, advantages, strict=True)
+    ]
+    found = whiten([[float(v) for a in of for v in a] for of in tokens], counts_U)
+    ends = [np.cumsum([len(a) for a in of]) for of in tokens]
+    return [list(np.split(np.array(v, np.float32), e[:-1])) if len(e) else [] for v, e in zip(found, ends, strict=True)]
 
 
 def _any(advantages: Sequence[Worth]) -> bool:

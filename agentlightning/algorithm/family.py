@@ -5,8 +5,8 @@
 | `GRPO` | (r − mean) / std | clipped surrogate per token | arXiv 2402.03300 |
 | `REINFORCE` | nothing | log-prob × return | Williams 1992 |
 | `RLOO` | r − mean of the others | log-prob × advantage | arXiv 2402.14740 |
-| `ReinforcePP` | (r − mean) / std over the step | clipped surrogate | arXiv 2501.03262 |
-| `ReinforcePPBaseline` | r − group mean, / std over the step | clipped surrogate | arXiv 2501.03262 |
+| `ReinforcePP` | (r − mean) / std over the tokens of the step | clipped surrogate | arXiv 2501.03262 |
+| `ReinforcePPBaseline` | r − group mean, then the same | clipped surrogate | arXiv 2501.03262 |
 | `DrGRPO` | r − mean | clipped surrogate, constant length | arXiv 2503.20783 |
 | `DAPO` | (r − mean) / std, groups that differ only | clip-higher, token mean | arXiv 2503.14476 |
 | `GSPO` | (r − mean) / std | sequence ratios | arXiv 2507.18071 |
@@ -45,7 +45,7 @@ class RLOO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class ReinforcePP(GRPO):
-    """REINFORCE++: returns whitened over the step, KL in the reward (Hu et al., arXiv 2501.03262)."""
+    """REINFORCE++: returns whitened over the step's tokens, KL in the reward (Hu et al., arXiv 2501.03262)."""
 
     advantage: Advantage = "reinforce++"
     kl_in: Literal["loss", "reward"] = "reward"

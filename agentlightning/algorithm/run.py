@@ -92,7 +92,7 @@ class TrainingRun:
         settings, info = self.settings, await self._restore()
         self.done = self._saved = self._began_at = info.step
         self._taken = info.position - len(info.carried)
-        await self._prepare_policies()
+        await self._prepare_policies(info)
         self.preflight = self._make_preflight()
         own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
         if settings.clips_nothing:
@@ -203,7 +203,7 @@ class TrainingRun:
             raise ConfigError(f"{name} needs a backend; the trainer starts one from {name}(model=…).")
         return self.context.backend
 
-    async def _prepare_policies(self) -> None:
+    async def _prepare_policies(self, info: CheckpointInfo) -> None:
         settings, reporter = self.settings, self.context.reporter
         aliases = list(settings.adapters) or [POLICY]
         self._updaters: dict[str, Updater] = {}
@@ -212,6 +212,7 @@ class TrainingRun:
             learner, engine = self._backend.learner(alias), self._backend.engine(alias)
             version = (await engine.info()).version
             self._updaters[alias] = Updater(settings, learner, reporter, version=version)
+            self._updaters[alias].load(info.learning.get(alias, {}))
             self._sync_checks[alias] = SyncCheck(engine, learner, settings.logprob_gap_limit, version=version)
         several = bool(settings.adapters)
         self._updater = PolicyUpdaters(self._updaters, reporter) if several else self._updaters[aliases[0]]
@@ -262,6 +263,7 @@ class TrainingRun:
             position=sampled.position,
             carried=sampled.carried,
             val_reward=self._val_reward,
+            learning={alias: updater.state() for alias, updater in self._updaters.items()},
         )
         saved = await save_checkpoint(self.context.run_dir, self._backend, info)
         self.context.reporter.event("checkpoint", {"step": self.done, "path": str(saved)})

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.baselines import BaselineKey
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
@@ -65,6 +66,11 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     clip_high: float = 0.28
     advantage: Advantage = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
+    baseline: BaselineKey = "none"
+    """A moving average of earlier returns that is subtracted, for advantages that compare no siblings: of the same
+    task, or of the same agent in its role."""
+    baseline_decay: float = 0.95
+    """How much of that average stays in a step."""
     credit: str = "broadcast"
     """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, gae, token_gae."""
     gamma: float = 1.0
@@ -82,6 +88,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
+    kl_target: float | None = None
+    """Let the weight rise and fall so that the divergence stays near this many nats per token."""
     dynamic_sampling: int = 0
     """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
     overlong_tokens: int | None = None
@@ -103,6 +111,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     correction_cap: float = 2.0
     correction_floor: float = 0.5
     """Of the two mask corrections: ratios below it are masked."""
+    correction_veto: float | None = None
+    """A sequence with a token of a smaller ratio than this is left out."""
 
     max_grad_norm: float = 1.0
     max_kl: float | None = 0.05

@@ -6,20 +6,29 @@ gives the gradients of its separate rows. After the steps the loop publishes the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from agentlightning.algorithm.baselines import MovingBaselines
 from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import make_units
 from agentlightning.algorithm.weights import correction_weights, mean_kl, overlong_penalty, ratio_range
 from agentlightning.errors import EngineError
-from agentlightning.learner.base import ChecksPacking, Learner, OptimParams, PackedBatch, PassResult, StepResult
+from agentlightning.learner.base import (
+    ChecksPacking,
+    Learner,
+    LossConfig,
+    OptimParams,
+    PackedBatch,
+    PassResult,
+    StepResult,
+)
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
 
@@ -53,13 +62,28 @@ class Updater:
         self.version = version
         """Of the learner's weights."""
         self._told = False
+        self._kl_coef = settings.kl_coef
+        self._baselines = MovingBaselines(settings.baseline, settings.baseline_decay)
+
+    def state(self) -> dict[str, Any]:
+        """What it has come to know, beside the learner's own state: numbers for a checkpoint."""
+        return {"kl_coef": self._kl_coef, "baselines": self._baselines.values}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave; what is missing there stays as it is."""
+        self._kl_coef = state.get("kl_coef", self._kl_coef)
+        self._baselines.values |= state.get("baselines", {})
 
     async def learn(self, episodes: Sequence[Episode], rate: float, *, check_packing: bool) -> dict[str, Any]:
         """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
         settings = self._settings
-        expected, bonuses = await self._ask_first(episodes)
+        expected, bonuses, asked = await self._ask_first(episodes)
+        if settings.baseline != "none":
+            bonuses |= self._against_baselines(episodes, bonuses)
         batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
-        metrics: dict[str, Any] = {"staleness": self._staleness(episodes)} if settings.is_off_policy else {}
+        metrics: dict[str, Any] = asked
+        if settings.is_off_policy:
+            metrics["staleness"] = self._staleness(episodes)
         if settings.credit_mode.critic:
             metrics["explained_variance"] = explained_variance(batches, expected)
         if settings.overlong_tokens:
@@ -74,7 +98,7 @@ class Updater:
             metrics |= corrected
         done: list[Updated] = []
         for batch in packed * settings.update_epochs:
-            passed = await self._learner.forward_backward(batch, self._loss)
+            passed = await self._learner.forward_backward(batch, self._loss_now())
             gap, kl = self._engine_gap(batch, passed)
             step = await self._learner.optim_step(self._optim(rate))
             self.version = step.version
@@ -83,7 +107,27 @@ class Updater:
         merged = _merge(done)
         if not settings.samples:
             merged = {k: v for k, v in merged.items() if k not in OF_SAMPLES}
-        return {**merged, **metrics}
+        metrics = {**merged, **metrics}
+        if settings.kl_target is not None:
+            metrics["kl_coef"] = self._kl_coef
+            self._adapt(metrics.get("kl_reference"), settings.kl_target)
+        return metrics
+
+    def _loss_now(self) -> LossConfig:
+        return msgspec.structs.replace(self._loss, kl_coef=self._kl_coef) if self._loss.kl_coef else self._loss
+
+    def _adapt(self, kl: float | None, target: float) -> None:
+        """A proportional controller in log space: β ← β (1 + 0.1 e), e = KL / target − 1 within ±0.2.
+
+        Ziegler et al., arXiv 1909.08593, section 2.2.
+        """
+        if kl is not None:
+            self._kl_coef *= 1 + 0.1 * min(max(kl / target - 1, -0.2), 0.2)
+
+    def _against_baselines(self, episodes: Sequence[Episode], bonuses: Mapping[str, float]) -> dict[str, float]:
+        """The bonuses of calls at which a baseline is subtracted."""
+        found = self._baselines.subtract(episodes, make_units(episodes, self._rule, bonuses))
+        return {call_id: bonuses.get(call_id, 0.0) + less for call_id, less in found.items()}
 
     def _optim(self, rate: float) -> OptimParams:
         return OptimParams(
@@ -106,14 +150,19 @@ class Updater:
 
     # ---- what the learner is asked before there are advantages -------------------------------------------------------
 
-    async def _ask_first(self, episodes: Sequence[Episode]) -> tuple[dict[str, np.ndarray], dict[str, float]]:
-        """By call id: what the critic expects before each token, and the penalty for leaving the reference."""
+    async def _ask_first(
+        self, episodes: Sequence[Episode]
+    ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, Any]]:
+        """By call id: what the critic expects before each token, and the penalty for leaving the reference; and what
+        was measured meanwhile.
+        """
         settings = self._settings
         penalise = settings.kl_in == "reward" and settings.kl_coef != 0
         expected: dict[str, np.ndarray] = {}
         bonuses: dict[str, float] = {}
+        gaps: list[np.ndarray] = []
         if not settings.credit_mode.critic and not penalise:
-            return expected, bonuses
+            return expected, bonuses, {}
         for calls in self._split(_uncredited(episodes, self._rule)):
             batch = pack(calls)
             ends = np.cumsum([len(c.call.response_ids) for c in calls])
@@ -123,11 +172,12 @@ class Updater:
                 expected |= {c.call.info.call_id: v for c, v in zip(calls, values, strict=True)}
             if penalise:
                 gap_E = batch.old_logprobs_E - await self._learner.forward(batch, reference=True)
+                gaps.append(gap_E)
                 sums = np.add.reduceat(gap_E, firsts)
                 bonuses |= {
-                    c.call.info.call_id: -settings.kl_coef * float(gap) for c, gap in zip(calls, sums, strict=True)
+                    c.call.info.call_id: -self._kl_coef * float(gap) for c, gap in zip(calls, sums, strict=True)
                 }
-        return expected, bonuses
+        return expected, bonuses, {"kl_reference": float(np.concatenate(gaps).mean())} if gaps else {}
 
     async def _correct(self, batches: list[list[PackedBatch]]) -> tuple[list[list[PackedBatch]], dict[str, float]]:
         """Let ratios start from the weights as they are now, and weigh tokens by how likely these would sample them."""
@@ -145,6 +195,7 @@ class Updater:
                     settings.correction_kind or "token",
                     settings.correction_cap,
                     settings.correction_floor,
+                    settings.correction_veto,
                 )
                 weights.append(weights_E)
                 corrected[-1].append(

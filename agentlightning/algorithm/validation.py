@@ -24,14 +24,18 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
-    "val_repeats": 1,
+    **dict.fromkeys(("val_repeats",), 1),
+    **dict.fromkeys(("baseline_decay",), 0),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
-ABOVE_ZERO = ("critic_clip", "max_kl", "temperature", "correction_cap", "max_logprob_gap", "dpo_beta", "quorum")
-AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10}
+ABOVE_ZERO = (
+    *("critic_clip", "max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
+    *("max_logprob_gap", "dpo_beta", "quorum"),
+)
+AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10, "baseline_decay": 1}
 
 Asks = Callable[[TrainingSettings], bool]
 
@@ -58,6 +62,13 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     ),
     "clip_low": _CLIPS,
     "clip_high": _CLIPS,
+    "baseline": (
+        lambda s: not s.compares_siblings and not s.credit_mode.critic,
+        f"advantage={_known(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic",
+    ),
+    "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
+    "kl_target": (lambda s: s.kl_coef != 0, "kl_coef, which it begins with"),
+    "correction_veto": _CORRECTED,
     "kl_in": (lambda s: s.kl_coef != 0, "kl_coef"),
     "kl_estimator": (lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'"),
     "overlong_margin": (lambda s: s.overlong_tokens is not None, "overlong_tokens"),

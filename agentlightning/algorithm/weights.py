@@ -53,24 +53,32 @@ def filter_weights(plain_E: Float32Array, drawn_E: Float32Array) -> Float32Array
 
 
 def correction_weights(
-    old_E: Float32Array, sampled_E: Float32Array, sequence_E: Int32Array, kind: str, cap: float, floor: float = 0.0
+    old_E: Float32Array,
+    sampled_E: Float32Array,
+    sequence_E: Int32Array,
+    kind: str,
+    cap: float,
+    floor: float = 0.0,
+    veto: float | None = None,
 ) -> Float32Array:
     """Importance weights for tokens that other weights (or other numerics) sampled: ρ = π_old / μ. Constants, [E].
 
     `token`: min(ρ, cap), truncated importance sampling (Espeholt et al., arXiv 1802.01561; Yao et al. 2025);
     `sequence`: the same with ρ of the whole sequence; `mask`: ρ inside [floor, cap] and 0 outside (IcePop, arXiv
     2510.18855); `sequence_mask`: the same with ρ of the whole sequence (masked importance sampling, Liu et al. 2025).
+    `veto`: a sequence with a token whose own ρ is below gets 0, whatever its other tokens say (ibid.).
     """
     if kind not in CORRECTIONS:
         raise ValueError(f"There is no correction {kind!r}; choose one of {', '.join(sorted(CORRECTIONS))}")
     gap_E = (old_E - sampled_E).astype(np.float64)
+    _, row_E = np.unique(sequence_E, return_inverse=True)
+    kept_E = np.ones(len(gap_E)) if veto is None else (np.bincount(row_E, np.exp(gap_E) < veto) == 0)[row_E]
     if kind.startswith("sequence"):
-        _, row_E = np.unique(sequence_E, return_inverse=True)
         gap_E = np.bincount(row_E, weights=gap_E)[row_E]
     ratio_E = np.exp(np.clip(gap_E, -30.0, 30.0))
     if kind.endswith("mask"):
-        return np.where((ratio_E >= floor) & (ratio_E <= cap), ratio_E, 0.0).astype(np.float32)
-    return np.minimum(ratio_E, cap).astype(np.float32)
+        return (kept_E * np.where((ratio_E >= floor) & (ratio_E <= cap), ratio_E, 0.0)).astype(np.float32)
+    return (kept_E * np.minimum(ratio_E, cap)).astype(np.float32)
 
 
 def ratio_range(now_E: np.ndarray, old_E: np.ndarray) -> tuple[float, float]:

@@ -51,10 +51,14 @@ class LossSpec:
 _HERE = "agentlightning.learner.loss"
 LOSSES: dict[str, LossSpec] = {
     "cispo": LossSpec(f"{_HERE}:cispo", clips=True),
+    "clip_cov": LossSpec(f"{_HERE}:clip_cov", clips=True),
     "dpo": LossSpec(f"{_HERE}:dpo", reference=True, pairs=True),
+    "dppo_kl": LossSpec(f"{_HERE}:dppo_kl", clips=True),
+    "dppo_tv": LossSpec(f"{_HERE}:dppo_tv", clips=True),
     "dual_clip": LossSpec(f"{_HERE}:dual_clip", clips=True),
     "gmpo": LossSpec(f"{_HERE}:gmpo", clips=True),
     "gspo": LossSpec(f"{_HERE}:gspo", clips=True),
+    "kl_cov": LossSpec(f"{_HERE}:kl_cov"),
     "ppo_clip": LossSpec(f"{_HERE}:ppo_clip", clips=True),
     "reinforce": LossSpec(f"{_HERE}:reinforce", on_policy=True),
     "sapo": LossSpec(f"{_HERE}:sapo"),

@@ -10,7 +10,7 @@ Shape letters: E loss entries (sampled tokens), Q sequences.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -25,6 +25,9 @@ Metrics = dict[str, float]
 DUAL_CLIP = 3.0
 SAPO_TAU = (1.0, 1.05)
 """For advantages above 0, and for the others."""
+COV_BOUNDS, CLIP_COV_SHARE = (1.0, 5.0), 2e-4
+KL_COV_SHARE, KL_COV_BETA = 2e-3, 1.0
+"""Of Clip-Cov and of KL-Cov, as in the paper's experiments."""
 Chosen = TypeVar("Chosen")
 
 
@@ -136,6 +139,56 @@ def cispo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     return loss, bounded_E != ratio_E
 
 
+def dppo_tv(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """DPPO with total variation (arXiv 2602.04879): Σ w · −M r A, where M leaves out a token that has moved too far.
+
+    It has when A pushes it on in the direction it went, and |π − π_old| of the sampled token is above `clip_high`
+    upwards, above `clip_low` downwards (the paper's δ, about 0.2). So a rare token may multiply, and a likely one may
+    not vanish, unlike with a clip of the ratio.
+    """
+    moved_E = (entries.logprobs_E.detach().exp() - entries.old_E.exp()).abs()
+    return _masked_surrogate(moved_E, entries, config)
+
+
+def dppo_kl(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """The same with KL(π_old ‖ π) between "this token" and "any other", in nats (the paper's δ is about 0.05)."""
+    new_E, old_E = entries.logprobs_E.detach().exp(), entries.old_E.exp()
+    tiny = torch.finfo(new_E.dtype).tiny
+    others_E = torch.log((1 - old_E).clamp(min=tiny) / (1 - new_E).clamp(min=tiny))
+    moved_E = old_E * (entries.old_E - entries.logprobs_E.detach()) + (1 - old_E) * others_E
+    return _masked_surrogate(moved_E, entries, config)
+
+
+def clip_cov(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """Clip-Cov (Cui et al., arXiv 2505.22617, eq. 11): the surrogate without a few of the tokens that cost entropy.
+
+    Among tokens whose covariance (log π − mean)(A − mean) lies in `COV_BOUNDS` a share of `CLIP_COV_SHARE` of all
+    tokens, at least one, is left out, chosen by chance. Means are over the entries of a pass.
+    """
+    covariance_E = _covariance(entries)
+    inside = torch.nonzero((covariance_E > COV_BOUNDS[0]) & (covariance_E < COV_BOUNDS[1]))[:, 0]
+    chance = torch.Generator().manual_seed(len(covariance_E))
+    drawn = torch.randperm(len(inside), generator=chance)[: _few(covariance_E, CLIP_COV_SHARE)]
+    chosen = inside[drawn.to(inside.device)]
+    kept_E = torch.ones_like(covariance_E).index_fill(0, chosen, 0.0)
+    loss, clipped_E = ppo_clip(replace(entries, weights_E=entries.weights_E * kept_E), config)
+    return loss, clipped_E | (kept_E == 0)
+
+
+def kl_cov(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """KL-Cov (Cui et al., arXiv 2505.22617, eq. 12): Σ w · −(r A − β |log π − log π_old| of the top tokens).
+
+    The share `KL_COV_SHARE` of tokens, at least one, with the highest covariance (see `clip_cov`) has the penalty, with
+    β = 1 as the paper; nothing else is clipped.
+    """
+    gap_E = entries.logprobs_E - entries.old_E
+    covariance_E = _covariance(entries)
+    top_E = torch.zeros_like(covariance_E)
+    top_E[covariance_E.topk(_few(covariance_E, KL_COV_SHARE)).indices] = 1.0
+    value_E = gap_E.exp() * entries.advantages_E - KL_COV_BETA * top_E * gap_E.abs()
+    return -(entries.weights_E * value_E).sum(), top_E > 0
+
+
 def dpo(entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
     """DPO (Rafailov et al., arXiv 2305.18290, eq. 7): −log σ(β Σ ±(log π − log π_ref)), one pair per group.
 
@@ -155,6 +208,22 @@ def _clipped_surrogate(ratio_E: Tensor, entries: Entries, config: LossConfig) ->
     clipped_E = ratio_E.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
     free, bounded = ratio_E * entries.advantages_E, clipped_E * entries.advantages_E
     return -(entries.weights_E * torch.minimum(free, bounded)).sum(), bounded < free
+
+
+def _masked_surrogate(moved_E: Tensor, entries: Entries, config: LossConfig) -> tuple[Tensor, Tensor]:
+    ratio_E, up_E = torch.exp(entries.logprobs_E - entries.old_E), entries.advantages_E > 0
+    onwards_E = torch.where(up_E, ratio_E > 1, ratio_E < 1)
+    masked_E = onwards_E & (moved_E > torch.where(up_E, config.clip_high, config.clip_low))
+    return -(entries.weights_E * ratio_E * entries.advantages_E * ~masked_E).sum(), masked_E
+
+
+def _covariance(entries: Entries) -> Tensor:
+    logprobs_E, advantages_E = entries.logprobs_E.detach(), entries.advantages_E
+    return (logprobs_E - logprobs_E.mean()) * (advantages_E - advantages_E.mean())
+
+
+def _few(values_E: Tensor, share: float) -> int:
+    return max(int(share * len(values_E)), 1)
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.algorithm.advantage import ADVANTAGES, Estimator, drgrpo, grpo
+from agentlightning.algorithm.advantage import ADVANTAGES, Estimator, drgrpo, grpo, pass_at
 from agentlightning.algorithm.returns import gae, return_to_go
 from agentlightning.algorithm.weights import correction_weights, entry_weights, overlong_penalty
 
@@ -76,9 +79,50 @@ def test_estimators_by_hand() -> None:
     assert group(returns, estimator=ADVANTAGES["best"]).tolist() == [1, 0, 0]
     assert group(returns, estimator=ADVANTAGES["best_and_worst"]).tolist() == [1, -1, 0]
     two = np.array([4, 0, 1, 1], np.float32), np.array([0, 0, 1, 1], np.int32), np.ones(4, bool)
-    spread = np.std([4, 0, 1, 1])
-    assert ADVANTAGES["reinforce++"](*two) == pytest.approx(np.array([2.5, -1.5, -0.5, -0.5]) / spread)
-    assert ADVANTAGES["reinforce++baseline"](*two) == pytest.approx(np.array([2, -2, 0, 0]) / np.sqrt(2))
+    assert ADVANTAGES["reinforce++"](*two) == pytest.approx([4, 0, 1, 1]), "whitened later, over tokens"
+    assert ADVANTAGES["reinforce++baseline"](*two) == pytest.approx([2, -2, 0, 0])
+    assert group([1, 0, 0, 0], estimator=ADVANTAGES["maxrl"]) == pytest.approx([3, -1, -1, -1])
+
+
+def expected_gradient(estimator: Estimator, p: float, n: int) -> float:
+    """Of (1 / n) Σ A ∂ log π / ∂p over all outcomes of n rollouts that each earn 1 with probability p, else 0."""
+    total = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=n):
+        chance = math.prod(p if r else 1 - p for r in outcome)
+        slopes = [1 / p if r else -1 / (1 - p) for r in outcome]
+        total += chance * float(np.mean(group(list(outcome), estimator=estimator) * slopes))
+    return total
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_gradient_of_maxrl_is_that_of_its_objective(p: float) -> None:
+    """∂/∂p Σ pass@k / k for k < n, where pass@k = 1 − (1 − p)^k."""
+    n = 5
+    expected = sum((1 - p) ** (k - 1) for k in range(1, n))
+    assert expected_gradient(ADVANTAGES["maxrl"], p, n) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_the_gradient_of_pass_at_k_is_that_of_pass_at_k(p: float, k: int) -> None:
+    assert expected_gradient(pass_at(k), p, 5) == pytest.approx(k * (1 - p) ** (k - 1), rel=1e-5, abs=1e-6)
+
+
+@given(st.lists(st.integers(0, 4).map(float), min_size=3, max_size=6), st.integers(2, 3))
+def test_pass_at_k_is_what_a_rollout_adds_to_the_best(returns: list[float], k: int) -> None:
+    n = len(returns)
+    expected = [
+        sum(
+            max(returns[j] for j in chosen) - max(returns[j] for j in chosen if j != i)
+            for chosen in itertools.combinations(range(n), k)
+            if i in chosen
+        )
+        * n
+        / math.comb(n, k)
+        for i in range(n)
+    ]
+    flat = len(set(returns)) == 1
+    assert group(returns, estimator=pass_at(k)) == pytest.approx([0.0] * n if flat else expected, abs=1e-4)
 
 
 @given(
@@ -125,6 +169,8 @@ def test_corrections() -> None:
     assert weights("sequence") == pytest.approx([1.0, 1.0, 2.5, 2.5])
     assert weights("sequence_mask") == pytest.approx([1.0, 1.0, 0.0, 0.0])
     assert correction_weights(sampled, sampled, sequences, "mask", 2.0, 0.5).tolist() == [1.0] * 4
+    vetoed = correction_weights(old, sampled, sequences, "token", cap=2.5, veto=0.7)
+    assert vetoed.tolist() == pytest.approx([0.0, 0.0, 2.5, 1.0]), "its second token could not have come from here"
     with pytest.raises(ValueError, match="no correction 'magic'"):
         weights("magic")
 

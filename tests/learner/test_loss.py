@@ -105,7 +105,7 @@ def test_a_loss_without_its_reference_says_so() -> None:
 
 # ---- against their definitions, written out token by token ---------------------------------------------------------
 
-RATIOS, ADVANTAGES = [1.5, 0.6, 4.0, 0.9, 1.1], [1.0, 1.0, -2.0, -2.0, 0.5]
+RATIOS, ADVANTAGES = [1.5, 0.6, 2.6, 0.9, 1.1], [1.0, 1.0, -2.0, -2.0, 0.5]
 
 
 def numerical(value: Any, ratios: list[float]) -> list[float]:
@@ -142,14 +142,62 @@ def of_sapo(ratios: list[float]) -> float:
     return -total / len(ratios)
 
 
+def masked_where(too_far: Any) -> Any:
+    """Σ −r A / n over tokens that A does not push on beyond where `too_far(A, π, π_old)` says."""
+
+    def value(ratios: list[float]) -> float:
+        old = math.exp(-1.0)
+        terms = [
+            0.0 if (r - 1) * a > 0 and too_far(a, r * old, old) else r * a
+            for r, a in zip(ratios, ADVANTAGES, strict=True)
+        ]
+        return -sum(terms) / len(terms)
+
+    return value
+
+
+def divergence_of_two(new: float, old: float) -> float:
+    return old * math.log(old / new) + (1 - old) * math.log((1 - old) / (1 - new))
+
+
+def of_cov(ratios: list[float], *, clipped: bool) -> float:
+    """With so few tokens one is chosen: the one that costs most entropy, the only one above 1."""
+    logprobs, n = [math.log(r) for r in RATIOS], len(ratios)
+    means = sum(logprobs) / n, sum(COV_ADVANTAGES) / n
+    covariances = [(x - means[0]) * (a - means[1]) for x, a in zip(logprobs, COV_ADVANTAGES, strict=True)]
+    assert sum(1 < c < 5 for c in covariances) == 1
+    total = 0.0
+    for r, a, c in zip(ratios, COV_ADVANTAGES, covariances, strict=True):
+        if clipped:
+            total += 0.0 if c == max(covariances) else min(r * a, min(max(r, 0.8), 1.2) * a)
+        else:
+            total += r * a - (abs(math.log(r)) if c == max(covariances) else 0.0)
+    return -total / n
+
+
+COV_ADVANTAGES = [0.5, -0.5, 2.0, 0.1, -0.5]
+
+
 @pytest.mark.parametrize(
     ("config", "value", "advantages"),
     [
         (LossConfig(name="dual_clip"), of_dual_clip, ADVANTAGES),
         (LossConfig(name="gmpo", clip_low=0.4, clip_high=0.4), of_gmpo, [1.0] * 5),
         (LossConfig(name="sapo"), of_sapo, ADVANTAGES),
+        (
+            LossConfig(name="dppo_tv", clip_low=0.1, clip_high=0.15),
+            masked_where(lambda a, new, old: abs(new - old) > (0.15 if a > 0 else 0.1)),
+            ADVANTAGES,
+        ),
+        (
+            LossConfig(name="dppo_kl", clip_low=0.05, clip_high=0.05),
+            masked_where(lambda a, new, old: divergence_of_two(new, old) > 0.05),
+            ADVANTAGES,
+        ),
+        (LossConfig(name="clip_cov"), lambda ratios: of_cov(ratios, clipped=True), COV_ADVANTAGES),
+        (LossConfig(name="kl_cov"), lambda ratios: of_cov(ratios, clipped=False), COV_ADVANTAGES),
     ],
-    ids=["dual_clip", "gmpo", "sapo"],
+    ids=["dual_clip", "gmpo", "sapo", "dppo_tv", "dppo_kl", "clip_cov", "kl_cov"],
 )
 def test_a_loss_is_its_formula_and_so_is_its_gradient(config: LossConfig, value: Any, advantages: list[float]) -> None:
     loss, _, gradient = evaluate(RATIOS, advantages, config)

@@ -1,0 +1,49 @@
+"""Baselines over time: what a task, or an agent in its role, has earned so far, subtracted from what it earns now.
+
+A moving average b ← decay · b + (1 − decay) · mean of the step, by key; a step is compared with what was known before
+it. By task it lets groups of one learn (single-stream policy optimisation, arXiv 2509.13232, with a fixed decay); by
+agent it is role-conditioned advantage estimation for self-play, where one role may win more often (SPIRAL, arXiv
+2506.24119, section 3.3). It is subtracted at a unit's last call, so every way of credit sees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.units import Unit
+
+BaselineKey = Literal["none", "task", "agent"]
+
+
+class MovingBaselines:
+    """One number per key; `values` is its whole state."""
+
+    def __init__(self, key: BaselineKey, decay: float, values: Mapping[str, float] | None = None) -> None:
+        self._key = key
+        self._decay = decay
+        self.values = dict(values or {})
+
+    def subtract(self, episodes: Sequence[Episode], units: Sequence[Unit]) -> dict[str, float]:
+        """What to add to the reward of each unit's last call, by call id; then the averages take the step in.
+
+        A key that was never seen stands at the mean of the step.
+        """
+        earned: dict[str, list[float]] = {}
+        counted = [u for u in units if u.counts and u.calls]
+        keys = [self._key_of(episodes[u.rollout], u) for u in counted]
+        for unit, key in zip(counted, keys, strict=True):
+            earned.setdefault(key, []).append(unit.total)
+        mean = float(np.mean([u.total for u in counted])) if counted else 0.0
+        found = {u.calls[-1].info.call_id: -self.values.get(key, mean) for u, key in zip(counted, keys, strict=True)}
+        for key, totals in earned.items():
+            new = float(np.mean(totals))
+            self.values[key] = new + self._decay * (self.values.get(key, new) - new)
+        return found
+
+    def _key_of(self, episode: Episode, unit: Unit) -> str:
+        agent = unit.group[1] or ""
+        return agent if self._key == "agent" else f"{episode.rollout.metadata.get('task')} {agent}".strip()
