@@ -12,6 +12,11 @@ from urllib.parse import unquote, urlsplit
 
 from agentlightning.errors import ConfigError
 
+try:
+    import fcntl
+except ImportError:  # Windows has no advisory locks of this kind; there nothing is held
+    fcntl = None
+
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
@@ -37,6 +42,27 @@ def atomic_write(path: Path, text: str) -> None:
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.write_text(text)
     work.replace(path)
+
+
+@contextmanager
+def shared_lock(path: Path) -> Iterator[None]:
+    """Hold an existing file: `is_held` sees it from any process, and the holder's death releases it."""
+    with open(path) as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        yield
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether somebody holds a `shared_lock` on an existing file."""
+    if fcntl is None:
+        return False
+    with open(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def local_path(uri: str | Path) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
-from agentlightning.files import atomic_write
+from agentlightning.files import atomic_write, is_held, shared_lock
 
 _FILE = "checkpoint.json"
 
@@ -54,12 +55,33 @@ def model_path(checkpoint: Path) -> Path:
     return checkpoint / "model"
 
 
-def served_model(name: str) -> str:
+@contextmanager
+def served_model(name: str) -> Iterator[str]:
     """The model that a name means to those who serve one: a run's folder or a checkpoint stands for the model in it."""
-    try:
-        return str(model_path(latest_checkpoint(Path(name))))
-    except ConfigError:
-        return name
+    with held_checkpoint(Path(name)) as checkpoint:
+        yield name if checkpoint is None else str(model_path(checkpoint))
+
+
+@contextmanager
+def held_checkpoint(run_dir: Path) -> Iterator[Path | None]:
+    """The newest whole checkpoint of a run, which the run does not remove within the block however far it goes.
+
+    `run_dir` may be a checkpoint itself. None where there is no checkpoint.
+    """
+    with ExitStack() as stack:
+        yield _hold_newest(run_dir, stack)
+
+
+def _hold_newest(run_dir: Path, stack: ExitStack) -> Path | None:
+    while True:
+        try:
+            checkpoint = latest_checkpoint(run_dir)
+        except ConfigError:
+            return None
+        with suppress(FileNotFoundError):  # removed since it was found: there is a newer one
+            stack.enter_context(shared_lock(checkpoint / _FILE))
+            if (checkpoint / _FILE).exists():
+                return checkpoint
 
 
 async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo) -> Path:
@@ -124,7 +146,7 @@ def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Remove old checkpoints but for the last `keep_last` and the one with the best validation reward.
+    """Remove old checkpoints but for the last `keep_last`, the one with the best validation reward, and held ones.
 
     What is left of older ones that were never finished, or whose removal was interrupted, goes too.
     """
@@ -132,7 +154,7 @@ def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
     rated = [(info.val_reward, c) for c in found if (info := read_checkpoint(c)).val_reward is not None]
     best = max(rated, key=lambda pair: (pair[0], pair[1].name))[1] if rated else None
     for checkpoint in found[:-keep_last]:
-        if checkpoint != best:
+        if checkpoint != best and not is_held(checkpoint / _FILE):
             (checkpoint / _FILE).unlink()
             shutil.rmtree(checkpoint, ignore_errors=True)
     for folder in (run_dir / "checkpoints").glob("step-*"):

@@ -15,7 +15,7 @@ from rich.status import Status
 from rich.table import Table
 
 from agentlightning.algorithm import Baseline
-from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path, read_checkpoint
+from agentlightning.algorithm.checkpoint import held_checkpoint, latest_checkpoint, model_path, read_checkpoint
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
@@ -83,6 +83,13 @@ def run_evaluation(
     checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, wanted: Wanted
 ) -> None:
     """Run both models on the tasks and print a table."""
+    with held_checkpoint(checkpoint) as held:
+        _evaluate(held or checkpoint, agent, tasks, base, limit, wanted)
+
+
+def _evaluate(
+    checkpoint: Path, agent: str | None, tasks: Path | None, base: str | None, limit: int, wanted: Wanted
+) -> None:
     repeats = wanted.rollouts()
     trained, came_from, run = resolve(checkpoint)
     untrained = came_from if base is None else replace(came_from or trained, model=base)

@@ -72,7 +72,9 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
-        policy = None if model is None else PolicySpec(ModelSpec(model=served_model(model)))
+        policy = None
+        if model is not None:
+            policy = PolicySpec(ModelSpec(model=stack.enter_context(served_model(model))))
         with console.status(f"loading {model}") if model else nullcontext():
             gateway = (await serve_models(stack, store, policy, models=models, secret=secret)).gateway
         front = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="gateway", error=GatewayError)

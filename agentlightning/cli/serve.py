@@ -36,7 +36,8 @@ def run_server(model: str, *, host: str, port: int, api_key: str | None) -> None
     not_empty(api_key, "--api-key")
     if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
-    run_sync(_serve(served_model(model), host, port, api_key))
+    with served_model(model) as path:
+        run_sync(_serve(path, host, port, api_key))
 
 
 async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import (
     CheckpointInfo,
+    held_checkpoint,
     latest_checkpoint,
     list_checkpoints,
     prune_checkpoints,
@@ -75,6 +76,21 @@ async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
         prune_checkpoints(tmp_path, keep_last=2)
     assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [2, 4, 5]
     assert latest_checkpoint(tmp_path).name == "step-000005"
+
+
+async def test_a_checkpoint_that_somebody_reads_is_kept_until_it_is_read(tmp_path: Path) -> None:
+    backend = CountingBackend()
+    await save_checkpoint(tmp_path, backend, CheckpointInfo(step=1, base_model="m", seed=0))
+    with held_checkpoint(tmp_path) as held:
+        for step in (2, 3):
+            await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
+            prune_checkpoints(tmp_path, keep_last=1)
+        assert held is not None
+        assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [1, 3]
+    prune_checkpoints(tmp_path, keep_last=1)
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [3]
+    with held_checkpoint(tmp_path / "elsewhere") as none:
+        assert none is None
 
 
 async def test_what_is_left_of_older_checkpoints_is_removed(tmp_path: Path) -> None:
