@@ -16,6 +16,7 @@ from agentlightning.algorithm.family import (
     ReinforcePPBaseline,
 )
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.mixture import Mixture
 from agentlightning.algorithm.supervised import DPO, SFT
 from agentlightning.learner.catalog import LossSpec
 
@@ -34,6 +35,7 @@ __all__ = [
     "DrGRPO",
     "Estimator",
     "LossSpec",
+    "Mixture",
     "PolicySpec",
     "ReinforcePP",
     "ReinforcePPBaseline",

@@ -43,6 +43,8 @@ class CheckpointInfo:
     lora_rank: int | None = None
     tasks: int | None = None
     """How many there are in the data set."""
+    known_tasks: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What a curriculum knows of the tasks."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By policy, what its updates have come to know (`Updater.state`)."""
 

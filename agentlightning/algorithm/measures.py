@@ -26,6 +26,7 @@ def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = 
         "reward": mean_reward(episodes),
         **_spread([e.reward for e in episodes if e.reward is not None]),
         **{f"reward/{name}": value for name, value in reward_parts(episodes).items()},
+        **_by_source(episodes),
         "rollouts": len(episodes),
         "failed": sum(n for outcome, n in outcomes.items() if outcome not in ENDED_WELL),
         "outcomes": dict(outcomes),
@@ -72,6 +73,13 @@ def _spread(rewards: Sequence[float]) -> dict[str, float]:
     if not rewards:
         return {}
     return {"reward_std": float(np.std(rewards)), "reward_min": min(rewards), "reward_max": max(rewards)}
+
+
+def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean reward by the data set of a mixture that the task is from."""
+    names = {source for e in episodes if (source := e.rollout.metadata.get("source")) is not None}
+    found = {name: mean_reward([e for e in episodes if e.rollout.metadata.get("source") == name]) for name in names}
+    return {f"source/{name}/reward": value for name, value in sorted(found.items()) if value is not None}
 
 
 def _interval(name: str, values: Sequence[float]) -> dict[str, float]:

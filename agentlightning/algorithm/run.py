@@ -77,7 +77,7 @@ class TrainingRun:
         """Steps that are learned."""
         self._taken = 0
         """Tasks that these learned."""
-        self._schedule = TaskSchedule(train, settings.tasks_per_step, settings.seed)
+        self._train = train
         self._val = val if val is not None and len(val) else None
         self._val_reward: float | None = None
         """Of the last step, if it was validated."""
@@ -90,6 +90,9 @@ class TrainingRun:
     async def __aenter__(self) -> Self:
         """Begin where the checkpoint in the context left the run, or at its start."""
         settings, info = self.settings, await self._restore()
+        self._schedule = TaskSchedule(
+            self._train, settings.tasks_per_step, settings.seed, settings.weigh, info.known_tasks
+        )
         self.done = self._saved = self._began_at = info.step
         self._taken = info.position - len(info.carried)
         await self._prepare_policies(info)
@@ -263,6 +266,7 @@ class TrainingRun:
             position=sampled.position,
             carried=sampled.carried,
             val_reward=self._val_reward,
+            known_tasks=self._schedule.known,
             learning={alias: updater.state() for alias, updater in self._updaters.items()},
         )
         saved = await save_checkpoint(self.context.run_dir, self._backend, info)
@@ -280,7 +284,7 @@ class TrainingRun:
             lora_rank=settings.lora_rank,
             policies=list(settings.adapters),
             frozen=settings.frozen,
-            tasks=self._schedule.size,
+            tasks=len(self._train),
         )
 
     def _times(self, sampled: Sampled) -> dict[str, Any]:

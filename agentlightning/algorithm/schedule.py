@@ -1,14 +1,18 @@
 """Which tasks a step takes: every task once per epoch, in an order that only the seed and the epoch decide.
 
-The number of tasks taken so far is the whole position in the data, so a resumed run goes on where it stopped.
+The number of tasks taken so far is the whole position in the data, so a resumed run goes on where it stopped. With a
+curriculum tasks are drawn by what is known of them instead, and an epoch is as many draws as there are tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from agentlightning.algorithm.curriculum import TaskHistory, Weigh
+from agentlightning.algorithm.mixture import Mixture
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
 
@@ -16,11 +20,20 @@ from agentlightning.types import Dataset
 class TaskSchedule:
     """`per_step` tasks for each step; the last step of an epoch takes what is left."""
 
-    def __init__(self, dataset: Dataset[Any], per_step: int, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        per_step: int,
+        seed: int,
+        curriculum: Weigh | None = None,
+        known: Mapping[str, Sequence[float]] | None = None,
+    ) -> None:
+        """`known`: of a resumed run, the `known` of the schedule before."""
         if len(dataset) == 0:
             raise ConfigError("The training data set is empty. Give at least one task to Trainer.fit(agent, tasks).")
         self._dataset = dataset
         self._seed = seed
+        self._history = None if curriculum is None else TaskHistory(curriculum, len(dataset), known)
         self.per_step = min(per_step, len(dataset))
 
     @property
@@ -34,9 +47,25 @@ class TaskSchedule:
 
     def take(self, position: int, count: int) -> list[int]:
         """Indices of the tasks that follow the first `position`: `count` of them, or what the epoch has left."""
+        if self._history is not None:
+            return self._history.draw(count, np.random.default_rng([self._seed, position]))
         epoch, start = divmod(position, len(self._dataset))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._dataset))
         return order[start : start + count].tolist()
 
     def task(self, index: int) -> Any:
         return self._dataset[index]
+
+    def source(self, index: int) -> str | None:
+        """The data set that a task of a mixture is from."""
+        return self._dataset.source(index) if isinstance(self._dataset, Mixture) else None
+
+    def record(self, index: int, rewards: Sequence[float]) -> None:
+        """Tell what a group of the task's rollouts has earned; it plays a part where there is a curriculum."""
+        if self._history is not None:
+            self._history.record(index, rewards)
+
+    @property
+    def known(self) -> Mapping[str, Sequence[float]]:
+        """What the curriculum goes by, for a checkpoint."""
+        return {} if self._history is None else self._history.state

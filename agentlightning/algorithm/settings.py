@@ -15,6 +15,7 @@ from typing import Any, Literal
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.baselines import BaselineKey
+from agentlightning.algorithm.curriculum import Weigh, as_curriculum
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
@@ -30,6 +31,8 @@ Loss = str | Callable[..., Any] | LossSpec
 """A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
 Advantage = str | Compute | Estimator
 """A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
+Curriculum = str | Weigh | None
+"""A name in `algorithm.curriculum.CURRICULA`, or a function."""
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 FALLBACK_RATE = 1e-6
 """The learning rate for a model of which nothing is known: what is usual for the large ones."""
@@ -46,6 +49,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Rollouts per task that are compared with each other."""
     tasks_per_step: int = 16
     """A step samples tasks_per_step × group_size rollouts."""
+    curriculum: Curriculum = None
+    """Which tasks are drawn how often, by what they have earned: a name, or a function of your own (records). None:
+    every task once per epoch."""
     epochs: int = 1
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
@@ -252,6 +258,11 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def estimator(self) -> Estimator:
         """The advantage and what it needs."""
         return as_estimator(self.advantage)
+
+    @property
+    def weigh(self) -> Weigh | None:
+        """The curriculum."""
+        return as_curriculum(self.curriculum)
 
     @property
     def credit_mode(self) -> CreditMode:

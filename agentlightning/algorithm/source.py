@@ -96,6 +96,7 @@ class RolloutSource:
             ids = [i for group in finished for i in group.rollout_ids]
             found = await collect(self._context.store, ids, settings.reward_weights)
             tasks += [group.task for group in finished]
+            self._record(finished, found)
             if not settings.dynamic_sampling:
                 kept = found
                 break
@@ -108,13 +109,24 @@ class RolloutSource:
     async def close(self) -> None:
         await cancel(self._context, [i for group in self._carried for i in group.rollout_ids])
 
+    def _source_of(self, task: int) -> dict[str, str]:
+        name = self._schedule.source(task)
+        return {} if name is None else {"source": name}
+
+    def _record(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
+        """Tell the schedule what each group's rollouts have earned, as far as they count."""
+        uses = self._settings.outcome_use
+        earned = {e.rollout.rollout_id: e.reward for e in episodes if uses[e.outcome] != "mask"}
+        for group in groups:
+            self._schedule.record(group.task, [r for i in group.rollout_ids if (r := earned.get(i)) is not None])
+
     async def _enqueue(self, tasks: Sequence[int], step: int, first_group: int) -> list[Group]:
         requests = [
             EnqueueRolloutRequest(
                 input=self._schedule.task(task),
                 mode=RolloutMode.TRAIN,
                 config=self._settings.rollout_config,
-                metadata={"step": step, "group": f"{step}-{group}", "task": task},
+                metadata={"step": step, "group": f"{step}-{group}", "task": task, **self._source_of(task)},
             )
             for group, task in enumerate(tasks, first_group)
             for _ in range(self._settings.group_size)

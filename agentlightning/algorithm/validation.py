@@ -100,7 +100,7 @@ def _refuse_unknown_choices(s: TrainingSettings) -> None:
         if value not in allowed:
             known = " or ".join(repr(choice) for choice in allowed)
             raise ConfigError(f"{name} is {value!r}; it can be {known}.")
-    _ = s.loss_spec, s.estimator, s.credit_mode  # each says itself what it can be
+    _ = s.loss_spec, s.estimator, s.credit_mode, s.weigh  # each says itself what it can be
     uses = get_args(Use)
     for outcome, use in s.outcome_use.items():
         if outcome not in list(Outcome) or use not in uses:

@@ -1,0 +1,148 @@
+"""Curricula: which tasks are worth a step, by what their rollouts have earned so far. Pure functions of records.
+
+A curriculum gives each task a weight; a step draws its tasks by them, none twice. One of your own is a function
+(`GRPO(curriculum=mine)`). Without one every task comes once per epoch.
+
+Shape letters: T tasks of the data set.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentlightning.errors import ConfigError
+
+KEPT = 0.5
+"""How much of what was known of a task stays at its next visit: the policy has changed meanwhile."""
+POOLS = {"easy": 0.25, "medium": 0.5, "hard": 0.25}
+"""Shares of a step in the curriculum "pools"."""
+
+Weights = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskRecords:
+    """What is known of each task. Rewards are scaled so that the lowest seen in the run is 0 and the highest 1."""
+
+    visits_T: NDArray[np.int64]
+    """How often a group of its rollouts was sampled; 0: nothing is known, and the others are NaN."""
+    reward_T: Weights
+    """Mean reward, where later visits count for more."""
+    variance_T: Weights
+    """Variance of the reward within a group, likewise."""
+    last_T: Weights
+    """Mean reward at the last visit."""
+
+
+Weigh = Callable[[TaskRecords], Weights]
+"""records → weights_T, at least 0, of which some are above 0."""
+
+
+def learnability(records: TaskRecords) -> Weights:
+    """The variance of the reward within a group, p(1 − p) for rewards of 0 and 1: what group advantages learn from.
+
+    The measure of arXiv 2408.15099 and 2502.12272. Of v visits it is (v · variance + 1/4) / (v + 1): a task that was
+    never seen counts as one with even odds, and one that is always solved, or never, comes ever more rarely.
+    """
+    known_T = np.nan_to_num(records.variance_T) * records.visits_T
+    return (known_T + 0.25) / (records.visits_T + 1)
+
+
+def unsolved(records: TaskRecords) -> Weights:
+    """All tasks alike, but those that earned the highest reward throughout at their last visit are retired."""
+    left_T = np.where(records.last_T > 1 - 1e-6, 0.0, 1.0)  # NaN is never solved
+    return left_T if left_T.any() else np.ones_like(left_T)
+
+
+def pools(records: TaskRecords) -> Weights:
+    """Fixed shares of easy, medium and hard tasks: mean rewards above 0.75, between, and below 0.25 (see `POOLS`).
+
+    A task that was never seen is of medium difficulty. The share of a pool without tasks goes to the others.
+    """
+    reward_T = np.where(np.isnan(records.reward_T), 0.5, records.reward_T)
+    members = {"easy": reward_T > 0.75, "hard": reward_T < 0.25}
+    members["medium"] = ~(members["easy"] | members["hard"])
+    return sum(
+        (share * members[name] / max(int(members[name].sum()), 1) for name, share in POOLS.items()),
+        np.zeros(len(reward_T)),
+    )
+
+
+CURRICULA: dict[str, Weigh] = {"learnability": learnability, "pools": pools, "unsolved": unsolved}
+
+
+def as_curriculum(given: str | Weigh | None) -> Weigh | None:
+    """What a name in the table or a function means. Raises ConfigError for anything else."""
+    if given is None:
+        return None
+    if isinstance(given, str):
+        if given in CURRICULA:
+            return CURRICULA[given]
+        known = " or ".join(repr(name) for name in CURRICULA)
+        raise ConfigError(f"curriculum is {given!r}; it can be {known}, or a function.")
+    try:
+        inspect.signature(given).bind(None)
+    except (TypeError, ValueError):
+        raise ConfigError(f"curriculum is {given!r}; a function takes the records and gives weights_T.") from None
+    return given
+
+
+class TaskHistory:
+    """Takes in what groups earned, and draws tasks by a curriculum."""
+
+    def __init__(self, weigh: Weigh, tasks: int, state: Mapping[str, Sequence[float]] | None = None) -> None:
+        self._weigh = weigh
+        self._tasks = tasks
+        self._known: dict[int, list[float]] = {int(task): list(of) for task, of in (state or {}).items()}
+        """By task: visits, mean reward, variance, last mean reward, lowest and highest reward."""
+
+    def record(self, task: int, rewards: Sequence[float]) -> None:
+        """A group of the task's rollouts has earned this."""
+        if not rewards:
+            return
+        mean, variance = float(np.mean(rewards)), float(np.var(rewards))
+        visits, before, spread, _, low, high = self._known.get(
+            task, [0.0, mean, variance, mean, min(rewards), max(rewards)]
+        )
+        self._known[task] = [
+            visits + 1,
+            KEPT * before + (1 - KEPT) * mean,
+            KEPT * spread + (1 - KEPT) * variance,
+            mean,
+            min(low, *rewards),
+            max(high, *rewards),
+        ]
+
+    @property
+    def state(self) -> dict[str, list[float]]:
+        """For a checkpoint: what is known, by task."""
+        return {str(task): of for task, of in self._known.items()}
+
+    @property
+    def records(self) -> TaskRecords:
+        """What the curriculum sees."""
+        found = np.full((6, self._tasks), np.nan)
+        found[0] = 0
+        for task, of in self._known.items():
+            found[:, task] = of
+        low = min((of[4] for of in self._known.values()), default=0.0)
+        scale = max(max((of[5] for of in self._known.values()), default=1.0) - low, 1e-9)
+        reward_T, last_T = (found[1] - low) / scale, (found[3] - low) / scale
+        return TaskRecords(found[0].astype(np.int64), reward_T, found[2] / scale**2, last_T)
+
+    def draw(self, count: int, rng: np.random.Generator) -> list[int]:
+        """So many different tasks, fewer where fewer have a weight. Raises ConfigError for weights that are none."""
+        weights_T = np.asarray(self._weigh(self.records), dtype=np.float64)
+        if weights_T.shape != (self._tasks,) or not np.isfinite(weights_T).all() or (weights_T < 0).any():
+            name = getattr(self._weigh, "__qualname__", repr(self._weigh))
+            raise ConfigError(f"The curriculum {name} must give a finite weight of at least 0 for each task.")
+        possible = int((weights_T > 0).sum())
+        if not possible:
+            raise ConfigError("The curriculum gives no task a weight above 0, so there is nothing to sample.")
+        chosen = rng.choice(self._tasks, min(count, possible), replace=False, p=weights_T / weights_T.sum())
+        return chosen.tolist()
