@@ -50,6 +50,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
     "openai2": [
         "ag2[openai]==0.14.0",
+        "dspy==3.4.1",
         "instructor==1.17.0",
         "llama-index-core==0.14.25",
         "llama-index-llms-openai-like==0.8.1",
@@ -63,7 +64,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
 AGENTS = {
     "litellm": "litellm or adk",
     "crewai": "crewai",
-    "openai2": "ag2 or instructor or llamaindex or strands",
+    "openai2": "ag2 or dspy or instructor or llamaindex or strands",
 }
 """What runs in an environment, where that is not everything that is installed there."""
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from agentlightning.errors import ConfigError
 
+DUAL_CLIP_BOUND = 3.0
+"""VERL's default for clip_ratio_c, and the only bound that `dual_clip` has."""
 NEVER = 10**9
 """VERL's -1: not between the first step and the last."""
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -25,13 +27,16 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
 """The algorithm of each, and its settings: in VERL an estimator changes the advantage and keeps the clipped loss."""
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _AGGREGATION = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
-_LOSSES = {"vanilla": "ppo_clip", "gspo": "gspo"}
+_LOSSES = {"vanilla": "dual_clip", "gspo": "gspo"}
+"""VERL's vanilla loss is bounded below where the advantage is negative, by clip_ratio_c."""
+_SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 
 DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.rollout.n": 1,
     "actor_rollout_ref.actor.optim.lr": 1e-6,
     "actor_rollout_ref.actor.clip_ratio": 0.2,
+    "actor_rollout_ref.actor.policy_loss.loss_mode": "vanilla",
     "algorithm.adv_estimator": "gae",
     "algorithm.lam": 1.0,
     "trainer.total_epochs": 30,
@@ -78,6 +83,8 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ROLLOUT + "max_model_len": ("max_context", int),
     ACTOR + "ppo_epochs": ("update_epochs", int),
     ACTOR + "optim.lr": ("learning_rate", float),
+    ACTOR + "optim.lr_scheduler_type": ("schedule", _one_of(_SCHEDULES)),
+    ACTOR + "optim.warmup_style": ("schedule", _one_of(_SCHEDULES)),
     ACTOR + "optim.weight_decay": ("weight_decay", float),
     ACTOR + "grad_clip": ("max_grad_norm", float),
     ACTOR + "entropy_coeff": ("entropy_coef", float),
@@ -107,6 +114,9 @@ TOGETHER = {
     "data.max_response_length": "with data.max_prompt_length: max_context",
     ACTOR + "ppo_mini_batch_size": "train_batch_size / ppo_mini_batch_size: minibatches",
     ACTOR + "clip_ratio": "clip_low and clip_high, unless they are given",
+    ACTOR + "clip_ratio_c": "loss='dual_clip', whose bound it is (3)",
+    ACTOR + "optim.lr_warmup_steps": "warmup_steps",
+    ACTOR + "optim.lr_warmup_steps_ratio": "its share of trainer.total_training_steps: warmup_steps",
     ACTOR + "use_kl_loss": "kl_coef, in the loss",
     ACTOR + "kl_loss_coef": "kl_coef, if use_kl_loss is true",
     "algorithm.adv_estimator": "GRPO with this advantage; gae: PPO",
@@ -150,10 +160,6 @@ NO_MEANING: dict[str, str] = {
     ACTOR + "use_torch_compile": _PLACES,
     ACTOR + "checkpoint": "checkpoints hold weights and optimizer",
     ACTOR + "shuffle": "whole groups stay together",
-    ACTOR + "optim.lr_warmup": "there is no warm-up",
-    ACTOR + "optim.num_warmup_steps": "there is no warm-up",
-    ACTOR + "optim.min_lr_ratio": "the learning rate is constant",
-    ACTOR + "clip_ratio_c": "advantages below zero are clipped at the ratio only",
     "actor_rollout_ref.ref": _PLACES,
     "actor_rollout_ref.hybrid_engine": _PLACES,
     MODEL + "use_remove_padding": "nothing is padded",
@@ -204,8 +210,8 @@ NO_MEANING: dict[str, str] = {
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     ROLLOUT + "top_p": (lambda v: v in (1, 1.0, None), "training samples from the whole distribution; use temperature"),
     ROLLOUT + "top_k": (lambda v: v in (-1, 0, None), "training samples from the whole distribution; use temperature"),
-    ACTOR + "optim.lr_scheduler_type": (lambda v: v in ("constant", None), "set GRPO(schedule='linear') instead"),
-    ACTOR + "optim.warmup_style": (lambda v: v in ("constant", None), "set GRPO(schedule='linear') instead"),
+    ACTOR + "optim.min_lr_ratio": (lambda v: v in (0, None), "the rate falls to zero; take it out"),
+    ACTOR + "optim.num_cycles": (lambda v: v in (0.5, None), "the rate falls once; take it out"),
     MODEL + "trust_remote_code": (lambda v: not v, "code that comes with a model is not run; save it without"),
     MODEL + "external_lib": (lambda v: v is None, "import it in your script"),
     MODEL + "override_config": (lambda v: not v, "change the model's config.json"),
@@ -257,7 +263,7 @@ def understand(flat: Mapping[str, Any]) -> Meaning:
         problems.append(f"algorithm.adv_estimator is {estimator!r}; it can be one of {', '.join(ESTIMATORS)}.")
     if "model" not in settings:
         problems.append("actor_rollout_ref.model.path is missing: the model to train.")
-    problems += _combine(flat, settings)
+    problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
     algorithm, own = ESTIMATORS[estimator]
@@ -307,3 +313,25 @@ def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
     elif in_reward:
         settings |= {"kl_coef": float(flat.get("algorithm.kl_ctrl.kl_coef", 0.001)), "kl_in": "reward"}
     return problems
+
+
+def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
+    """The lower bound of the vanilla loss where the advantage is negative."""
+    bound = flat.get(ACTOR + "clip_ratio_c")
+    if bound in (None, DUAL_CLIP_BOUND) or settings.get("loss") != "dual_clip":
+        return []
+    return [
+        f"{ACTOR}clip_ratio_c is {bound!r}; here it is {DUAL_CLIP_BOUND}. Take it out, or give GRPO a loss of yours."
+    ]
+
+
+def _warm_up(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
+    """The first steps, over which the learning rate rises: a number of them, or else a share of all."""
+    steps, share = flat.get(ACTOR + "optim.lr_warmup_steps"), flat.get(ACTOR + "optim.lr_warmup_steps_ratio")
+    if steps is not None and int(steps) >= 0:
+        settings["warmup_steps"] = int(steps)
+    elif share:
+        if settings.get("steps") is None:
+            return [f"{ACTOR}optim.lr_warmup_steps_ratio needs trainer.total_training_steps; or give lr_warmup_steps."]
+        settings["warmup_steps"] = int(float(share) * settings["steps"])
+    return []

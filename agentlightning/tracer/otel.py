@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 
 from agentlightning.tracer.base import FLUSH_SECONDS, Tracer
+from agentlightning.tracer.frameworks import framework_agent_name
 from agentlightning.tracer.trace import Trace, current_trace
 from agentlightning.types import Span
 from agentlightning.types.names import AGENT_NAME, EXECUTOR_ID
@@ -91,7 +92,7 @@ def route_spans_of(provider: TracerProvider) -> None:
 
 def current_agent_name() -> str | None:
     """Which agent's code is running: the id of the workflow's step around it, else the name on the innermost open span
-    that carries one.
+    that carries one, else the one that its framework knows.
     """
     current = otel_trace.get_current_span()
     span = current if isinstance(current, ReadableSpan) else None
@@ -102,7 +103,7 @@ def current_agent_name() -> str | None:
             return str(attributes[EXECUTOR_ID])
         name = name or attributes.get(AGENT_NAME)
         span = _router.parent_of(span)
-    return None if name is None else str(name)
+    return framework_agent_name() if name is None else str(name)
 
 
 class OtelTracer(Tracer):

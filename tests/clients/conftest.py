@@ -24,6 +24,7 @@ from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.types import AttemptedRollout, Call, EnqueueRolloutRequest, RolloutMode, Span
 from agentlightning.types.call import Int32Array
 from tests.clients.script import ScriptedEngine
+from tests.clients.tool import agent_name
 
 TRAINED, OTHER = "solver", "helper"
 MAX_CONTEXT = 1024
@@ -107,11 +108,14 @@ class World:
         tracer: Tracer | None = None,
         named: bool = True,
     ) -> Run:
-        """All at once; if `named`, every second one under another agent's name, which is not trained."""
+        """All at once, every second one under another agent's name, which is not trained: the endpoint says the name if
+        it is `named`, else the agent itself may.
+        """
         engine = self._scripted if scripted else self._real
 
         @agl.rollout
         async def agent(task: dict[str, Any], llm: agl.LLM) -> float:
+            agent_name.set(task["agent"])
             text = await solve(task["question"], llm.for_agent(task["agent"]) if named else llm, stream)
             agl.emit_message(f"{task['question']} {text}")
             return float(task["answer"] in text)

@@ -56,11 +56,24 @@ def _say(prompt: str) -> str:
     a, op, b = QUESTION.findall(prompt)[-1]
     asked = prompt.rindex("What is ")
     result = calc(float(a), op, float(b))
+    if "[[ ## " in prompt:
+        return _fields(prompt[asked:], {"a": int(a), "op": op, "b": int(b)}, result)
     if "calc" not in prompt[asked:]:
         return _call("calc", {"a": int(a), "op": op, "b": int(b)})
     if "final_answer" in prompt:
         return _call("final_answer", {"answer": result})
     return f"The answer is {result}."
+
+
+def _fields(asked: str, arguments: dict[str, Any], result: str) -> str:
+    """The same in DSPy's way of writing: fields in the text."""
+    if "`[[ ## answer ## ]]`" in asked:
+        said = {"reasoning": "As calculated.", "answer": result}
+    elif "observation_0" in asked:
+        said = {"next_thought": "Known.", "next_tool_name": "finish", "next_tool_args": "{}"}
+    else:
+        said = {"next_thought": "Calculate.", "next_tool_name": "calc", "next_tool_args": json.dumps(arguments)}
+    return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name, text in said.items()), "[[ ## completed ## ]]"])
 
 
 def _call(name: str, arguments: dict[str, Any]) -> str:

@@ -54,7 +54,7 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     agent = load(name)
     if stream not in agent.STREAMS:
         pytest.skip("has no streaming of its own")
-    run = await world.run(agent.solve, stream, TASKS, scripted=agent.SCRIPTED)
+    run = await world.run(agent.solve, stream, TASKS, scripted=agent.SCRIPTED, named=not named(agent))
     result = summary(agent, run, stream)
     report(name, agent, result)
     errors = {r.attempt.error for r in run.rollouts if r.attempt.outcome not in (Outcome.OK, Outcome.TRUNCATED)}
@@ -63,6 +63,11 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     assert result["calls"] == result["sampled"] == result["exact"] >= 2 * len(TASKS)
     assert result["continued"] == (result["calls"] - len(TASKS) if getattr(agent, "CONTINUES", True) else 0)
     check_attribution(run)
+
+
+def named(agent: ModuleType) -> bool:
+    """Whether the framework's own name of an agent reaches the gateway."""
+    return getattr(agent, "NAMED", False)
 
 
 def load(name: str) -> ModuleType:
@@ -117,6 +122,7 @@ def report(name: str, agent: ModuleType, result: dict[str, Any]) -> None:
             "package": agent.PACKAGE,
             "wire": agent.WIRE,
             "change": agent.CHANGE,
+            "named": named(agent),
             "node": "VERSION" in vars(agent),
             **result,
         }

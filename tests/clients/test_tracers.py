@@ -36,7 +36,7 @@ CASES: dict[str, tuple[str, Callable[[], Tracer], str, set[str]]] = {
         "agent_framework_chat",
         agent_framework_tracer,
         "chat ",
-        {"invoke_agent solver", "execute_tool calc"},
+        {"execute_tool calc"},
     ),
     "weave": ("openai_chat", WeaveTracer, "openai.chat.completions.create", set()),
 }

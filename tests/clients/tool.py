@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
+
 from examples.calc.calc_agent import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
-__all__ = ["CALC_TOOL", "MAX_TURNS", "PARAMETERS", "SYSTEM_PROMPT", "calc", "calculate"]
+__all__ = ["CALC_TOOL", "MAX_TURNS", "PARAMETERS", "SYSTEM_PROMPT", "agent_name", "calc", "calculate"]
 
 PARAMETERS = CALC_TOOL["function"]["parameters"]
+agent_name: ContextVar[str] = ContextVar("agent_name", default="solver")
+"""What a framework's agent is to be called in this rollout."""
 
 
 def calc(a: float, op: str, b: float) -> str:

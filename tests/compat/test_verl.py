@@ -17,7 +17,8 @@ import pytest
 from agentlightning.algorithm.verl import VERL
 
 import agentlightning as agl
-from agentlightning.compat.verl_keys import MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten
+from agentlightning.compat.verl_keys import DUAL_CLIP_BOUND, MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten
+from agentlightning.learner import loss as learner_loss
 from agentlightning.metrics import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +90,7 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
         "temperature": 0.9,
         "minibatches": 2,
         "learning_rate": 1e-6,
+        "loss": "dual_clip",
         "clip_low": 0.2,
         "clip_high": 0.3,
         "entropy_coef": 0.0,
@@ -120,10 +122,22 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
         ("trainer.test_freq", -1, "val_every", 10**9),
         ("trainer.total_training_steps", 7, "steps", 7),
         ("data.truncation", "error", "cut_long_prompts", False),
+        ("actor_rollout_ref.actor.clip_ratio_c", 3.0, "loss", "dual_clip"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo", "loss", "gspo"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps", 5, "warmup_steps", 5),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps", -1, "warmup_steps", 0),
+        ("actor_rollout_ref.actor.optim.lr_scheduler_type", "cosine", "schedule", "cosine"),
+        ("actor_rollout_ref.actor.optim.warmup_style", "constant", "schedule", "constant"),
     ],
 )
 def test_a_key_changes_its_setting(path: str, value: Any, setting: str, meaning: Any) -> None:
     assert getattr(VERL(changed(path, value)), setting) == meaning
+
+
+def test_a_share_of_warm_up_is_of_all_steps() -> None:
+    config = changed("trainer.total_training_steps", 40)
+    config["actor_rollout_ref"]["actor"]["optim"] |= {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.1}
+    assert VERL(config).warmup_steps == 4
 
 
 @pytest.mark.parametrize(
@@ -135,6 +149,9 @@ def test_a_key_changes_its_setting(path: str, value: Any, setting: str, meaning:
         ("reward_model.enable", True, "let the agent ask"),
         ("algorithm.adv_estimator", "remax", "it can be one of grpo"),
         ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum", "can be one of"),
+        ("actor_rollout_ref.actor.clip_ratio_c", 10.0, "loss of yours"),
+        ("actor_rollout_ref.actor.optim.lr_warmup_steps_ratio", 0.1, "needs trainer.total_training_steps"),
+        ("actor_rollout_ref.actor.optim.min_lr_ratio", 0.1, "falls to zero"),
         ("data.trian_batch_size", 4, "not known"),
         ("actor_rollout_ref.model.trust_remote_code", True, "is not run"),
     ],
@@ -170,6 +187,10 @@ def test_no_key_is_in_two_tables() -> None:
     assert not set(MAPPED) & set(TOGETHER)
     assert not (set(MAPPED) | set(TOGETHER)) & set(REFUSED)
     assert not (set(MAPPED) | set(TOGETHER)) & set(NO_MEANING)
+
+
+def test_the_bound_is_that_of_the_loss() -> None:
+    assert learner_loss.DUAL_CLIP == DUAL_CLIP_BOUND
 
 
 def test_classes_of_verls_own_trainer_are_refused() -> None:

@@ -3,16 +3,17 @@
 from autogen import ConversableAgent, LLMConfig, register_function
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, calc
+from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "ag2", "Chat Completions", (False, True)
 CHANGE = 'LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy"})'
+NAMED = True
 SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     config = LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy", "stream": stream})
-    thinker = ConversableAgent("thinker", system_message=SYSTEM_PROMPT, llm_config=config)
+    thinker = ConversableAgent(agent_name.get(), system_message=SYSTEM_PROMPT, llm_config=config)
     worker = ConversableAgent(
         "worker",
         llm_config=False,

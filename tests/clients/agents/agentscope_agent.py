@@ -9,10 +9,11 @@ from agentscope.tool import FunctionTool, ToolChunk, Toolkit
 
 import agentlightning as agl
 from tests.clients import tool
-from tests.clients.tool import SYSTEM_PROMPT
+from tests.clients.tool import SYSTEM_PROMPT, agent_name
 
 PACKAGE, WIRE, STREAMS = "agentscope", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key), llm.model)"
+NAMED = True
 SCRIPTED = True
 ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
 
@@ -26,6 +27,6 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     credential = OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key)  # pyright: ignore[reportArgumentType]
     model = OpenAIChatModel(credential, llm.model, stream=stream)
     toolkit = Toolkit([FunctionTool(calc, permission=ALLOWED)])
-    agent = Agent("solver", SYSTEM_PROMPT, model, toolkit)
+    agent = Agent(agent_name.get(), SYSTEM_PROMPT, model, toolkit)
     reply = await agent.reply(UserMsg(name="user", content=question))
     return reply.get_text_content() or ""

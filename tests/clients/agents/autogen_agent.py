@@ -5,10 +5,11 @@ from autogen_agentchat.base import TaskResult
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, calc
+from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "autogen-ext", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=…)"
+NAMED = True
 SCRIPTED = True
 INFO = {"vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True}
 
@@ -18,7 +19,12 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
         model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=INFO  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
     agent = AssistantAgent(
-        "solver", client, tools=[calc], system_message=SYSTEM_PROMPT, max_tool_iterations=3, model_client_stream=stream
+        agent_name.get(),
+        client,
+        tools=[calc],
+        system_message=SYSTEM_PROMPT,
+        max_tool_iterations=3,
+        model_client_stream=stream,
     )
     try:
         result = None

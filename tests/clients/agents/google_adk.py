@@ -11,16 +11,17 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, calc
+from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "google-adk", "Chat Completions", (False, True)
 CHANGE = 'LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)'
+NAMED = True
 SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     model = LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)
-    agent = LlmAgent(name="solver", model=model, instruction=SYSTEM_PROMPT, tools=[calc])
+    agent = LlmAgent(name=agent_name.get(), model=model, instruction=SYSTEM_PROMPT, tools=[calc])
     runner = InMemoryRunner(agent, app_name="calc")
     session = await runner.session_service.create_session(app_name="calc", user_id="u")
     message = types.Content(role="user", parts=[types.Part(text=question)])

@@ -7,16 +7,17 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, calc
+from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "langchain-openai", "Chat Completions", (False, True)
 CHANGE = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+NAMED = True
 SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr(llm.api_key or ""))
-    graph = create_agent(model, [tool(calc)], system_prompt=SYSTEM_PROMPT)
+    graph = create_agent(model, [tool(calc)], system_prompt=SYSTEM_PROMPT, name=agent_name.get())
     given = {"messages": [HumanMessage(question)]}
     if not stream:
         return str((await graph.ainvoke(given))["messages"][-1].content)

@@ -5,16 +5,22 @@ from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, calc
+from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "pydantic-ai-slim", "Responses", (False, True)
 CHANGE = "OpenAIResponsesModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))"
+NAMED = True
 SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     provider = OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key)
-    agent = Agent(OpenAIResponsesModel(llm.model, provider=provider), system_prompt=SYSTEM_PROMPT, tools=[calc])
+    agent = Agent(
+        OpenAIResponsesModel(llm.model, provider=provider),
+        system_prompt=SYSTEM_PROMPT,
+        tools=[calc],
+        name=agent_name.get(),
+    )
     if not stream:
         return str((await agent.run(question)).output)
     async with agent.run_stream(question) as result:
