@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agentlightning.rendering.grammar import Markers
+from agentlightning.rendering.forms import Markers
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Int32Array
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
 from agentlightning.errors import missing_extra
+from agentlightning.rendering.forms import NO_MARKERS, CallForm, Markers, Tags
 from agentlightning.rendering.messages import Tool
 
 _COMPILE = {"coerce_one_of": True, "whitespace_pattern": "[ \\n]{0,40}"}
@@ -20,75 +21,12 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 """Keywords by which a schema says itself what other properties there may be."""
 
 
-class Markers(msgspec.Struct, frozen=True):
-    """Single tokens that open and close reasoning and tool calls, as far as the vocabulary has them."""
-
-    think_open: int | None
-    think_close: int | None
-    tool_open: int | None
-    tool_close: int | None
-
-
-NO_MARKERS = Markers(None, None, None, None)
-
-
 def schema_problem(schema: Mapping[str, Any]) -> str | None:
     """What in a schema cannot be enforced; None if all of it can."""
     try:
         return _problem(json.dumps(schema)) or None
     except RecursionError:
         return "it is nested too deep."
-
-
-class CallForm(msgspec.Struct, frozen=True):
-    """How a format writes tool calls whose arguments are JSON, in the terms of a grammar."""
-
-    call: str
-    """The rule of one call; `inside` is its tool's name and arguments."""
-    opening: str
-    """What of `inside` comes before the arguments; NAME is the tool's name."""
-    closing: str
-    """What comes after them."""
-    thought: str | None = None
-    """The rule of reasoning before a call, where the markers do not say it."""
-    prose: str | None = None
-    """The regular expression of a text that is no call; None if it is not known."""
-    several: bool = True
-    """Whether a response may hold more than one call."""
-
-
-def hermes_form(markers: Markers) -> CallForm:
-    """`<tool_call>{"name": …, "arguments": …}</tool_call>`, as Qwen's models write."""
-    return CallForm(
-        call=f"SPACE <[{markers.tool_open}]> SPACE inside SPACE <[{markers.tool_close}]>",
-        opening=json.dumps('{"name": NAME, "arguments":') + " SPACE",
-        closing='SPACE "}"',
-        prose=r"/(.|\n)*/ & ~/(.|\n)*<tool_call>(.|\n)*/",
-    )
-
-
-BARE_FORM = CallForm(
-    call="inside",
-    opening=json.dumps('{"name": NAME, "parameters":') + " SPACE",
-    closing='SPACE "}"',
-    prose=r"/([ \n]*[^{ \n](.|\n)*)?/",
-    several=False,
-)
-"""The whole response is `{"name": …, "parameters": …}`, as Llama 3 writes."""
-
-
-def harmony_form(token: Callable[[str], int]) -> CallForm:
-    """A message on the commentary channel to the function, perhaps after one on the analysis channel (GPT-OSS)."""
-    start, end, channel, message, constrain, call = (
-        f"<[{token(f'<|{name}|>')}]>" for name in ("start", "end", "channel", "message", "constrain", "call")
-    )
-    return CallForm(
-        call=f"{channel} inside",
-        opening=f'"commentary to=functions." NAME " " {constrain} "json" {message}',
-        closing=call,
-        thought=f'{channel} "analysis" {message} TEXT {end} {start} "assistant"',
-        several=False,
-    )
 
 
 def answer_grammar(
@@ -106,9 +44,9 @@ def answer_grammar(
     start, rules = _reasoning(markers, in_reasoning)
     rules.append(f"answer: %json {_compiled(schema)}")
     if tools and markers.tool_open is not None and markers.tool_close is not None:
-        rules.append("body: answer | call+")
-        free = f"SPACE <[{markers.tool_open}]> SPACE TEXT SPACE <[{markers.tool_close}]>"
-        rules += [f"call: {free}"] if form is None else _calls(tools, form)
+        free = f"call: SPACE <[{markers.tool_open}]> SPACE TEXT SPACE <[{markers.tool_close}]>"
+        rules.append("body: answer | " + ("call+" if form is None else _all("call+", form)))
+        rules += [free] if form is None else _calls(tools, form)
     else:
         rules.append("body: answer")
     return _grammar(start, rules)
@@ -123,13 +61,15 @@ def call_grammar(
     start, rules = _reasoning(markers, in_reasoning)
     if form.thought is not None:
         start, rules = ["thought?"], [f"thought: {form.thought}"]
-    more = " call*" if several and form.several else ""
+    elif form.thought_end is not None and in_reasoning and markers.think_close is None:
+        start, rules = ["thought"], [f"thought: {form.thought_end}"]
+    calls = _all("call+" if several and form.several else "call", form)
     if required:
-        rules.append(f"body: call{more}")
+        rules.append(f"body: {calls}")
     elif form.prose is None:
         return None
     else:
-        rules += [f"body: PROSE (call{more})? | call{more}" if form.several else "body: PROSE | call"]
+        rules += [f"body: PROSE ({calls})? | {calls}" if form.several else "body: PROSE | call"]
         rules.append(f"PROSE: {form.prose}")
     return _grammar(start, [*rules, *_calls(tools, form)])
 
@@ -146,6 +86,11 @@ def _reasoning(markers: Markers, in_reasoning: bool) -> tuple[list[str], list[st
     return ["reasoning?"], [f"reasoning: <[{markers.think_open}]> {close}"]
 
 
+def _all(calls: str, form: CallForm) -> str:
+    """All calls of a response, with what stands around them."""
+    return f"{form.around[0]} {calls} {form.around[1]}".strip()
+
+
 def _calls(tools: Sequence[Tool], form: CallForm) -> list[str]:
     """The rule `call`; arguments whose schema cannot be enforced are any object."""
     rules = [f"call: {form.call}", "inside: " + " | ".join(f"inside_{n}" for n in range(len(tools)))]
@@ -154,9 +99,11 @@ def _calls(tools: Sequence[Tool], form: CallForm) -> list[str]:
         parameters = function.get("parameters") or {}
         if parameters.get("type") != "object" or _problem(json.dumps(parameters)):
             parameters = {"type": "object"}
-        rules.append(
-            f"inside_{n}: {_named(form.opening, function['name'])} %json {_compiled(parameters)} {form.closing}"
-        )
+        arguments = f"%json {_compiled(parameters)}"
+        if form.tags is not None:
+            arguments = f"arguments_{n}"
+            rules += tagged_arguments(arguments, parameters, form.tags)
+        rules.append(f"inside_{n}: {_named(form.opening, function['name'])} {arguments} {form.closing}")
     return rules
 
 
@@ -165,6 +112,96 @@ def _named(opening: str, name: str) -> str:
     if "{" in opening:
         return opening.replace("NAME", json.dumps(json.dumps(name))[1:-1])
     return opening.replace("NAME", json.dumps(name))
+
+
+# ---- arguments one by one --------------------------------------------------------------------------------------------
+
+_EDGE = r"[^\s\x00-\x1f]"
+"""What a text begins and ends with: who reads it strips it."""
+_NAME = "/[A-Za-z_][A-Za-z0-9_]{0,63}/"
+
+
+def tagged_arguments(rule: str, parameters: Mapping[str, Any], tags: Tags) -> list[str]:
+    """The rules of arguments that are written one by one, in the order of the schema, required ones at least; any
+    arguments where the schema lists none. Each is held to its own schema; conditions between several are not.
+    """
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        if parameters.get("additionalProperties") is False:
+            return [f'{rule}: ""']
+        return [f"{rule}: {rule}_any*", *_tagged(f"{rule}_any", None, {}, {}, tags)]
+    required = set(parameters.get("required") or ())
+    shared = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+    parts, rules = list[str](), list[str]()
+    for n, (key, schema) in enumerate(properties.items()):
+        parts.append(f"{rule}_{n}" + ("" if key in required else "?"))
+        rules += _tagged(f"{rule}_{n}", key, schema, shared, tags)
+    return [f"{rule}: {' '.join(parts)}", *rules]
+
+
+def _tagged(rule: str, key: str | None, schema: Any, shared: Mapping[str, Any], tags: Tags) -> list[str]:
+    """One argument; any name where `key` is None. `shared` are definitions that its schema may refer to."""
+    schema = schema if isinstance(schema, dict) else {}
+    name = f"{rule}_NAME".upper() if key is None else json.dumps(key)
+    rules = [f"{name}: {_NAME}"] if key is None else []
+    is_text = schema.get("type") in ("string", ["string"])
+    opening = tags.opening.replace("KEY", name).replace("STRING", "true" if is_text else "false")
+    if not is_text:
+        return [*rules, f"{rule}: {opening} %json {_compiled({**schema, **shared})} {tags.closing}"]
+    if "enum" in schema or "const" in schema:
+        values = [v for v in schema.get("enum", [schema.get("const")]) if isinstance(v, str)]
+        return [*rules, f"{rule}: {opening} ({' | '.join(map(json.dumps, values))}) {tags.closing}"]
+    text = f"{rule}_TEXT".upper()
+    return [*rules, f"{rule}: {opening} {text} {tags.closing}", f"{text}: {_text(schema, tags.never)}"]
+
+
+def _text(schema: Mapping[str, Any], never: Sequence[str]) -> str:
+    """The regular expression of a text by its schema's length and pattern, without what it may never contain."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    most = math.inf if most is None else most
+    parts = [""] if least == 0 else []
+    if least <= 1 <= most:
+        parts.append(_EDGE)
+    if most >= 2:
+        inner = f"{max(0, least - 2)},{'' if most == math.inf else most - 2}"
+        parts.append(rf"{_EDGE}(.|\n){{{inner}}}{_EDGE}")
+    without = "".join(rf" & ~/(.|\n)*{_escaped(word)}(.|\n)*/" for word in never)
+    whole = f"/({'|'.join(parts)})/{without}"
+    if (pattern := schema.get("pattern")) and not _wrong(narrow := f"{whole} & {_searched(pattern)}"):
+        return narrow
+    return whole
+
+
+def _searched(pattern: str) -> str:
+    """The regular expression of a whole text in which JSON Schema's pattern is found somewhere."""
+    whole = []
+    for branch in _branches(re.sub(r"(?<!\\)/", r"\/", pattern)):
+        ends = branch.endswith("$") and not branch.endswith("\\$")
+        inner = branch.removeprefix("^")[: -1 if ends else None]
+        whole.append(("" if branch.startswith("^") else r"(.|\n)*") + f"({inner})" + ("" if ends else r"(.|\n)*"))
+    return f"/({'|'.join(whole)})/"
+
+
+def _branches(pattern: str) -> list[str]:
+    """A pattern's alternatives, those that no bracket holds."""
+    found, depth, escaped = [""], 0, False
+    for character in pattern:
+        depth += 0 if escaped else (character in "([") - (character in ")]")
+        if character == "|" and not depth and not escaped:
+            found.append("")
+        else:
+            found[-1] += character
+        escaped = character == "\\" and not escaped
+    return found
+
+
+def _escaped(text: str) -> str:
+    return re.escape(text).replace("/", r"\/").replace("<", r"\x3c")
+
+
+@lru_cache(maxsize=256)
+def _wrong(regex: str) -> str:
+    return _matcher().validate_grammar(_lark(f"start: TEXT\nTEXT: {regex}"))
 
 
 def _grammar(start: Sequence[str], rules: Sequence[str]) -> str:

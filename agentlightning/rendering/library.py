@@ -12,16 +12,19 @@ import numpy as np
 from agentlightning.errors import ModelError
 from agentlightning.rendering.base import Parsed, ParsedCall
 from agentlightning.rendering.control import SEAM, ControlTokens
-from agentlightning.rendering.grammar import (
+from agentlightning.rendering.forms import (
     BARE_FORM,
     NO_MARKERS,
     CallForm,
     Markers,
-    answer_grammar,
-    call_grammar,
+    argument_form,
     harmony_form,
     hermes_form,
+    invoke_form,
+    parameter_form,
+    section_form,
 )
+from agentlightning.rendering.grammar import answer_grammar, call_grammar
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.rendering.tokenizer import added_tokens
 from agentlightning.types.call import Int32Array
@@ -30,6 +33,8 @@ _PIECE, _SEAM = 32 * 1024, 16
 """A long text is counted in pieces of so many characters, each of which has at most so many tokens more than in it."""
 _TAIL = 512
 """Renderers of the families in `_TAIL_ONLY` look at no more of an earlier prompt than its last assistant header."""
+_OPENING = 12
+"""Tokens in which a prompt ends that begins the thoughts of a response, however `<think>` is written."""
 _TAIL_ONLY = frozenset({"qwen3", "prime-qwen3"})
 
 
@@ -148,6 +153,8 @@ class RenderersRendering:
     def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool:
         from renderers.reasoning import prompt_ends_in_reasoning
 
+        if self.decode(prompt_ids[-_OPENING:]).rstrip().endswith("<think>"):
+            return True
         return prompt_ends_in_reasoning(
             self._tokenizer, self._prompt_tail(prompt_ids), stop_ids=set(self.stop_token_ids)
         )
@@ -161,7 +168,7 @@ class RenderersRendering:
             tools,
             self._form,
             self.markers or NO_MARKERS,
-            in_reasoning=self.markers is not None and self.starts_in_reasoning(prompt_ids),
+            in_reasoning=self.starts_in_reasoning(prompt_ids),
             required=required,
             several=several,
         )
@@ -201,15 +208,37 @@ MARKED = frozenset({"qwen3", "prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8", "gl
 # ---- small conversions ---------------------------------------------------------------------------------------------
 
 
+_FORMS: dict[str, Callable[[Markers, Callable[[str], int]], CallForm]] = {
+    "qwen3": lambda markers, _: hermes_form(markers),
+    **dict.fromkeys(("prime-qwen3", "qwen3.5", "qwen3.6", "qwen3.8"), lambda markers, _: parameter_form(markers)),
+    **dict.fromkeys(("glm-4.5", "glm-5", "glm-5.1"), argument_form),
+    **dict.fromkeys(("deepseek-v3", "deepseek-r1"), lambda _, token: section_form(token)),
+    "deepseek-v4": lambda _, token: invoke_form(token),
+    "llama-3": lambda *_: BARE_FORM,
+    "gpt-oss": lambda _, token: harmony_form(token),
+}
+"""How calls are written, by the renderer or the library's parser of them."""
+_UNMARKED = frozenset({"deepseek-v3", "deepseek-r1", "deepseek-v4", "llama-3", "gpt-oss"})
+"""Formats whose calls are not between the marked tokens."""
+
+
 def _call_form(name: str, tokenizer: Any, markers: Markers | None) -> CallForm | None:
-    """How the format of this name writes calls, where they are JSON."""
-    if name == "qwen3" and markers is not None and markers.tool_open is not None and markers.tool_close is not None:
-        return hermes_form(markers)
-    if name == "llama-3":
-        return BARE_FORM
-    if name == "gpt-oss":
-        return harmony_form(tokenizer.convert_tokens_to_ids)
-    return None
+    """How the format of this name writes calls, if it is known; None too where its tokens are missing."""
+    form = _FORMS.get(name)
+    if form is None:
+        return None
+    if name not in _UNMARKED and (markers is None or markers.tool_open is None or markers.tool_close is None):
+        return None
+    missing = False
+
+    def token(text: str) -> int:
+        nonlocal missing
+        found = tokenizer.convert_tokens_to_ids(text)
+        missing |= found is None or found == tokenizer.unk_token_id
+        return 0 if found is None else found
+
+    made = form(markers or NO_MARKERS, token)
+    return None if missing else made
 
 
 def _markers(tokenizer: Any) -> Markers:

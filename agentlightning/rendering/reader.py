@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agentlightning.rendering.base import Rendering
-from agentlightning.rendering.grammar import NO_MARKERS
+from agentlightning.rendering.forms import NO_MARKERS
 from agentlightning.types.call import Int32Array
 
 logger = logging.getLogger(__name__)

@@ -65,14 +65,21 @@ def _llama_index(results: Any) -> Any:
     return getattr(getattr(step, "event", None), "current_agent_name", None)
 
 
+def _pydantic_ai(runs: Any) -> Any:
+    """The agent of the run."""
+    run = runs.get_current_run_context()
+    return None if run is None or run.agent is None else run.agent.name
+
+
 _CONTEXTS: dict[str, Callable[[Any], Any]] = {
     "agents.tracing.scope": _openai_agents,
     "langchain_core.runnables.config": _langgraph,
     "workflows.runtime.types.results": _llama_index,
+    "pydantic_ai._run_context": _pydantic_ai,
 }
 """The module that has the context, and who reads it."""
 
-# ---- frameworks whose agents are objects ------------------------------------------------------------------------------
+# ---- frameworks whose agents are objects -----------------------------------------------------------------------------
 
 _OBJECTS = {
     "agent_framework._agents": "name",

@@ -62,6 +62,27 @@ FAMILIES = {
     )
 }
 
+_GLM = ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
+_GLM_MARKS = (*_QWEN_MARKS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink")
+_VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+_SECTIONS = tuple(
+    f"<｜tool▁{kind}▁{end}｜>" for kind in ("calls", "call", "outputs", "output") for end in ("begin", "end")
+)
+_DEEPSEEK = ("<｜end▁of▁sentence｜>", "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>")
+_WORDS_V4 = ("latest_reminder", "action", "query", "authority", "domain", "title", "read_url")
+_V4 = ("｜DSML｜", *(f"<｜{word}｜>" for word in _WORDS_V4))
+TAGGED = {
+    f.name: f
+    for f in (
+        Family("qwen3.5", _QWEN, (*_QWEN_MARKS, *_VISION), renderer="qwen3.5", template="qwen3"),
+        Family("glm-4.5", _GLM, _GLM_MARKS, renderer="glm-4.5", template="qwen3"),
+        Family("glm-5", _GLM, _GLM_MARKS, renderer="glm-5", template="qwen3"),
+        Family("deepseek-v3", _DEEPSEEK, (*_SECTIONS, "<｜tool▁sep｜>"), renderer="deepseek-v3", template="qwen3"),
+        Family("deepseek-v4", _DEEPSEEK, ("<think>", "</think>", *_V4), renderer="deepseek-v4", template="qwen3"),
+    )
+}
+"""Families whose calls are written in tags or sections. Their renderers are named, so that no template is read."""
+
 
 def make_model(family: Family, directory: Path) -> Path:
     """Write the family's tokenizer, template and settings to a directory."""
@@ -84,7 +105,7 @@ def make_model(family: Family, directory: Path) -> Path:
 
 @cache
 def rendering_of(name: str) -> RenderersRendering:
-    return load_rendering(str(make_model(FAMILIES[name], Path(mkdtemp(prefix="family-")))))
+    return load_rendering(str(make_model((FAMILIES | TAGGED)[name], Path(mkdtemp(prefix="family-")))))
 
 
 def _merges(words: Sequence[str]) -> list[tuple[str, str]]:
