@@ -23,6 +23,7 @@ __version__ = "0.3.0"
 _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.adapter": ("LlmProxyTraceToTriplet", "TraceToMessages", "TracerTraceToTriplet"),
     "agentlightning.algorithm": (
+        "APO",
         "CISPO",
         "DAPO",
         "DPO",
@@ -38,6 +39,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Estimator",
         "LossSpec",
         "Mixture",
+        "Prices",
         "ReinforcePP",
         "ReinforcePPBaseline",
         "algo",
@@ -121,6 +123,7 @@ __all__ = ["__version__", *sorted(_HOME_OF)]  # pyright: ignore[reportUnsupporte
 if TYPE_CHECKING:
     from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet, TraceToMessages
     from agentlightning.algorithm import (
+        APO,
         CISPO,
         DAPO,
         DPO,
@@ -136,6 +139,7 @@ if TYPE_CHECKING:
         Estimator,
         LossSpec,
         Mixture,
+        Prices,
         ReinforcePP,
         ReinforcePPBaseline,
         algo,

@@ -1,6 +1,7 @@
 """Algorithms decide what to run and what to learn from it."""
 
 from agentlightning.algorithm.advantage import Estimator, estimator
+from agentlightning.algorithm.apo import APO
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.decorator import algo
@@ -17,10 +18,12 @@ from agentlightning.algorithm.family import (
 )
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.mixture import Mixture
+from agentlightning.algorithm.prompts import Prices
 from agentlightning.algorithm.supervised import DPO, SFT
 from agentlightning.learner.catalog import LossSpec
 
 __all__ = [
+    "APO",
     "CISPO",
     "DAPO",
     "DPO",
@@ -37,6 +40,7 @@ __all__ = [
     "LossSpec",
     "Mixture",
     "PolicySpec",
+    "Prices",
     "ReinforcePP",
     "ReinforcePPBaseline",
     "TrainingContext",

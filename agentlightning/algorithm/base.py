@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
@@ -80,6 +80,9 @@ class Algorithm:
     """Decides what to run and what to learn from it. Override `run`, sync or async."""
 
     _context: TrainingContext | None = None
+    keeps_journal: ClassVar[bool] = False
+    """Whether it is resumed by taking its course again, with what was paid for read back instead of done again. It
+    needs no checkpoint then: a run's folder is enough."""
 
     @property
     def policy(self) -> PolicySpec | None:

@@ -81,8 +81,10 @@ class GivenByName:
 
         def __new__(cls, *positional: Any, **given: Any) -> Self:
             parameters = cls.__signature__.parameters
-            if all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values()):
-                refuse_unknown(cls.__name__, positional, given, list(parameters), cls._otherwise, cls._others)
+            by_name = all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in parameters.values())
+            if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+                taken = positional if by_name else ()
+                refuse_unknown(cls.__name__, taken, given, list(parameters), cls._otherwise, cls._others)
             return super().__new__(cls)
 
 

@@ -46,10 +46,6 @@ class Old(NamedTuple):
 
 COMPAT = "agentlightning.compat."
 _FIRST = "The protocol of version 0.1 (AgentLightningClient, AgentLightningServer) is not kept: use Trainer.fit."
-_NO_APO = (
-    "APO is not part of this version: it trains weights (GRPO and its family). To compare prompts by hand, run "
-    "Baseline with initial_resources={'prompt_template': PromptTemplate(…)} for each."
-)
 _NO_MONGO = (
     "MongoDB is not supported, because nothing that cannot be tested is shipped. A store that several machines share "
     "is PostgresLightningStore('postgresql://…')  (pip install 'agentlightning[postgres]')."
@@ -64,7 +60,6 @@ _OWN_IMPORT = "imported from here"
 MODULES = (
     Old("agentlightning.adapter.base", "agentlightning.compat.adapters"),
     Old("agentlightning.adapter.triplet", "agentlightning.adapter.triplets"),
-    Old("agentlightning.algorithm.apo", None, _NO_APO),
     Old("agentlightning.algorithm.fast", "agentlightning.algorithm"),
     Old("agentlightning.algorithm.utils", "agentlightning.compat.algorithms"),
     Old("agentlightning.algorithm.verl", "agentlightning.compat.verl"),
@@ -137,7 +132,6 @@ NAMES = (
         "agentlightning.compat.verl:VERL",
         "GRPO(model=…) and its family take the same settings by name",
     ),
-    Old("agentlightning.algorithm:APO", None, _NO_APO),
     # ---- the protocol of 0.1 ----
     Old("agentlightning:AgentLightningClient", None, _FIRST),
     Old("agentlightning:AgentLightningServer", None, _FIRST),

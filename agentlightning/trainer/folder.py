@@ -6,17 +6,31 @@ import itertools
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "curve.png"
 STORE_FILE = "store.db"
+RUN_FILE = "run.json"
 
 
 def new_folder(path: Path) -> Path:
     """The path, with a number behind it if it is taken."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], numbered) if not p.exists())
+
+
+def resumable_journal(algorithm: Algorithm, resume: str | Path | None) -> Path | None:
+    """The folder of the run to go on with, for an algorithm that takes its course again; None for all others.
+
+    Raises ConfigError where there is no run in it.
+    """
+    if resume is None or not algorithm.keeps_journal:
+        return None
+    if not (Path(resume) / RUN_FILE).is_file():
+        raise ConfigError(f"There is no run in '{resume}' to go on with. Give the folder that it said it recorded in.")
+    return Path(resume)
 
 
 def prepare_folder(run_dir: Path, *, resuming: bool) -> None:

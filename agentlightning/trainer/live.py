@@ -28,12 +28,12 @@ from agentlightning.runner.remote import Address
 from agentlightning.store import LightningStoreClient, LightningStoreServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
+from agentlightning.trainer.folder import RUN_FILE as RUN_FILE
 from agentlightning.types import FINISHED_ROLLOUT, RolloutStatus, Run, RunStatus
 from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
 
-RUN_FILE = "run.json"
 LIVE_FILE = "live.json"
 ANSWER_SECONDS = 5.0
 """A run that does not answer for so long is taken for dead."""
@@ -53,7 +53,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any]) -> Run:
 
     A run that goes on keeps its id, which its folder knows.
     """
-    names = [f.name for f in fields(algorithm)] if is_dataclass(algorithm) else []
+    names = [f.name for f in fields(algorithm) if f.repr] if is_dataclass(algorithm) else []
     name, source = agent.origin
     known = {
         "run_id": _known_id(run_dir) or f"run-{random_hex(8)}",

@@ -42,7 +42,14 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
-from agentlightning.trainer.folder import CURVE_FILE, METRICS_FILE, STORE_FILE, new_folder, prepare_folder
+from agentlightning.trainer.folder import (
+    CURVE_FILE,
+    METRICS_FILE,
+    STORE_FILE,
+    new_folder,
+    prepare_folder,
+    resumable_journal,
+)
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
 from agentlightning.trainer.result import RunResult
@@ -166,8 +173,9 @@ class Trainer(GivenByName):
         self.address: asyncio.Future[Address] | None = None
         """While `fit` runs with runners elsewhere: where they find the store."""
         self.port = port
-        self.resume_from = latest_checkpoint(Path(resume)) if resume else None
-        self.run_dir = Path(run_dir) if run_dir else self._default_run_dir()
+        self._taken_again = resumable_journal(self.algorithm, resume)
+        self.resume_from = latest_checkpoint(Path(resume)) if resume and self._taken_again is None else None
+        self.run_dir = self._taken_again or (Path(run_dir) if run_dir else self._default_run_dir())
         self.console = console
         self.sinks = list(sinks)
         for sink in self.sinks:
@@ -237,7 +245,8 @@ class Trainer(GivenByName):
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
-        prepare_folder(self.run_dir, resuming=self.resume_from is not None)
+        resuming = self.resume_from is not None or self._taken_again is not None
+        prepare_folder(self.run_dir, resuming=resuming)
         processes = self._fork_runners(agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
         try:

@@ -96,6 +96,11 @@ class PromptTemplate(Resource):
     template: str
     engine: Literal["f-string", "jinja", "poml"] = "f-string"
 
+    @property
+    def literal(self) -> bool:
+        """Whether it is used as it stands, so that braces mean nothing in it."""
+        return False
+
     def format(self, **kwargs: Any) -> str:
         """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs. POML has no
         sandbox; it reads files and evaluates expressions, so give it templates of your own only.

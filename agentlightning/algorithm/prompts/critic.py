@@ -1,0 +1,152 @@
+"""The critic: a language model that is asked what is wrong with a prompt, and for a better one.
+
+It is asked over the OpenAI API, by a client of the user's or over plain HTTP. An answer that does not come, or says
+nothing, is a value (`CriticFailure`), not an exception: the run goes on without that edit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import aiohttp
+
+Message = Mapping[str, str]
+Failure = Literal["timeout", "refused", "empty", "error"]
+
+TRIES = 3
+"""Requests per question: a connection that broke, a provider that is busy."""
+_BUSY = (408, 409, 429)
+
+
+@dataclass(frozen=True, slots=True)
+class CriticAnswer:
+    """What the model said, and what it used."""
+
+    text: str
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CriticFailure:
+    """Why there is no answer."""
+
+    kind: Failure
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One request to the critic."""
+
+    model: str
+    messages: Sequence[Message]
+    temperature: float
+    max_tokens: int
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "messages": [dict(m) for m in self.messages],
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+        }
+
+    @property
+    def expected_tokens(self) -> int:
+        """At most, roughly: four characters of English are a token."""
+        return sum(len(m["content"]) for m in self.messages) // 4 + self.max_tokens
+
+
+class Critic(Protocol):
+    """Sends one request, once; returns the body of the answer as a dictionary, or raises."""
+
+    async def complete(self, question: Question) -> Mapping[str, Any]: ...
+
+    async def close(self) -> None: ...
+
+
+class HttpCritic:
+    """Any OpenAI-compatible server, by the package's own HTTP client."""
+
+    def __init__(self, base_url: str, api_key: str | None = None) -> None:
+        self._url = f"{base_url.rstrip('/')}/chat/completions"
+        self._headers = {"authorization": f"Bearer {api_key or 'none'}"}
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, question: Question) -> Mapping[str, Any]:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(trust_env=True)
+        async with self._session.post(self._url, json=question.body, headers=self._headers) as response:
+            if response.status >= 400:
+                text = (await response.text())[:500]
+                raise _Refused(f"{response.status} {text}", passing=response.status in _BUSY or response.status >= 500)
+            return await response.json(content_type=None)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+
+class ClientCritic:
+    """An async OpenAI client of the user's (or anything with its `chat.completions.create`)."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def complete(self, question: Question) -> Mapping[str, Any]:
+        answer = await self._client.chat.completions.create(**question.body)
+        return answer if isinstance(answer, Mapping) else answer.model_dump()
+
+    async def close(self) -> None:
+        """The client is the user's."""
+
+
+class _Refused(Exception):
+    def __init__(self, why: str, *, passing: bool) -> None:
+        super().__init__(why)
+        self.passing = passing
+        """Whether it may be well in a moment."""
+
+
+async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
+    """Ask, again where the trouble may pass. Raises nothing: a failure is a value."""
+    failure = CriticFailure("error", "it was not asked")
+    for number in range(TRIES):
+        try:
+            async with asyncio.timeout(timeout):
+                return _read(await critic.complete(question))
+        except TimeoutError:
+            failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
+        except Exception as error:  # whatever a client of the user's raises: the run outlives its critic
+            failure = CriticFailure("error", f"{type(error).__name__}: {error}"[:500])
+            if not _passing(error):
+                break
+        await asyncio.sleep(0.2 * 2**number)
+    return failure
+
+
+def _passing(error: Exception) -> bool:
+    """Whether it is worth another try: connections that broke, and what a provider says of itself."""
+    if isinstance(error, _Refused):
+        return error.passing
+    status = getattr(error, "status_code", None)  # of OpenAI's client
+    return status is None or status in _BUSY or status >= 500
+
+
+def _read(body: Mapping[str, Any]) -> CriticAnswer | CriticFailure:
+    choice = (body.get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    if message.get("refusal") or choice.get("finish_reason") == "content_filter":
+        return CriticFailure("refused", str(message.get("refusal") or "the provider's content filter"))
+    text = message.get("content") or ""
+    if not isinstance(text, str) or not text.strip():
+        return CriticFailure("empty", "the answer has no text")
+    usage = body.get("usage") or {}
+    return CriticAnswer(
+        text, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or len(text) // 4)
+    )

@@ -1,0 +1,41 @@
+"""The journal: answers that were paid for, a line each, so that a run that was killed does not pay for them again.
+
+A line counts when it is whole; it is on disk before anything acts on it. Rollouts are not in it: the store has them,
+under ids that follow from what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Journal:
+    """Values by key, in a file of JSON lines."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = path.read_bytes() if path.exists() else b""
+        whole = text[: text.rfind(b"\n") + 1]  # a last line that a dying process left unfinished does not count
+        self._known: dict[str, Any] = {}
+        for line in whole.splitlines():
+            entry = json.loads(line)
+            self._known[entry.pop("key")] = entry
+        self._file = path.open("ab")
+        self._file.truncate(len(whole))
+
+    def get(self, key: str) -> Mapping[str, Any] | None:
+        return self._known.get(key)
+
+    def put(self, key: str, entry: Mapping[str, Any]) -> None:
+        """Write an entry; returns when the disk has it."""
+        self._file.write(json.dumps({"key": key, **entry}).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._known[key] = dict(entry)
+
+    def close(self) -> None:
+        self._file.close()

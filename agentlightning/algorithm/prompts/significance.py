@@ -1,0 +1,41 @@
+"""Whether a candidate is better than the incumbent on the same tasks, told so that one may look after every task. Pure.
+
+The evidence is the capital of a gambler who bets that the mean of the paired differences is above zero, starting from
+one. Under the hypothesis that it is not, the capital is a nonnegative supermartingale with mean at most 1, so by
+Ville's inequality it ever reaches 1/α with probability at most α, however often it is looked at and whenever one stops.
+
+Source: Waudby-Smith & Ramdas, "Estimating means of bounded random variables by betting", JRSS B 86 (2024), arXiv
+2010.09686, section 4; the bets are mixed over a grid (Robbins' method of mixtures) instead of chosen on the way, which
+makes the capital independent of the order of the differences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+_BETS = np.linspace(0.05, 0.95, 19)
+"""Fractions of the capital that are staked; below 1, so that no difference within the bounds ruins a gambler."""
+
+
+def evidence(differences: Sequence[float], width: float = 1.0) -> float:
+    """The e-value of "candidate minus incumbent has a positive mean": the mean over λ of Π (1 + λ d/width).
+
+    `differences` holds a reward difference per task, each within ±`width`; no difference gives 1. Raises ValueError for
+    one that is outside: the bound is what the guarantee rests on.
+    """
+    scaled = np.asarray(differences, dtype=np.float64) / width
+    if scaled.size and np.abs(scaled).max() > 1.0 + 1e-9:
+        raise ValueError(f"A difference of {np.abs(scaled).max() * width:g} is outside of ±{width:g}.")
+    capitals = np.log1p(_BETS[:, None] * np.clip(scaled, -1.0, 1.0)[None, :]).sum(axis=1)
+    top = float(capitals.max())
+    return float(np.exp(min(top, 700.0)) * np.exp(capitals - top).mean())
+
+
+def threshold(alpha: float, tests: int) -> float:
+    """The e-value that one of at most `tests` comparisons must reach, so that all of them together err with `alpha`.
+
+    Bonferroni's bound: tests/alpha. Candidates that were chosen by looking at several count as so many tests.
+    """
+    return tests / alpha

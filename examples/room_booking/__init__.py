@@ -1,0 +1,1 @@
+"""An agent that books meeting rooms, whose prompt is tuned by APO or GEPA."""
