@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -48,6 +48,30 @@ def with_trained_agents(spec: PolicySpec, pattern: str | None) -> PolicySpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Objection:
+    """What speaks against learning from a step's rollouts."""
+
+    words: str
+    """What was found, and what to do."""
+    refuses: bool
+    """It makes training meaningless."""
+
+
+Objections = Callable[[Sequence[Any], Mapping[str, Any]], Iterable[Objection]]
+"""(episodes of a step, settings by name) → what speaks against learning from them."""
+
+
+def no_objections(episodes: Sequence[Any], settings: Mapping[str, Any]) -> Iterable[Objection]:
+    """Nothing speaks against anything."""
+    return ()
+
+
+def no_open_calls(rollout_id: str, attempt_id: str) -> int:
+    """What a gateway that cannot be asked would say."""
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingContext:
     """What the trainer gives to an algorithm."""
 
@@ -70,6 +94,10 @@ class TrainingContext:
     """How many requests to the gateway belonged to no attempt, by why they were refused; it goes on counting."""
     selected_by: Mapping[str, str] = field(default_factory=dict)
     """The settings that choose which calls are trained, by name; none: all are."""
+    objections: Objections = no_objections
+    """Asked about the rollouts of the first step, before they are learned from."""
+    open_calls: Callable[[str, str], int] = no_open_calls
+    """How many requests of a rollout's attempt the gateway is answering right now."""
     resume_from: Path | None = None
     """The checkpoint to go on from."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)

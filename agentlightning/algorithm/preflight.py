@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.trend import chance_of_no_rise, noise_of, visible_rise
@@ -66,6 +67,9 @@ class Preflight:
         flat_steps: int = FLAT_STEPS,
         turned_away: Mapping[str, int] | None = None,
         selected_by: Mapping[str, str] | None = None,
+        objections: Objections = no_objections,
+        settings: Mapping[str, Any] | None = None,
+        goes_on: bool = False,
     ) -> None:
         """
         rule: how rewards are handed out, and so what siblings must differ in.
@@ -75,7 +79,12 @@ class Preflight:
         flat_steps: steps in a row without any difference after which a run that has never learned stops; 0: never.
         turned_away: what the gateway counts of requests that belonged to no attempt.
         selected_by: the settings that choose which calls are trained.
+        objections: asked about the first step's rollouts, with `settings`.
+        goes_on: what would be refused is said instead, and the run goes on.
         """
+        self._objections, self._settings = objections, settings or {}
+        self._looked = learned
+        self._goes_on = goes_on
         self._selected_by = selected_by or {}
         self._flat_steps = flat_steps
         self._turned_away = {} if turned_away is None else turned_away
@@ -105,11 +114,11 @@ class Preflight:
         failed = [e for e in episodes if not e.good]
         self._failed = 0 if usable else self._failed + 1
         if not usable and (not self._learned or self._failed >= FLAT_STEPS):
-            raise AgentError(
+            self._refuse(
                 f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
-                f"{_most_common(failed)}\nTry the agent alone first:  trainer.dev(agent, tasks)  or  agl run"
+                f"{_most_common(failed)}\nTry the agent alone first:  agl doctor,  or  trainer.dev(agent, tasks)"
             )
-        if failed:
+        elif failed:
             self._tell(
                 f"{len(failed)} of {len(episodes)} rollouts failed and are left out of the update. "
                 f"{_most_common(failed)}"
@@ -117,10 +126,11 @@ class Preflight:
         if not usable:
             return
         if not any(e.calls for e in usable):
-            raise AgentError(never_called(episodes, self._turned_away))
-        if not any(e.sampled_tokens for e in usable):
-            raise AgentError(_nothing_selected(usable, self._selected_by))
+            self._refuse(never_called(episodes, self._turned_away))
+        elif not any(e.sampled_tokens for e in usable):
+            self._refuse(_nothing_selected(usable, self._selected_by))
         self._check_names(usable)
+        self._object(usable)
         if self._compares:
             self._check_variance(usable)
 
@@ -155,12 +165,29 @@ class Preflight:
             return False
         return chance_of_no_rise(self._rewards) > TREND_LEVEL
 
+    def _object(self, usable: Sequence[Episode]) -> None:
+        """Say what speaks against the first rollouts there are; refuse to learn where it makes no sense."""
+        if self._looked:
+            return
+        self._looked = True
+        found = list(self._objections(usable, self._settings))
+        for objection in found:
+            if objection.refuses:
+                self._refuse(objection.words)
+            self._tell(objection.words)
+
+    def _refuse(self, text: str) -> None:
+        """Raises AgentError; says it once where the user wants to go on all the same."""
+        if not self._goes_on:
+            raise AgentError(text)
+        self._tell(f"{text} (preflight='warn': the run goes on.)")
+
     def _check_names(self, usable: Sequence[Episode]) -> None:
         """Rewards that name agents who made no call would reach nobody."""
         rewarded = {r.agent for e in usable for r in e.rewards} - {None}
         calling = {c.info.agent for e in usable for c in e.calls} - {None}
         if rewarded and not rewarded & {*calling, *self._policies}:
-            raise AgentError(
+            self._refuse(
                 f"Rewards are for the agents {sorted(rewarded, key=str)}, and the calls were made by "
                 f"{sorted(calling, key=str) or 'agents without a name'}, so no call earns anything. Give agents their "
                 "names, as llm.for_agent('writer') does, or leave agent= out of emit_reward."
@@ -186,7 +213,7 @@ class Preflight:
             text = f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}"
             self._tell(text, verdict=True)
         elif not self._learned and self._flat_steps and self._flat >= self._flat_steps:
-            raise AgentError(
+            self._refuse(
                 f"{_same(self._flat, rewards)} {_TOO_HARD} To let a run wait longer for its first success, set "
                 "flat_steps (0: for ever)."
             )

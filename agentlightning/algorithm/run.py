@@ -231,6 +231,9 @@ class TrainingRun:
             flat_steps=settings.flat_steps,
             turned_away=self.context.turned_away,
             selected_by=self.context.selected_by,
+            objections=self.context.objections,
+            settings=vars(settings),
+            goes_on=settings.preflight == "warn",
         )
 
     async def _validation(self, dataset: Dataset[Any]) -> dict[str, float | None]:
@@ -244,7 +247,8 @@ class TrainingRun:
             for _ in range(settings.val_repeats)
         ]
         try:
-            episodes = await run_rollouts(self.context, requests, f"step {step}: validating", settings.reward_weights)
+            words = f"step {step}: validating"
+            episodes = await run_rollouts(self.context, requests, words, settings.reward_weights, settings.stall)
         except Stopped:
             return {"val_reward": None}
         return {**of_validation(episodes, settings.val_repeats)}

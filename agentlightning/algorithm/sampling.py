@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.stall import StallRule, watch_for_stalls
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.types import FINISHED_ROLLOUT, EnqueueRolloutRequest, RolloutStatus
 
@@ -35,21 +37,23 @@ async def run_rollouts(
     requests: Sequence[EnqueueRolloutRequest],
     status: str,
     reward_weights: Mapping[str, float] | None = None,
+    stall: StallRule | None = None,
 ) -> list[Episode]:
     """Run rollouts and return them finished, in the order of the requests. `reward_weights`: see `collect`.
 
     Raises Stopped when `context.stop` is set meanwhile.
     """
     ids = await enqueue(context, requests)
-    await finished_groups(context, [ids], 1, status)
+    await finished_groups(context, [ids], 1, status, stall)
     return await collect(context.store, ids, reward_weights)
 
 
 async def finished_groups(
-    context: TrainingContext, groups: Sequence[Sequence[str]], need: int, status: str
+    context: TrainingContext, groups: Sequence[Sequence[str]], need: int, status: str, stall: StallRule | None = None
 ) -> list[int]:
     """Wait until `need` of the groups (rollout ids) are finished to the last rollout; the indices of those that are.
 
+    `stall` says when what it waits for is named (see `stall`); None: never.
     Raises Stopped when `context.stop` is set meanwhile. Then, and when cancelled, the rollouts are cancelled.
     """
     ids = [rollout_id for group in groups for rollout_id in group]
@@ -58,10 +62,15 @@ async def finished_groups(
     waits = [asyncio.create_task(context.store.wait_for_rollouts(rollout_ids=g, timeout=None)) for g in waited]
     stopping = asyncio.create_task(context.stop.wait())
     ticker = asyncio.create_task(_tick(context, len(ids), status))
+    rule = stall or StallRule(seconds=math.inf)
+    watching = asyncio.create_task(watch_for_stalls(context, ids, rule, status, lambda: cancel(context, ids)))
     try:
         while sum(wait.done() for wait in waits) < (1 if together else need):
             open_waits = [wait for wait in waits if not wait.done()]
-            await asyncio.wait({*open_waits, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*open_waits, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                await cancel(context, ids)
+                watching.result()
             if stopping.done():
                 await cancel(context, ids)
                 raise Stopped
@@ -73,7 +82,7 @@ async def finished_groups(
         await cancel(context, ids)
         raise
     finally:
-        helpers: list[asyncio.Task[Any]] = [*waits, stopping, ticker]
+        helpers: list[asyncio.Task[Any]] = [*waits, stopping, ticker, watching]
         for task in helpers:
             task.cancel()
         await asyncio.gather(*helpers, return_exceptions=True)

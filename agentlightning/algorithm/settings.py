@@ -18,6 +18,7 @@ from agentlightning.algorithm.baselines import BaselineKey
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.names import GivenByName
+from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
 from agentlightning.errors import ConfigError
@@ -146,6 +147,13 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     flat_steps: int = 5
     """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
     has learned is saved and goes on."""
+    preflight: Literal["refuse", "warn"] = "refuse"
+    """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
+    the cause, or say it and go on."""
+    stall_seconds: float = 900.0
+    """A step in which nothing at all happened for so long is stalled: its open rollouts are named, with their phase."""
+    on_stall: Literal["wait", "cancel", "stop"] = "wait"
+    """What becomes of a stalled step: it goes on waiting, goes on without the open rollouts, or ends the run."""
     max_logprob_gap: float | None = None
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
     deterministic: bool = False
@@ -248,6 +256,11 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
         )
+
+    @property
+    def stall(self) -> StallRule:
+        """When a step is stalled, and what becomes of it."""
+        return StallRule(self.stall_seconds, self.on_stall)
 
     @property
     def loss_spec(self) -> LossSpec:

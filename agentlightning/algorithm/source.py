@@ -140,6 +140,6 @@ class RolloutSource:
         groups = [*self._carried, *new]
         need = len(groups) if all_of_them else math.ceil(self._settings.quorum * len(groups))
         rollouts = [group.rollout_ids for group in groups]
-        done = set(await finished_groups(self._context, rollouts, need, f"step {step}: sampling"))
+        done = set(await finished_groups(self._context, rollouts, need, f"step {step}: sampling", self._settings.stall))
         self._carried = [group for n, group in enumerate(groups) if n not in done]
         return [group for n, group in enumerate(groups) if n in done]

@@ -33,7 +33,7 @@ AT_LEAST: dict[str, float] = {
 }
 ABOVE_ZERO = (
     *("critic_clip", "max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
-    *("max_logprob_gap", "dpo_beta", "quorum"),
+    *("max_logprob_gap", "dpo_beta", "quorum", "stall_seconds"),
 )
 AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10, "baseline_decay": 1}
 

@@ -116,6 +116,7 @@ def show(
     show_rollouts(run, rollout, failed=failed, limit=limit, full=full)
 
 
+app.command()(look_commands.doctor)
 app.command()(look_commands.why)
 
 

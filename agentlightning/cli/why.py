@@ -50,7 +50,11 @@ def _records(breaks: list[Break]) -> list[dict[str, Any]]:
 
 def decoder_of(opened: OpenedRun) -> Decode | None:
     """Token ids → text by the tokenizer of the run's model; None where it cannot be had here."""
-    model = opened.settings.get("model")
+    return decoder_of_model(opened.settings.get("model"))
+
+
+def decoder_of_model(model: str | None) -> Decode | None:
+    """The same of a model by its name; None for none."""
     if not model:
         return None
     try:
@@ -67,24 +71,32 @@ def shown(found: Diagnosis) -> RenderableType:
     """A diagnosis for people: the verdict, the findings with their fixes, the numbers."""
     problem = any(f.severity is Severity.PROBLEM for f in found.findings)
     style = "bold red" if problem else "bold green" if found.healthy else "bold yellow"
-    parts: list[RenderableType] = [Text(safe(found.verdict), style=style), Text()]
-    parts += [part for f in found.findings if f.words not in found.verdict for part in _finding(f)]
+    said, _, first = safe(found.verdict).partition(" First thing to try: ")
+    parts: list[RenderableType] = [Text(said, style=style)]
+    if first:
+        parts.append(Text(f"First thing to try: {first}", style="cyan"))
+    parts.append(Text())
+    for f in found.findings:
+        parts += _finding(f, told=f.words in found.verdict)
     lines = _numbers(found.measured)
     if lines.row_count:
         parts.append(lines)
     return Group(*parts)
 
 
-def _finding(finding: Finding) -> list[RenderableType]:
+def _finding(finding: Finding, *, told: bool) -> list[RenderableType]:
+    """`told`: the verdict has its words and its fix."""
     head = Text(f"{MARKS[finding.severity]} ", style=STYLES[finding.severity])
     head.append(safe(finding.words), style="default")
-    parts: list[RenderableType] = [head]
-    if finding.fix:
+    parts: list[RenderableType] = [] if told else [head]
+    if finding.fix and not told:
         parts.append(Padding(Text(f"try: {safe(finding.fix)}", style="cyan"), (0, 0, 0, 2)))
+    if finding.evidence.get("error"):
+        parts.append(Padding(Text(safe(str(finding.evidence["error"])), style="dim"), (0, 0, 0, 2)))
     rollouts = finding.evidence.get("rollouts")
     if rollouts:
         parts.append(Padding(Text(f"look at: {' '.join(map(str, rollouts))}", style="dim"), (0, 0, 0, 2)))
-    return [*parts, Text()]
+    return [*parts, Text()] if parts else []
 
 
 def _numbers(measured: Any) -> Table:
@@ -93,11 +105,15 @@ def _numbers(measured: Any) -> Table:
     table.add_column()
     for name, value in measured.items():
         if value is not None and value != {}:
-            table.add_row(name.replace("_", " "), _value(value))
+            table.add_row(name.replace("_", " "), _value(value, name))
     return table
 
 
-def _value(value: Any) -> str:
+def _value(value: Any, name: str = "") -> str:
+    if name.endswith("_bytes"):
+        return f"{value / 2**30:,.2f} GiB" if value >= 2**27 else f"{value / 2**20:,.1f} MiB"
+    if "seconds" in name:
+        return f"{value:,.1f} s"
     if isinstance(value, dict):
         inner = {k: v["groups"] if isinstance(v, dict) and "groups" in v else v for k, v in value.items()}
         return ", ".join(f"{k} {_value(v)}" for k, v in inner.items() if v)

@@ -4,6 +4,7 @@ diagnosis = await why(store, run_id)      # a finished run, or one that goes on
 diagnosis.verdict, diagnosis.findings
 """
 
+from agentlightning.doctor.agent import Plan, examine
 from agentlightning.doctor.breaks import Break, break_findings, find_breaks, lost_by_cause
 from agentlightning.doctor.evidence import Evidence, gather
 from agentlightning.doctor.finding import Diagnosis, Finding, Severity
@@ -14,9 +15,11 @@ __all__ = [
     "Diagnosis",
     "Evidence",
     "Finding",
+    "Plan",
     "Severity",
     "break_findings",
     "diagnose",
+    "examine",
     "find_breaks",
     "find_run",
     "gather",

@@ -6,6 +6,7 @@ However long the run, what is read is bounded. Read-only.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -41,6 +42,9 @@ class Evidence:
     turned_away: Mapping[str, int] = field(default_factory=dict)
     """Requests to the gateway that belonged to no attempt, by why they were refused."""
 
+    provider: bool = False
+    """The agent asks another provider's model on purpose, whose tokens nobody knows."""
+
     @cached_property
     def talks(self) -> Mapping[str, Sequence[Conversation]]:
         """The model calls as people read them, by rollout id, of the rollouts whose spans were read."""
@@ -69,8 +73,9 @@ class Evidence:
         """Siblings among the last rollouts that were neither masked nor failed; groups of at least two."""
         found: dict[Any, list[Episode]] = {}
         for e in self.episodes:
-            if e.good and e.reward is not None and e.rollout.metadata.get("group") is not None:
-                found.setdefault(e.rollout.metadata["group"], []).append(e)
+            if e.good and e.reward is not None:
+                alone = json.dumps(e.rollout.input, default=repr)  # of a dry run: siblings have the same task
+                found.setdefault(e.rollout.metadata.get("group", alone), []).append(e)
         return [group for group in found.values() if len(group) > 1]
 
     def series(self, name: str) -> list[float]:
@@ -89,8 +94,9 @@ async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
     last = await _finished(store, runs, "desc", LAST_ROLLOUTS)
     first = await _finished(store, runs, "asc", FIRST_ROLLOUTS)
     known = {r.rollout_id for r in last}
-    episodes = await collect(store, [r.rollout_id for r in reversed(last)])
-    early = await collect(store, [r.rollout_id for r in first if r.rollout_id not in known])
+    weights = None if run is None else run.settings.get("reward_weights")
+    episodes = await collect(store, [r.rollout_id for r in reversed(last)], weights)
+    early = await collect(store, [r.rollout_id for r in first if r.rollout_id not in known], weights)
     return Evidence(
         steps=[] if run is None else await learned_steps(store, run.run_id),
         episodes=episodes,

@@ -11,6 +11,7 @@ from agentlightning.algorithm.preflight import never_called
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, share, warning
 from agentlightning.types import Outcome
+from agentlightning.types.names import ELSEWHERE
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
@@ -59,6 +60,12 @@ def first_line(episode: Episode) -> str:
     return text.strip().splitlines()[0][:300]
 
 
+def _error(episode: Episode) -> str:
+    """The end of its message, where the line of the user's own is."""
+    text = (episode.attempt and episode.attempt.error) or ""
+    return "\n".join(text.strip().splitlines()[-6:])
+
+
 def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
     failed = [e for e in episodes if not e.good and e.outcome is not Outcome.CANCELLED]
     silent = [e for e in failed if _NO_REWARD in first_line(e)]
@@ -87,35 +94,36 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
         f"{share(len(others), len(episodes))} rollouts failed. Most common ({count}×): {outcome.value}: {text}",
         _FIX_OF.get(outcome, ""),
         outcomes=outcomes(episodes),
+        error=_error([e for e in others if first_line(e) == text][-1]),
         rollouts=ids([e for e in others if e.outcome is outcome]),
     )
 
 
 def _calls(evidence: Evidence) -> Iterator[Finding]:
     """Did the agent ask the model, and were its calls recorded with their tokens?"""
+    if evidence.provider:
+        return
     heard = [e for e in evidence.episodes if e.good or e.refused or _asked_elsewhere(e)]
     calls = [c for e in heard for c in e.calls]
-    elsewhere = [
-        (e, talk) for e in heard if not e.calls for talk in evidence.talks.get(e.rollout.rollout_id, ()) if talk.answer
-    ]
     if heard and not calls:
+        elsewhere = _elsewhere(evidence, heard)
         if elsewhere:
-            provider = elsewhere[0][1].span.attributes
-            where = provider.get("server.address") or provider.get("gen_ai.provider.name") or "another provider"
+            where, client, told = elsewhere
             yield problem(
                 "calls_not_captured",
-                f"The agent asks a model at {where}, not the one in training: its calls are seen, and their tokens "
-                "are not.",
+                f"The agent's client{f' ({client})' if client else ''} asks a model at {where}, not the one in "
+                "training: its calls are seen, and their tokens are not.",
                 "Give its client the endpoint of the rollout: OpenAI(base_url=llm.endpoint, api_key=llm.api_key), "
                 "model=llm.model.",
-                address=str(where),
-                rollouts=ids([e for e, _ in elsewhere]),
+                address=where,
+                client=client,
+                rollouts=ids(told),
             )
         else:
             away = next((first_line(e) for e in heard if _asked_elsewhere(e)), "")
             yield problem(
                 "never_called",
-                f"{never_called(heard, evidence.turned_away)}{f' It said: {away}' if away else ''}",
+                f"{_unheard(heard, evidence)}{f' It said: {away}' if away else ''}",
                 "Give the client base_url=llm.endpoint and api_key=llm.api_key, and ask for model=llm.model.",
                 turned_away=dict(evidence.turned_away),
             )
@@ -136,6 +144,27 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
             "The engine must return token ids and log-probs: with vLLM behind the gateway take the vllm backend.",
             calls=len(empty),
         )
+
+
+def _unheard(heard: Sequence[Episode], evidence: Evidence) -> str:
+    """Why no call was answered, without the advice, which is the finding's own."""
+    return never_called(heard, evidence.turned_away).partition(" Make its client")[0]
+
+
+def _elsewhere(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[str, str, list[Episode]] | None:
+    """Which other address the agent's model calls went to, by which client, and in which rollouts."""
+    seen: list[tuple[str, str, Episode]] = []
+    for e in episodes:
+        for span in evidence.spans.get(e.rollout.rollout_id, ()):
+            a = span.attributes
+            if span.name == ELSEWHERE:
+                seen.append((str(a["url.full"]), str(a.get("user_agent.original", "")), e))
+            elif a.get("gen_ai.operation.name") == "chat" and a.get("error.type") != "refused":
+                seen.append((str(a.get("server.address") or a.get("gen_ai.provider.name") or "another place"), "", e))
+    if not seen:
+        return None
+    where, client, _ = seen[-1]
+    return where, client, [e for _, _, e in seen]
 
 
 def _asked_elsewhere(episode: Episode) -> bool:

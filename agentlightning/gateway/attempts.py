@@ -141,6 +141,11 @@ class Attempts:
         live = self._live.get(key)
         return live.summary if live is not None else self._closed.get(key, AttemptSummary())
 
+    def open_calls(self, rollout_id: str, attempt_id: str) -> int:
+        """Requests of the attempt that are being answered."""
+        live = self._live.get((rollout_id, attempt_id))
+        return 0 if live is None else len(live.running)
+
     async def close(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """End the attempt's calls (nobody waits for their answers any more) and forget its session."""
         key = (rollout_id, attempt_id)

@@ -206,6 +206,10 @@ class Gateway:
         await self._recorder.barrier(timeout)
         return summary
 
+    def open_calls(self, rollout_id: str, attempt_id: str) -> int:
+        """How many requests of the attempt are being answered right now."""
+        return self._attempts.open_calls(rollout_id, attempt_id)
+
     @property
     def turned_away(self) -> Mapping[str, int]:
         """How many requests belonged to no attempt, by why they were refused."""

@@ -14,12 +14,18 @@ from urllib.parse import quote, urlsplit
 from opentelemetry.trace import INVALID_SPAN_ID, get_current_span
 
 from agentlightning.errors import GatewayError
-from agentlightning.keys import PREFIX
+from agentlightning.keys import PREFIX, redacted
 from agentlightning.tracer.trace import Trace, current_trace
-from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
+from agentlightning.types import Span
+from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER, ELSEWHERE
 
 GATEWAY_URL = "http://gateway.agentlightning/v1"
 """A base URL for clients that are made before any gateway runs: inside a rollout it means that rollout's gateway."""
+
+_OF_MODELS = ("/chat/completions", "/completions", "/responses", "/messages", ":generateContent")
+"""How the paths of requests to models end."""
+_NOTED = 3
+"""Calls to other addresses that are noted per attempt."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ def attribute(url: str, path: str, headers: Mapping[str, str], agent_name: Agent
         return None
     gateway = _origin(access.endpoint)
     if origin not in (gateway, general):
+        if path.partition("?")[0].endswith(_OF_MODELS):
+            _note_elsewhere(trace, f"{origin}{path.partition('?')[0]}", headers)
         return None
     found: dict[str, str] = {CONTEXT_HEADER: f"{trace.rollout_id}/{trace.attempt_id}", **_spans(trace, headers)}
     name = agent_name()
@@ -67,6 +75,22 @@ def attribute(url: str, path: str, headers: Mapping[str, str], agent_name: Agent
     if not key.startswith(PREFIX):
         found["authorization"] = f"Bearer {access.api_key}"  # it wins over other keys at the gateway
     return Attributed(gateway, f"/rollout/{trace.rollout_id}/attempt/{trace.attempt_id}{path}", found)
+
+
+def _note_elsewhere(trace: Trace, url: str, headers: Mapping[str, str]) -> None:
+    """A span for a model call that goes to another address: its tokens are not captured, and the user is told."""
+    if trace.closed or sum(span.name == ELSEWHERE for span in trace.spans) >= _NOTED:
+        return
+    attributes = {"url.full": redacted(url), "user_agent.original": headers.get("user-agent", "")}
+    trace.add(
+        Span.from_attributes(
+            name=ELSEWHERE,
+            attributes=attributes,
+            rollout_id=trace.rollout_id,
+            attempt_id=trace.attempt_id,
+            trace_id=trace.trace_id,
+        )
+    )
 
 
 def _spans(trace: Trace, headers: Mapping[str, str]) -> dict[str, str]:

@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentlightning.adapter import TracerTraceToTriplet
-from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, run_algorithm, with_trained_agents
+from agentlightning.algorithm.base import (
+    Algorithm,
+    PolicySpec,
+    TrainingContext,
+    no_open_calls,
+    run_algorithm,
+    with_trained_agents,
+)
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.checkpoint import (
     latest_checkpoint,
@@ -32,6 +39,7 @@ from agentlightning.algorithm.checkpoint import (
 )
 from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, Sink, StoreSink, plot_curve, read_metrics
@@ -302,6 +310,8 @@ class Trainer(GivenByName):
                 backend=served.backend if served else None,
                 turned_away=gateway.turned_away if gateway else {},
                 selected_by=spec.selection if (spec := self._spec()) else {},
+                objections=objections,
+                open_calls=served.gateway.open_calls if served else no_open_calls,
                 resume_from=self.resume_from,
                 stop=job.stop,
             )

@@ -26,6 +26,8 @@ SAME_INPUT = "agentlightning.same_input_as"
 TRIPLET = "agentlightning.triplet"
 """Span: a triplet that the agent returned; key `TRIPLET_JSON`."""
 TRIPLET_JSON = "agentlightning.triplet.json"
+ELSEWHERE = "agentlightning.elsewhere"
+"""Span: a model call of an in-process agent that goes to another address than the gateway's; `url.full` has it."""
 VIRTUAL = "agentlightning.virtual"
 """Span: made by the system, not measured, where a trace needs a node."""
 

@@ -1,0 +1,142 @@
+"""`agl doctor`: a few rollouts of an agent, looked at before minutes or days are spent on training it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from agentlightning.algorithm import Baseline
+from agentlightning.cli.opened import opened_run
+from agentlightning.cli.why import decoder_of_model, shown
+from agentlightning.doctor import Diagnosis, Plan, examine
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.keys import not_empty
+from agentlightning.litagent import LitAgent
+from agentlightning.metrics import SilentConsole
+from agentlightning.models.memory import memory_of
+from agentlightning.models.shape import read_shape
+from agentlightning.runner import blocking
+from agentlightning.trainer import Trainer
+from agentlightning.trainer.folder import new_folder
+from agentlightning.trainer.sync import run_sync
+from agentlightning.types import RolloutMode
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the doctor was told."""
+
+    model: str | None
+    endpoint: str | None
+    endpoint_model: str
+    api_key: str | None
+    tasks: int
+    repeats: int
+    seconds: float
+    group_size: int
+    tasks_per_step: int
+    concurrency: int
+    max_context: int
+    as_json: bool
+
+
+def examine_agent(agent: LitAgent[Any], tasks: list[Any], options: Options) -> int:
+    """Run the rollouts, print the diagnosis, and return how many problems there are."""
+    if options.model and options.endpoint:
+        raise ConfigError("Give --model or --endpoint, not both.")
+    with tempfile.TemporaryDirectory(prefix="agl-doctor-") as folder:
+        found = run_sync(_examine(agent, tasks, options, Path(folder)))
+    if options.as_json:
+        console.print_json(json.dumps(found.to_json()))
+    else:
+        console.print(shown(found))
+    return len(found.problems)
+
+
+async def _examine(agent: LitAgent[Any], tasks: list[Any], options: Options, folder: Path) -> Diagnosis:
+    trainer, model = _trainer(options, folder)
+    stop = asyncio.Event()
+    late = asyncio.get_running_loop().call_later(options.seconds, stop.set)
+    try:
+        with _heard(blocking.logger) as blocked:
+            await trainer.fit_async(agent, tasks[: options.tasks], stop=stop)
+    finally:
+        late.cancel()
+    shape = read_shape(model) if model is not None else None
+    memory = memory_of("auto")[0] if shape is not None else None
+    plan = Plan(
+        rollouts_per_step=options.group_size * options.tasks_per_step,
+        concurrency=options.concurrency,
+        shape=shape,
+        memory=memory,
+        max_context=options.max_context,
+    )
+    return await _read(trainer, plan, options, blocked, decoder_of_model(model))
+
+
+async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[str], decode: Any) -> Diagnosis:
+    async with opened_run(trainer.run_dir) as opened:
+        evidence = await opened.evidence()
+        total = (await opened.store.query_rollouts(limit=0)).total
+    done = [e for e in evidence.episodes if e.outcome != "cancelled"]
+    provider = options.endpoint is not None
+    turned_away = trainer.algorithm.context.turned_away
+    evidence = replace(evidence, episodes=done, provider=provider, turned_away=dict(turned_away))
+    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), decode=decode)
+
+
+def _trainer(options: Options, folder: Path) -> tuple[Trainer, str | None]:
+    """The dry run, and the model it is on; None where a provider's is asked."""
+    providers: dict[str, Provider] = {}
+    model = None if options.endpoint else options.model or "calc"
+    if options.endpoint:
+        key = not_empty(options.api_key, "--api-key")
+        providers["llm"] = Provider(base_url=options.endpoint, api_key=key, model=options.endpoint_model)
+    algorithm = Baseline(
+        model=model,
+        repeats=options.repeats,
+        mode=RolloutMode.TRAIN,
+        max_context=options.max_context,
+        max_concurrency=options.concurrency,
+    )
+    return (
+        Trainer(
+            algorithm=algorithm,
+            models=providers,
+            concurrency=options.concurrency,
+            run_dir=new_folder(folder / "run"),
+            console=SilentConsole(),
+        ),
+        model,
+    )
+
+
+@contextmanager
+def _heard(logger: logging.Logger) -> Iterator[list[str]]:
+    """What a logger warns of meanwhile, which is then not printed."""
+    heard: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    listener, before = Listener(), logger.propagate
+    logger.addHandler(listener)
+    logger.propagate = False
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(listener)
+        logger.propagate = before

@@ -1,0 +1,39 @@
+"""The cheap part of the doctor inside of `fit`: what the first step's rollouts say, before they are learned from.
+
+It looks at records that the step has read anyway. What it is not: the checks of every step, which are the algorithm's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentlightning.algorithm.base import Objection
+from agentlightning.algorithm.episode import Episode
+from agentlightning.doctor.evidence import Evidence
+from agentlightning.doctor.finding import Finding
+from agentlightning.doctor.in_rollouts import rollout_findings
+from agentlightning.doctor.in_texts import text_findings
+
+MEANINGLESS = frozenset({"token_ids_missing", "nothing_trained", "never_called", "calls_not_captured"})
+"""Findings with which nothing can be learned, whatever comes later."""
+OF_ALL = frozenset({"prompts_too_long", "no_reward", "reward_not_finite"})
+"""The same, if they are of all rollouts."""
+_TOLD_OTHERWISE = frozenset({"rollouts_fail", "nothing_ran", "too_easy", "too_hard", "no_variance", "constant_reward"})
+"""Watched by the algorithm over several steps, which may have a rare success."""
+
+
+def objections(episodes: Sequence[Episode], settings: Mapping[str, Any]) -> Iterator[Objection]:
+    """What speaks against learning from a step's rollouts, and whether it makes training meaningless."""
+    evidence = Evidence(episodes=episodes, settings=settings)
+    for finding in (*rollout_findings(evidence), *text_findings(evidence)):
+        if finding.code not in _TOLD_OTHERWISE and finding.severity != "note":
+            yield Objection(f"{finding.words} {finding.fix}", refuses=_refuses(finding, episodes))
+
+
+def _refuses(finding: Finding, episodes: Sequence[Episode]) -> bool:
+    if finding.code in MEANINGLESS:
+        return True
+    if finding.code == "same_answers":  # greedy: no later step will differ
+        return finding.evidence["temperatures"] == [0.0]
+    return finding.code in OF_ALL and f"{len(episodes)} of {len(episodes)} " in finding.words

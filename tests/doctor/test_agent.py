@@ -1,0 +1,134 @@
+"""The doctor's look at an agent before training, and its part in `fit`: what is said, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from agentlightning.algorithm.preflight import Preflight
+from agentlightning.algorithm.units import CreditRule
+from agentlightning.doctor import Evidence, Plan, examine, gather
+from agentlightning.doctor.preflight import objections
+from agentlightning.errors import AgentError
+from agentlightning.metrics import Reporter, Sink
+from agentlightning.models.shape import ModelShape
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Outcome, Span
+from agentlightning.types.names import ELSEWHERE
+
+from .recorded import Recording, Said, Told, write
+from .test_why import SICK, WELL, failing, groups, told
+
+SHAPE = ModelShape(hidden=4096, layers=32, parameters=7_000_000_000, max_context=4096)
+ELSE = {"url.full": "https://api.openai.com/v1/chat/completions", "user_agent.original": "OpenAI/Python 2.1"}
+
+
+async def evidence_of(recording: Recording) -> Evidence:
+    store = InMemoryLightningStore()
+    try:
+        await write(store, recording)
+        return replace(await gather(store), steps=())
+    finally:
+        await store.close()
+
+
+async def test_an_agent_that_is_ready_gets_no_false_alarm() -> None:
+    found = examine(await evidence_of(WELL), Plan())
+    assert found.healthy, [f.code for f in found.findings]
+    assert "ready" in found.verdict
+    assert found.measured["projected_seconds_per_step"] >= found.measured["seconds_per_rollout"]
+
+
+async def test_what_training_takes_is_told_before_it_is_tried() -> None:
+    evidence = await evidence_of(replace(WELL, groups=told(calls=(Said(prompt=range(3900)),))))
+    found = examine(evidence, Plan(shape=SHAPE, memory=16 << 30, max_context=4096))
+    (first, second) = found.findings
+    assert first.code == "does_not_fit"
+    assert "lora_rank=16" in first.fix
+    assert second.code == "near_the_limit"
+    assert found.measured["longest_row_tokens"] == 3903
+    assert found.measured["longest_row_bytes"] == 32 * 4096 * 3903 * 34 * 2
+    assert not examine(evidence, Plan(shape=SHAPE, memory=1 << 40)).findings
+
+
+async def test_slow_and_blocking_agents_are_told() -> None:
+    evidence = await evidence_of(WELL)
+    late = [
+        replace(e, attempt=e.attempt.model_copy(update={"end_time": e.attempt.start_time + 900}))
+        for e in evidence.episodes
+        if e.attempt
+    ]
+    said = "The async agent blocks its event loop at a.py, line 3. Await an async client instead."
+    found = examine(replace(evidence, episodes=late), Plan(rollouts_per_step=256), blocked=[said], unfinished=3)
+    assert {f.code for f in found.findings} == {"too_slow", "slow_steps", "blocks_the_loop"}
+    assert [f.fix for f in found.findings if f.code == "blocks_the_loop"] == ["Await an async client instead."]
+    nothing = examine(Evidence(), Plan(), unfinished=16)
+    assert [(f.code, f.severity) for f in nothing.findings] == [("too_slow", "problem")]
+
+
+async def test_the_client_and_the_address_of_calls_that_go_elsewhere_are_named() -> None:
+    evidence = await evidence_of(Recording(groups=told(calls=())))
+    elsewhere = {
+        e.rollout.rollout_id: [Span.from_attributes(name=ELSEWHERE, attributes=ELSE, rollout_id="r", attempt_id="a")]
+        for e in evidence.episodes
+    }
+    found = examine(replace(evidence, spans=elsewhere), Plan())
+    assert found.findings[0].code == "calls_not_captured"
+    assert "OpenAI/Python 2.1" in found.findings[0].words
+    assert "https://api.openai.com/v1" in found.findings[0].words
+    asked = examine(replace(evidence, spans=elsewhere, provider=True), Plan())
+    assert "calls_not_captured" not in [f.code for f in asked.findings], "it is asked on purpose"
+
+
+# ---- inside of fit ---------------------------------------------------------------------------------------------------
+
+
+class Listener(Sink):
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+async def first_step(recording: Recording, **more: Any) -> list[str]:
+    """What `fit` says of its first step; raises what it raises."""
+    listener, evidence = Listener(), await evidence_of(recording)
+    preflight = Preflight(Reporter(listener), CreditRule(), objections=objections, **more)
+    preflight.check(evidence.episodes)
+    preflight.check(evidence.episodes)
+    return listener.warnings
+
+
+GREEDY = told(calls=(Said(ids=(4, 5, 6), temperature=0.0),))
+REFUSED: dict[str, tuple[str, Sequence[Sequence[Told]]]] = {
+    "no call": ("never called the model", told(calls=())),
+    "no tokens": ("no sampled tokens", told(calls=(Said(ids=()),))),
+    "too long": ("did not fit the model's context", told(outcome=Outcome.TRUNCATED, error="did not fit the context")),
+    "greedy": ("word for word", GREEDY),
+    "all failed": ("nothing to learn from", failing(Outcome.AGENT_ERROR, "KeyError")),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_fit_refuses_what_makes_training_meaningless(name: str) -> None:
+    words, rollouts = REFUSED[name]
+    with pytest.raises(AgentError, match=words):
+        await first_step(Recording(groups=rollouts))
+    said = await first_step(Recording(groups=rollouts), goes_on=True)
+    assert any(words in text for text in said), "with preflight='warn' it is said, and the run goes on"
+
+
+@pytest.mark.parametrize("name", ["cut off", "babbles", "deterministic"])
+async def test_fit_says_once_what_it_need_not_refuse(name: str) -> None:
+    _, _, recording = SICK[name]
+    said = await first_step(recording)
+    assert len(said) == 1
+
+
+async def test_fit_says_nothing_of_a_step_that_is_well() -> None:
+    assert await first_step(WELL) == []
+    assert await first_step(Recording(groups=groups(lambda g, m: Told(reward=float(g == m == 0))))) == []

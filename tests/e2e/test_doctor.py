@@ -1,0 +1,79 @@
+"""`agl doctor` on real agents and the real small model: broken ones are named, a good one is not accused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import agentlightning
+from agentlightning.cli.example import load_example
+
+CALC = Path(agentlightning.__file__).parent.parent / "examples" / "calc" / "calc_agent.py"
+
+AGENTS = """
+import time, agentlightning as agl
+
+@agl.rollout
+def silent(task, llm):
+    return float(task % 2)
+
+@agl.rollout
+def elsewhere(task, llm):
+    from openai import OpenAI
+    try:
+        client = OpenAI(base_url="http://127.0.0.1:9/v1", api_key="sk-x", max_retries=0)
+        client.chat.completions.create(model="gpt", messages=[{"role": "user", "content": "hi"}])
+    except Exception:
+        return float(task % 2)
+
+@agl.rollout
+def forgets(task, llm):
+    from openai import OpenAI
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "2 + 2?"}])
+
+@agl.rollout
+async def blocks(task, llm):
+    time.sleep(1.0)
+    return float(task % 2)
+"""
+
+
+def doctor(cwd: Path, agent: str, *more: str) -> dict[str, object]:
+    command = [sys.executable, "-m", "agentlightning", "doctor", "--agent", agent, "--tasks", "tasks.jsonl", "--json"]
+    done = subprocess.run([*command, *more], cwd=cwd, capture_output=True, text=True, check=False, timeout=110)
+    assert done.stdout, done.stderr
+    return {**json.loads(done.stdout), "exit": done.returncode}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "code", "words"),
+    [
+        ("silent", "never_called", "no call arrived"),
+        ("elsewhere", "calls_not_captured", "http://127.0.0.1:9/v1"),
+        ("forgets", "no_reward", "without a reward"),
+        ("blocks", "blocks_the_loop", "time.sleep(1.0)"),
+    ],
+)
+def test_broken_agents_are_named(tmp_path: Path, agent: str, code: str, words: str) -> None:
+    (tmp_path / "agents.py").write_text(AGENTS)
+    (tmp_path / "tasks.jsonl").write_text("1\n2\n3\n4\n")
+    found = doctor(tmp_path, f"agents.py:{agent}", "--seconds", "60")
+    by_code = {f["code"]: f for f in found["findings"]}  # type: ignore[attr-defined]
+    assert words in by_code[code]["words"]
+    assert by_code[code]["fix"]
+    assert found["exit"] == 1
+
+
+@pytest.mark.slow
+def test_the_example_is_not_accused(tmp_path: Path) -> None:
+    tasks = load_example("calc", "recipe").test_tasks()[:8]
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    found = doctor(tmp_path, f"{CALC}:calc_agent", "--limit", "8", "--seconds", "60")
+    assert [f["severity"] for f in found["findings"] if f["severity"] == "problem"] == []  # type: ignore[attr-defined]
+    assert found["exit"] == 0
