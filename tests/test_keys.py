@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.runner.remote import Address
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.trainer.sync import run_sync
+from tests.typed import agl
 
 NONE: Any = None
 PLACES: dict[str, Callable[[str], Any]] = {
@@ -46,7 +45,6 @@ def test_an_empty_key_is_not_a_key(place: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_commands_refuse_an_empty_key(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "agentlightning", *COMMANDS[name]]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    done = agl(tmp_path, *COMMANDS[name])
     assert done.returncode == 1, done.stdout
     assert "is not a key" in " ".join((done.stdout + done.stderr).split())

@@ -112,6 +112,7 @@ def fit(tmp_path: Path, backend: Any, **settings: Any) -> list[dict[str, Any]]:
     return read_metrics(tmp_path / "run" / "metrics.jsonl")
 
 
+@pytest.mark.slow
 def test_a_run_on_a_backend_of_ones_own_learns(tmp_path: Path) -> None:
     rows = fit(tmp_path, BigramBackend)
     assert np.mean([m["reward"] for m in rows[-3:]]) > rows[0]["reward"] + 0.1

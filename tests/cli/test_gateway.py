@@ -35,6 +35,7 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[str]:
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None:
     with (

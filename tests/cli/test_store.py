@@ -17,6 +17,7 @@ from agentlightning.keys import verify_attempt_key
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.types import AttemptStatus
 from tests.store.builders import make_call, make_segment, make_span
+from tests.typed import typed
 
 
 async def _fill(path: Path) -> None:
@@ -39,8 +40,7 @@ def filled(tmp_path: Path) -> Path:
 
 def agl(folder: Path, *arguments: str) -> str:
     """Run a command; returns what it printed, or raises with it."""
-    command = [sys.executable, "-m", "agentlightning", "store", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = typed(folder, "-m", "agentlightning", "store", *arguments, COLUMNS="80")
     if done.returncode:
         assert "Traceback" not in done.stderr
         raise ConfigError(done.stderr)

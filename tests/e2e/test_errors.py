@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.typed import typed
 
 AGENT = """
 import asyncio, agentlightning as agl
@@ -34,15 +34,7 @@ SWALLOWS = """
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment},
-        check=False,
-        timeout=120,
-    )
+    return typed(cwd, *command, timeout=120, **environment)
 
 
 def fails_with(done: subprocess.CompletedProcess[str], *parts: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "getting-started.md"
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
 
 

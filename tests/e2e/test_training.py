@@ -31,15 +31,24 @@ def wait_for_step(metrics: Path, step: int, process: subprocess.Popen[str]) -> N
         time.sleep(0.05)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A short training run by the command line: its folder and what it printed."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = agl("demo", "calc", "--steps", "14", "--run-dir", "run", cwd=folder)
+def demo(folder: Path, steps: int) -> tuple[Path, str]:
+    """A training run by the command line: its folder and what it printed."""
+    done = agl("demo", "calc", "--steps", str(steps), "--run-dir", "run", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder / "run", done.stdout
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return demo(tmp_path_factory.mktemp("begun"), steps=2)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    return demo(tmp_path_factory.mktemp("trained"), steps=14)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_reward_rises(trained: tuple[Path, str]) -> None:
     rows = read_metrics(trained[0] / "metrics.jsonl")
@@ -50,22 +59,23 @@ def test_reward_rises(trained: tuple[Path, str]) -> None:
     assert max(m["logprob_gap_max"] for m in rows[1:]) < 1e-4
 
 
-def test_the_run_leaves_what_it_promises(trained: tuple[Path, str]) -> None:
-    run, printed = trained
+@pytest.mark.timeout(300)
+def test_the_run_leaves_what_it_promises(begun: tuple[Path, str]) -> None:
+    run, printed = begun
     assert (run / "curve.png").stat().st_size > 5000
     assert (run / "store.db").is_file()
-    checkpoint = run / "checkpoints" / "step-000014"
-    assert json.loads((checkpoint / "checkpoint.json").read_text())["step"] == 14
+    checkpoint = run / "checkpoints" / "step-000002"
+    assert json.loads((checkpoint / "checkpoint.json").read_text())["step"] == 2
     assert "agentlightning eval" in printed, "as this command was called"
     assert "before training" in printed
     assert "calc(" in printed, "the transcript shows the tool calls"
 
 
-def test_the_checkpoint_loads_with_plain_transformers(trained: tuple[Path, str]) -> None:
+def test_the_checkpoint_loads_with_plain_transformers(begun: tuple[Path, str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = AutoModelForCausalLM.from_pretrained(trained[0] / "checkpoints" / "step-000014" / "model")
-    tokenizer = AutoTokenizer.from_pretrained(trained[0] / "checkpoints" / "step-000014" / "model")
+    model = AutoModelForCausalLM.from_pretrained(begun[0] / "checkpoints" / "step-000002" / "model")
+    tokenizer = AutoTokenizer.from_pretrained(begun[0] / "checkpoints" / "step-000002" / "model")
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": "What is 2 + 3?"}], add_generation_prompt=True, return_tensors="pt"
     )
@@ -74,6 +84,7 @@ def test_the_checkpoint_loads_with_plain_transformers(trained: tuple[Path, str])
     assert generated.shape[1] > ids.shape[1]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_eval_finds_the_improvement_in_a_fresh_process(trained: tuple[Path, str], tmp_path: Path) -> None:
     done = agl("eval", str(trained[0]), "--limit", "100", cwd=tmp_path)
@@ -111,6 +122,7 @@ print(agl.Trainer(algorithm=algorithm, run_dir="run").fit(agent, recipe.train_ta
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_model_process_that_is_killed_costs_no_finished_step(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT]

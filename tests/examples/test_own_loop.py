@@ -17,6 +17,7 @@ def test_it_is_one_short_file() -> None:
     assert len(LOOP.read_text().splitlines()) < 160
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_learns_and_publishes(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
+from tests.typed import agl, typed
+
+__all__ = ["agl", "answers", "said", "script", "typed"]
+
 HEADER = "import agentlightning as agl\n"
-
-
-def typed(
-    folder: Path, *arguments: str, stdin: str | None = None, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    """`python ARGUMENTS` in a folder, without a network."""
-    return subprocess.run(
-        [sys.executable, *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment},
-        check=False,
-        timeout=240,
-    )
-
-
-def agl(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`agl ARGUMENTS`."""
-    return typed(folder, "-m", "agentlightning", *arguments, **environment)
 
 
 def script(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:

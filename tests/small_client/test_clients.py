@@ -45,6 +45,7 @@ def first_rollout(client: subprocess.Popen[str]) -> None:
             raise AssertionError((said, client.communicate()[1]))
 
 
+@pytest.mark.slow
 def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Path) -> None:
     with small_server(tmp_path, 3) as server:
         first = server.client(WAITS + TRAIN + AFTERWARDS)

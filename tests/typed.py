@@ -1,0 +1,147 @@
+"""`python ARGUMENTS`, as typed into a terminal, in a fork of an interpreter that has imported the package already.
+
+Importing what a command needs takes a second, and so many tests run commands that they would spend minutes on it. A
+fork has a process, a folder, an environment and an end of its own, as if it had been started anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+COMMANDS = ("app", "configuration", "demo", "evaluate", "gateway", "run", "runner", "serve", "show", "store", "train")
+WARM = (
+    *(f"agentlightning.cli.{name}" for name in COMMANDS),
+    "agentlightning.store.transfer",
+    "pyarrow.parquet",
+)
+OFFLINE = {"HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+_server: subprocess.Popen[str] | None = None
+_one_at_a_time = threading.Lock()
+
+
+def typed(
+    folder: Path, *arguments: str, stdin: str | None = None, timeout: float = 240.0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """`python ARGUMENTS` in a folder, without a network, on a wide screen; raises TimeoutExpired."""
+    whole = {**os.environ, **OFFLINE, **environment}
+    if "PYTHONPATH" in environment:  # what it says is read when an interpreter starts
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=folder,
+            env=whole,
+            input=stdin,
+            timeout=timeout,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    with tempfile.TemporaryDirectory() as files:
+        streams = [Path(files) / name for name in ("stdin", "stdout", "stderr")]
+        streams[0].write_text(stdin or "")
+        order = {
+            "folder": str(folder),
+            "arguments": arguments,
+            "environment": whole,
+            "streams": list(map(str, streams)),
+        }
+        with _one_at_a_time:
+            status = _order(order, timeout)
+        printed, complained = (stream.read_text() for stream in streams[1:])
+    return subprocess.CompletedProcess(arguments, status, printed, complained)
+
+
+def agl(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`agl ARGUMENTS`."""
+    return typed(folder, "-m", "agentlightning", *arguments, **environment)
+
+
+def _order(order: dict[str, Any], timeout: float) -> int:
+    server = _started()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(json.dumps(order) + "\n")
+    server.stdin.flush()
+    process = int(server.stdout.readline())
+    late = threading.Timer(timeout, os.kill, (process, signal.SIGKILL))
+    late.start()
+    status = int(server.stdout.readline())
+    late.cancel()
+    if status == -signal.SIGKILL:
+        raise subprocess.TimeoutExpired(order["arguments"], timeout)
+    return status
+
+
+def _started() -> subprocess.Popen[str]:
+    global _server
+    if _server is None:
+        _server = subprocess.Popen(
+            [sys.executable, "-m", "tests.typed"],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **OFFLINE},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(_stop, _server)
+    return _server
+
+
+def _stop(server: subprocess.Popen[str]) -> None:
+    server.communicate(timeout=30)
+
+
+# ---- the warm interpreter ------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Fork for each order that is read, and answer with the fork's process id, then with how it ended."""
+    for name in WARM:
+        importlib.import_module(name)
+    orders, answers = sys.stdin, sys.stdout
+    for line in orders:
+        process = os.fork()
+        if process == 0:
+            _become(json.loads(line), orders, answers)
+            return
+        print(process, file=answers, flush=True)
+        _, status = os.waitpid(process, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+def _become(order: dict[str, Any], orders: IO[str], answers: IO[str]) -> None:
+    """What was ordered, as the interpreter does it."""
+    for descriptor, path in enumerate(order["streams"]):
+        opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+    orders.detach()
+    answers.detach()
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    first, *rest = order["arguments"]
+    if first == "-m":
+        sys.path[0], sys.argv = order["folder"], rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.path[0], sys.argv = "", ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.path[0], sys.argv = str(Path(order["folder"], first).parent), [first, *rest]
+        runpy.run_path(first, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
