@@ -55,6 +55,7 @@ FORBIDDEN = {("engine", "learner"), ("learner", "engine")}
 """Arrows that the layers would allow and that still must not be: only a backend knows both."""
 
 HEAVY_HOMES = {
+    "numpy": {"types", "engine", "learner", "backend"},
     "torch": {"engine", "learner", "backend"},
     "transformers": {"engine", "learner", "backend"},
     "peft": {"learner", "backend"},

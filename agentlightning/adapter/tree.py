@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 
 @dataclass(frozen=True, slots=True, eq=False)

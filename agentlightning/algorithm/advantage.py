@@ -13,13 +13,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from agentlightning.algorithm.returns import STD_FLOOR
 from agentlightning.errors import ConfigError
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Array, Float32Array, Int32Array, np
 
-Compute = Callable[[Float32Array, Int32Array, np.ndarray], Float32Array]
+Compute = Callable[[Float32Array, Int32Array, Array], Float32Array]
 """(returns_U, groups_U, counts_U) → advantages_U.
 
 Units of one group carry the same number in `groups_U`. A unit with `counts_U` False is masked: it gets 0 and must play

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
-
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.units import Unit
+from agentlightning.types.arrays import np
 
 BaselineKey = Literal["none", "task", "agent"]
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from agentlightning.algorithm.advantage import drgrpo, reinforce_pp
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
@@ -18,7 +16,8 @@ from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.weights import entry_weights, filter_weights
 from agentlightning.learner.packing import CreditedCall
-from agentlightning.types.call import Call, Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.call import Call
 
 
 def credit(

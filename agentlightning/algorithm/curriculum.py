@@ -12,24 +12,22 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agentlightning.errors import ConfigError
+from agentlightning.types.arrays import Array, Float64Array, np
 
 KEPT = 0.5
 """How much of what was known of a task stays at its next visit: the policy has changed meanwhile."""
 POOLS = {"easy": 0.25, "medium": 0.5, "hard": 0.25}
 """Shares of a step in the curriculum "pools"."""
 
-Weights = NDArray[np.float64]
+Weights = Float64Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskRecords:
     """What is known of each task. Rewards are scaled so that the lowest seen in the run is 0 and the highest 1."""
 
-    visits_T: NDArray[np.int64]
+    visits_T: Array
     """How often a group of its rollouts was sampled; 0: nothing is known, and the others are NaN."""
     reward_T: Weights
     """Mean reward, where later visits count for more."""

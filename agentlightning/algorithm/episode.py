@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
+from statistics import fmean
 
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
@@ -136,4 +135,4 @@ def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | Non
 def mean_reward(episodes: Sequence[Episode]) -> float | None:
     """Over those that have one; None if none has."""
     rewards = [e.reward for e in episodes if e.reward is not None]
-    return float(np.mean(rewards)) if rewards else None
+    return fmean(rewards) if rewards else None

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from pydantic import ValidationError
 
 from agentlightning.types import Call, CallInfo, Span, Triplet
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.names import TRIPLET, TRIPLET_JSON
 
 logger = logging.getLogger(__name__)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
+from statistics import fmean, pstdev
 from typing import Any
-
-import numpy as np
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode, mean_reward
@@ -49,7 +48,7 @@ def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
             last |= reward.parts
         for name, value in last.items():
             found.setdefault(name, []).append(value)
-    return {name: float(np.mean(values)) for name, values in sorted(found.items())}
+    return {name: fmean(values) for name, values in sorted(found.items())}
 
 
 def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]:
@@ -60,11 +59,11 @@ def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]
     """
     earned = [(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]
     tasks = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
-    metrics = {"val_reward": float(np.mean(earned)), **_interval("val", [float(np.mean(r)) for r in tasks])}
+    metrics = {"val_reward": fmean(earned), **_interval("val", [fmean(r) for r in tasks])}
     k = 2
     while k <= repeats:
         best = [expected_best(rewards, k) for rewards in tasks]
-        metrics |= {f"val_best@{k}": float(np.mean(best)), **_interval(f"val_best@{k}", best)}
+        metrics |= {f"val_best@{k}": fmean(best), **_interval(f"val_best@{k}", best)}
         k *= 2
     return metrics
 
@@ -72,7 +71,7 @@ def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]
 def _spread(rewards: Sequence[float]) -> dict[str, float]:
     if not rewards:
         return {}
-    return {"reward_std": float(np.std(rewards)), "reward_min": min(rewards), "reward_max": max(rewards)}
+    return {"reward_std": pstdev(rewards), "reward_min": min(rewards), "reward_max": max(rewards)}
 
 
 def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
@@ -102,7 +101,7 @@ def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
         return {}
     tokens = [len(c.response_ids) for c in calls]
     return {
-        "response_tokens_mean": float(np.mean(tokens)),
+        "response_tokens_mean": fmean(tokens),
         "response_tokens_max": max(tokens),
-        "cut_off": float(np.mean([c.info.finish_reason == "length" for c in calls])),
+        "cut_off": fmean(c.info.finish_reason == "length" for c in calls),
     }

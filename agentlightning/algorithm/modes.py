@@ -18,11 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from agentlightning.algorithm.returns import by_position, gae, return_to_go, whiten
 from agentlightning.algorithm.units import CreditRule, Unit, numbers
-from agentlightning.types.call import Call, Float32Array
+from agentlightning.types.arrays import Array, Float32Array, np
+from agentlightning.types.call import Call
 
 Worth = float | Float32Array
 """Of a call's tokens: one value for all of them, or one each."""
@@ -39,7 +38,7 @@ class Assigned:
 
 Values = Mapping[str, Float32Array]
 """By call id: what the critic expects before each of its sampled tokens."""
-Assign = Callable[[Sequence[Unit], CreditRule, np.ndarray, Values], Assigned]
+Assign = Callable[[Sequence[Unit], CreditRule, Array, Values], Assigned]
 """(units, rule, counts_U, values) → what calls are worth. A masked unit gets 0 and changes nothing about others."""
 
 

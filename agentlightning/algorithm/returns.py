@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Array, Float32Array, Int32Array, np
 
 STD_FLOOR = 1e-6
 """Values that differ by less are equal."""
 
-Compare = Callable[[Float32Array, Int32Array, np.ndarray], Float32Array]
+Compare = Callable[[Float32Array, Int32Array, Array], Float32Array]
 """(returns_U, groups_U, counts_U) → advantages_U."""
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from agentlightning.algorithm.curriculum import TaskHistory, Weigh
 from agentlightning.algorithm.mixture import Mixture
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
+from agentlightning.types.arrays import np
 
 
 class TaskSchedule:

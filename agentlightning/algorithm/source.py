@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
@@ -18,6 +16,7 @@ from agentlightning.algorithm.sampling import cancel, enqueue, finished_groups
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.types import EnqueueRolloutRequest, RolloutMode
+from agentlightning.types.arrays import np
 
 
 class Source(Protocol):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
@@ -22,7 +21,7 @@ from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
 from agentlightning.types import Attempt, Outcome, Rollout
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 
 @dataclass(frozen=True, kw_only=True)

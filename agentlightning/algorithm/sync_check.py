@@ -13,15 +13,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
-
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import Learner
 from agentlightning.learner.packing import CreditedCall, pack
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 PROMPT_TOKENS = 256
 """Of a prompt of the step; any of its beginnings is one to sample from."""

@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-from numpy.typing import NDArray
+from agentlightning.types.arrays import Float64Array, np
 
 _SERIES = 2000
 """Series of noise that a statistic is compared with."""
 _NEGLIGIBLE = 1e-9
-
-Floats = NDArray[np.float64]
 
 
 def noise_of(rewards: Sequence[float]) -> float:
@@ -45,7 +42,7 @@ def visible_rise(rewards: Sequence[float], level: float) -> float:
     return critical * noise_of(rewards) * 2 / float(np.sqrt(len(rewards)))
 
 
-def _largest_rise(series_KN: Floats) -> Floats:
+def _largest_rise(series_KN: Float64Array) -> Float64Array:
     """For each of K series of N steps: the largest standardised rise over all splits, shape [K]."""
     n = series_KN.shape[1]
     sums_KN = np.cumsum(series_KN, axis=1)
@@ -58,6 +55,6 @@ def _largest_rise(series_KN: Floats) -> Floats:
 
 
 @lru_cache(maxsize=16)
-def _under_no_trend(steps: int) -> Floats:
+def _under_no_trend(steps: int) -> Float64Array:
     """The statistic of series of independent normal noise; the same in every process."""
     return _largest_rise(np.random.default_rng(0).standard_normal((_SERIES, steps)))

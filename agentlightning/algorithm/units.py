@@ -9,13 +9,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.weights import overlong_penalty
 from agentlightning.types import Outcome
-from agentlightning.types.call import Call, Int32Array
+from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.call import Call
 
 Use = Literal["train", "zero", "mask"]
 Normalization = Literal["token", "sequence", "rollout", "sum", "constant"]

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.algorithm.baselines import MovingBaselines
 from agentlightning.algorithm.credit import credit, explained_variance
@@ -31,6 +30,7 @@ from agentlightning.learner.base import (
 )
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
+from agentlightning.types.arrays import np
 
 OF_SAMPLES = ("kl_old", "clip_fraction", "ratio_min", "ratio_max")
 """Metrics that compare with the weights that sampled: none did where chats are learned."""

@@ -5,9 +5,7 @@ Shape letters: U units that are compared with each other (rollouts, or calls), E
 
 from __future__ import annotations
 
-import numpy as np
-
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 
 def overlong_penalty(tokens_U: Int32Array, limit: int, margin: int) -> Float32Array:

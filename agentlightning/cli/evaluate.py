@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import numpy as np
 from rich.console import Console as Terminal
 from rich.status import Status
 from rich.table import Table
@@ -71,7 +71,7 @@ class Wanted:
 
     def estimates(self) -> dict[str, Callable[[Sequence[float]], float]]:
         """What is shown, by its name: functions of a task's rewards."""
-        shown: dict[str, Callable[[Sequence[float]], float]] = {"mean reward": lambda rewards: float(np.mean(rewards))}
+        shown: dict[str, Callable[[Sequence[float]], float]] = {"mean reward": fmean}
         if (k := self.pass_at) is not None:
             shown[f"pass@{k}"] = lambda rewards: expected_best([float(r >= self.passing) for r in rewards], k)
         if (n := self.best_of) is not None:

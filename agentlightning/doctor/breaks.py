@@ -12,12 +12,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, warning
-from agentlightning.types.call import Call, Int32Array
+from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.call import Call
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text."""

@@ -11,14 +11,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from agentlightning.adapter.conversations import Conversation
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, problem, share, warning
 from agentlightning.doctor.in_rollouts import ids
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 SAME = 0.9
 """Share of siblings that say word for word the same."""

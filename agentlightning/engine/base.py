@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 import msgspec
-import numpy as np
 
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
@@ -23,7 +22,7 @@ T = TypeVar("T")
 _SMALL_BYTES = 256 * 1024
 _FEW_ELEMENTS = 4096
 """Up to these a body is decoded where it came; it takes a few milliseconds."""
-_BLOCK = 2**20
+_BLOCK = 2**16
 _background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
 """For what takes long and mostly without the interpreter: large requests wait for each other, and no other waits."""
 
@@ -106,11 +105,10 @@ def _elements(body: bytes, enough: int) -> int:
         end = at + _BLOCK
         while end < len(body) and body[end - 1] == ord("\\"):  # an escape stays in one block
             end += 1
-        block = np.frombuffer(body[at:end].replace(b"\\\\", b"  ").replace(b'\\"', b"  "), np.uint8)
-        quoted = np.logical_xor.accumulate(block == ord('"')) ^ inside
-        found = (block == ord(",")) | (block == ord("[")) | (block == ord("{"))
-        count += int(np.count_nonzero(found & ~quoted))
-        inside, at = bool(quoted[-1]), end
+        parts = body[at:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[inside::2])
+        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        inside, at = inside ^ (len(parts) % 2 == 0), end
     return count
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from agentlightning.adapter.tree import TokenTree, build_tree
 from agentlightning.learner.base import PackedBatch
-from agentlightning.types.call import Call, Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.call import Call
 
 
 @dataclass(frozen=True, slots=True, eq=False)

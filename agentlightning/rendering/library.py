@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.errors import ModelError
 from agentlightning.rendering.base import Parsed, ParsedCall
@@ -27,7 +26,7 @@ from agentlightning.rendering.forms import (
 from agentlightning.rendering.grammar import answer_grammar, call_grammar
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.rendering.tokenizer import added_tokens
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 _PIECE, _SEAM = 32 * 1024, 16
 """A long text is counted in pieces of so many characters, each of which has at most so many tokens more than in it."""

@@ -11,12 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from agentlightning.types.arrays import Float32Array, Int32Array
 from agentlightning.types.span import Span
-
-Int32Array = np.ndarray[Any, np.dtype[np.int32]]
-Float32Array = np.ndarray[Any, np.dtype[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)

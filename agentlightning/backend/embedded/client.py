@@ -12,8 +12,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import TracebackType
 from typing import NoReturn, Self
 
-import numpy as np
-
 from agentlightning.backend.base import BackendStats
 from agentlightning.backend.embedded.child import Child
 from agentlightning.backend.embedded.connection import STALL_SECONDS, Connection
@@ -22,7 +20,7 @@ from agentlightning.backend.embedded.protocol import Abort, Call, GetStats, Repl
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.events import POLICY, Request
 from agentlightning.errors import BackendDied, EngineError
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from typing import Protocol
 
-import numpy as np
-
 from agentlightning.backend.embedded.protocol import (
     CheckPacking,
     Export,
@@ -25,7 +23,7 @@ from agentlightning.backend.embedded.protocol import (
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.files import local_path
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PackingCheck, PassResult, StepResult
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 
 class Asked(Protocol):

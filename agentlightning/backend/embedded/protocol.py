@@ -11,7 +11,6 @@ import struct
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 
 from agentlightning import errors
 from agentlightning.backend.base import BackendStats
@@ -27,7 +26,7 @@ from agentlightning.learner.base import (
     PassResult,
     StepResult,
 )
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 HEADER = struct.Struct("!I")
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool, with_tool_names
-from agentlightning.types.call import Call, Divergence, Float32Array, Int32Array, Segment, VersionRun
+from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.call import Call, Divergence, Segment, VersionRun
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
@@ -26,7 +25,7 @@ from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.settings import Overrides, settle
 from agentlightning.rendering import Message, Rendering, Tool
 from agentlightning.rendering.messages import with_tool_names
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 _LONG = 20_000
 """Characters of a request from which on it is tokenised beside the event loop."""

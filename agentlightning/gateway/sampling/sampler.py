@@ -15,7 +15,6 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
@@ -30,7 +29,7 @@ from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
 from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
-from agentlightning.types.call import Int32Array
+from agentlightning.types.arrays import Int32Array, np
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from agentlightning.errors import StoreError
@@ -29,7 +28,7 @@ from agentlightning.types import (
     RunStatus,
     Span,
 )
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import HAS_NUMPY, Float32Array, Int32Array, float32_array, int32_array, np
 
 PREFIX = "/v1/agl"
 OTLP_PATH = "/v1/traces"
@@ -153,7 +152,7 @@ class Problem(BaseModel):
 
 
 def _to_wire(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+    if HAS_NUMPY and isinstance(value, np.ndarray):
         little = value.dtype.newbyteorder("<")
         return value.astype(little, copy=False).tobytes()
     if isinstance(value, Span):
@@ -163,9 +162,9 @@ def _to_wire(value: Any) -> Any:
 
 def _from_wire(kind: Any, value: Any) -> Any:
     if kind == Int32Array:
-        return np.frombuffer(value, "<i4")
+        return int32_array(value)
     if kind == Float32Array:
-        return np.frombuffer(value, "<f4")
+        return float32_array(value)
     if kind is Span:
         return Span.model_validate_json(value)
     raise NotImplementedError(kind)

@@ -7,7 +7,6 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from sqlalchemy import bindparam, func, select
 
 from agentlightning.errors import ConflictError, StoreError
@@ -17,7 +16,7 @@ from agentlightning.store.operations import spans
 from agentlightning.store.operations.codec import encode
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
-from agentlightning.types.call import Float32Array
+from agentlightning.types.arrays import Float32Array, float32_bytes, int32_bytes
 
 _SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields)
 
@@ -107,7 +106,7 @@ def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
         "segment_id": segment.segment_id,
         "parent_id": segment.parent_id,
         "parent_keep": segment.parent_keep,
-        "ids": np.asarray(segment.ids, dtype="<i4").tobytes(),
+        "ids": int32_bytes(segment.ids),
         "logprobs": _floats(segment.logprobs),
         "plain_logprobs": _floats(segment.plain_logprobs),
         "versions": encode([[run.start, run.version] for run in segment.versions]) if segment.versions else None,
@@ -115,7 +114,7 @@ def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
 
 
 def _floats(array: Float32Array | None) -> bytes | None:
-    return None if array is None else np.asarray(array, dtype="<f4").tobytes()
+    return None if array is None else float32_bytes(array)
 
 
 def add(tx: Transaction, rows: Sequence[CallRows]) -> None:

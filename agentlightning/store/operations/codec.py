@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from agentlightning.errors import StoreError
 from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, RolloutConfig, RolloutMode, RolloutStatus
@@ -75,10 +74,8 @@ def _plain(value: Any) -> Any:
     """Records, and the numbers and arrays of numpy that instrumentations like to put in attributes, as JSON values."""
     if isinstance(value, Record):
         return value.__dict__
-    if isinstance(value, np.ndarray):
+    if hasattr(value, "tolist"):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
     raise StoreError(f"A value of type {type(value).__name__} is not JSON; convert it before it goes into the store.")
 
 

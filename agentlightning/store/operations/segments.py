@@ -6,17 +6,18 @@ too. All arrays are read-only.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from agentlightning.errors import StoreError
 from agentlightning.types import VersionRun
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, float32_array, int32_array, int32_bytes
 
 TOKEN_BYTES = 4
+_UNKNOWN = struct.pack("<f", float("nan"))
 Response = tuple[Int32Array, Float32Array, Float32Array, tuple[VersionRun, ...]]
 
 
@@ -67,21 +68,17 @@ class SegmentTree:
         chain.reverse()
         if len(chain) == 1:
             (row,) = chain
-            return (
-                np.frombuffer(row.ids, "<i4"),
-                _floats(row, row.logprobs),
-                _floats(row, row.plain_logprobs),
-                _runs(row),
-            )
+            logprobs, plain_logprobs = _floats(row, row.logprobs), _floats(row, row.plain_logprobs)
+            return int32_array(row.ids), float32_array(logprobs), float32_array(plain_logprobs), _runs(row)
         runs: list[VersionRun] = []
         start = 0
         for row in chain:
             runs.extend(VersionRun(start + run.start, run.version) for run in _runs(row))
             start += row.length
         return (
-            np.frombuffer(b"".join(row.ids for row in chain), "<i4"),
-            _join([_floats(row, row.logprobs) for row in chain]),
-            _join([_floats(row, row.plain_logprobs) for row in chain]),
+            int32_array(b"".join(row.ids for row in chain)),
+            float32_array(b"".join(_floats(row, row.logprobs) for row in chain)),
+            float32_array(b"".join(_floats(row, row.plain_logprobs) for row in chain)),
             tuple(runs),
         )
 
@@ -107,39 +104,23 @@ class SegmentTree:
 
     def _assemble(self, segment_id: str, end: int) -> None:
         """One array for a segment's path; every ancestor that is wholly on it becomes a view."""
-        whole = np.empty(end, dtype="<i4")
+        whole = memoryview(bytearray(end * TOKEN_BYTES))
+        path = int32_array(whole.toreadonly())
         current: str | None = segment_id
         while current is not None:
             row = self._rows[current]
             start = self._starts[current]
             if current in self._paths:
-                whole[:end] = self._paths[current][:end]
+                whole[: end * TOKEN_BYTES] = int32_bytes(self._paths[current][:end])
                 break
-            whole[start:end] = np.frombuffer(row.ids, "<i4", count=end - start)
+            whole[start * TOKEN_BYTES : end * TOKEN_BYTES] = row.ids[: (end - start) * TOKEN_BYTES]
             if end - start == row.length:
-                self._paths[current] = whole[:end]
+                self._paths[current] = path[:end]
             end, current = start, row.parent_id
-        whole.flags.writeable = False
-        for link in self._views(segment_id):
-            self._paths[link].flags.writeable = False
-
-    def _views(self, segment_id: str) -> Iterable[str]:
-        """The segment and those of its ancestors that have a path."""
-        current: str | None = segment_id
-        while current is not None:
-            if current in self._paths:
-                yield current
-            current = self._rows[current].parent_id
 
 
-def _floats(row: SegmentRow, data: bytes | None) -> Float32Array:
-    return np.full(row.length, np.nan, dtype="<f4") if data is None else np.frombuffer(data, "<f4")
-
-
-def _join(arrays: list[Float32Array]) -> Float32Array:
-    joined = np.concatenate(arrays) if arrays else np.empty(0, dtype="<f4")
-    joined.flags.writeable = False
-    return joined
+def _floats(row: SegmentRow, data: bytes | None) -> bytes:
+    return _UNKNOWN * row.length if data is None else data
 
 
 def _runs(row: SegmentRow) -> tuple[VersionRun, ...]:
