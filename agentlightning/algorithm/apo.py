@@ -7,12 +7,11 @@ A critic reads runs of the agent and says what is wrong with its prompt (the "gr
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from agentlightning.algorithm.prompts.candidate import Candidate, placeholders
 from agentlightning.algorithm.prompts.critic import CriticAnswer
@@ -113,10 +112,10 @@ class APO(PromptSettings):
         self, run: PromptRun, beam: Sequence[Candidate], number: int
     ) -> tuple[list[Candidate], list[Trial]]:
         """Edited candidates, and the trials on training tasks that they were made from."""
-        rng = np.random.default_rng([self.seed, number])
+        rng = random.Random(f"{self.seed} {number}")
         parents = [beam[n % len(beam)] for n in range(self.beam_width)]
         size = min(self.gradient_batch_size, len(run.train))
-        batches = [[int(i) for i in rng.choice(len(run.train), size, replace=False)] for _ in parents]
+        batches = [rng.sample(range(len(run.train)), size) for _ in parents]
         asked = [Asked(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
         trials = await run.evaluate(asked, f"round {number}: runs for the critic")
         jobs: list[_Job] = []
@@ -126,7 +125,7 @@ class APO(PromptSettings):
                 continue  # nothing that a critic could say
             for branch in range(self.branch_factor):
                 name = names[(slot * self.branch_factor + branch + number - 1) % len(names)]
-                shown = [batch[int(i)] for i in rng.permutation(len(batch))]
+                shown = rng.sample(list(batch), len(batch))
                 jobs.append(_Job(parent, name, shown, len(jobs)))
         return await self._edited(run, jobs), [t for batch in trials for t in batch]
 

@@ -13,14 +13,13 @@ import asyncio
 import hashlib
 import json
 import math
+import random
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
-
-import numpy as np
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger
@@ -96,8 +95,7 @@ class PromptRun:
         self._journal = Journal(context.run_dir / JOURNAL_FILE)
         self._asked: Counter[str] = Counter()
         self._began = time.monotonic()
-        order = np.random.default_rng(settings.seed).permutation(len(val))
-        self.val_order: Sequence[int] = [int(task) for task in order]
+        self.val_order: Sequence[int] = random.Random(settings.seed).sample(range(len(val)), len(val))
         """The validation tasks in the order in which they are used."""
 
     @classmethod
@@ -311,7 +309,7 @@ def _split(tasks: Dataset[Any], seed: int) -> tuple[list[Any], list[Any]]:
     """Training and validation tasks out of one set; at least one of each."""
     if len(tasks) < 2:
         raise ConfigError("One task is too few: give some for training and others for validation.")
-    order = np.random.default_rng(seed).permutation(len(tasks))
+    order = random.Random(seed).sample(range(len(tasks)), len(tasks))
     held_out = max(1, math.floor(len(tasks) / 2))
-    chosen = [tasks[int(i)] for i in order]
+    chosen = [tasks[i] for i in order]
     return chosen[held_out:], chosen[:held_out]
