@@ -16,8 +16,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 COMMANDS = ("app", "configuration", "demo", "evaluate", "gateway", "run", "runner", "serve", "show", "store", "train")
 WARM = (
@@ -31,9 +32,14 @@ _one_at_a_time = threading.Lock()
 
 
 def typed(
-    folder: Path, *arguments: str, stdin: str | None = None, timeout: float = 240.0, **environment: str
+    folder: Path,
+    *arguments: str,
+    stdin: str | None = None,
+    timeout: float = 240.0,
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """`python ARGUMENTS` in a folder, without a network, on a wide screen; raises TimeoutExpired."""
+    environment = environment or {}
     whole = {**os.environ, **OFFLINE, **environment}
     if "PYTHONPATH" in environment:  # what it says is read when an interpreter starts
         return subprocess.run(
@@ -63,7 +69,7 @@ def typed(
 
 def agl(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`agl ARGUMENTS`."""
-    return typed(folder, "-m", "agentlightning", *arguments, **environment)
+    return typed(folder, "-m", "agentlightning", *arguments, environment=environment)
 
 
 def _order(order: dict[str, Any], timeout: float) -> int:
@@ -108,26 +114,28 @@ def main() -> None:
     """Fork for each order that is read, and answer with the fork's process id, then with how it ended."""
     for name in WARM:
         importlib.import_module(name)
-    orders, answers = sys.stdin, sys.stdout
-    for line in orders:
+    for line in sys.stdin:
         process = os.fork()
         if process == 0:
-            _become(json.loads(line), orders, answers)
+            _become(json.loads(line))
             return
-        print(process, file=answers, flush=True)
+        _answer(process)
         _, status = os.waitpid(process, 0)
-        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+        _answer(os.waitstatus_to_exitcode(status))
 
 
-def _become(order: dict[str, Any], orders: IO[str], answers: IO[str]) -> None:
+def _answer(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
+def _become(order: dict[str, Any]) -> None:
     """What was ordered, as the interpreter does it."""
     for descriptor, path in enumerate(order["streams"]):
         opened = os.open(path, os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)
         os.close(opened)
-    sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
-    orders.detach()
-    answers.detach()
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - for good
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])

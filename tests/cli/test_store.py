@@ -40,7 +40,7 @@ def filled(tmp_path: Path) -> Path:
 
 def agl(folder: Path, *arguments: str) -> str:
     """Run a command; returns what it printed, or raises with it."""
-    done = typed(folder, "-m", "agentlightning", "store", *arguments, COLUMNS="80")
+    done = typed(folder, "-m", "agentlightning", "store", *arguments, environment={"COLUMNS": "80"})
     if done.returncode:
         assert "Traceback" not in done.stderr
         raise ConfigError(done.stderr)

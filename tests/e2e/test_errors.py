@@ -34,7 +34,7 @@ SWALLOWS = """
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return typed(cwd, *command, timeout=120, **environment)
+    return typed(cwd, *command, timeout=120, environment=environment)
 
 
 def fails_with(done: subprocess.CompletedProcess[str], *parts: str) -> None:

@@ -15,7 +15,7 @@ HEADER = "import agentlightning as agl\n"
 def script(folder: Path, text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`python train.py` with this text in it."""
     (folder / "train.py").write_text(HEADER + text)
-    return typed(folder, "train.py", **environment)
+    return typed(folder, "train.py", environment=environment)
 
 
 def answers(done: subprocess.CompletedProcess[str], *words: str) -> None:

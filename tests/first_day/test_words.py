@@ -68,7 +68,7 @@ def test_help_has_a_short_form(tmp_path: Path) -> None:
 
 def test_the_shell_can_complete(tmp_path: Path) -> None:
     here = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}  # whichever shell runs the tests
-    done = typed(tmp_path, "-m", "agentlightning", "--show-completion", "bash", **here)
+    done = typed(tmp_path, "-m", "agentlightning", "--show-completion", "bash", environment=here)
     assert done.returncode == 0, done.stderr
     assert "COMPLETE" in done.stdout
 
