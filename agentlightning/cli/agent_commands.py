@@ -96,8 +96,13 @@ def run(
 
 
 def train(
-    agent: Agent,
     tasks: Tasks,
+    agent: Annotated[
+        str | None, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")
+    ] = None,
+    remote: Annotated[
+        bool, typer.Option("--remote", help="No agent here: runners join from elsewhere (agl runner) and have it.")
+    ] = False,
     val_tasks: Annotated[Path | None, typer.Option(help="Tasks to validate on, never trained.")] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="GRPO, DAPO, RLOO, PPO, SFT, DPO, …; GRPO if not given.")
@@ -125,16 +130,24 @@ def train(
     strategy: Annotated[
         Strategy, typer.Option(help="Runners in this process, in processes, or joining from elsewhere (agl runner).")
     ] = Strategy.INLINE,
+    upstream: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=URL of another provider that agents may ask, such as a judge; never trained."),
+    ] = None,
+    upstream_key: Annotated[
+        str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="The key that these providers are sent.")
+    ] = None,
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
 ) -> None:
     """Train the model behind any agent by GRPO or another algorithm, on this machine."""
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.train import train_agent
+    from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
     train_agent(
-        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        None if agent is None else find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm,
@@ -144,7 +157,8 @@ def train(
         timeout=timeout,
         concurrency=concurrency,
         n_runners=n_runners,
-        strategy=strategy.value,
+        strategy="remote" if remote else strategy.value,
+        models=read_upstreams(upstream or [], upstream_key),
         run_dir=run_dir,
         resume=resume,
     )

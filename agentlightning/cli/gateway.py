@@ -12,6 +12,7 @@ from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import ModelSpec
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import read_secret
+from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
@@ -42,21 +43,13 @@ def run_gateway(
     not_empty(api_key, "--api-key")
     if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
-    not_empty(upstream_key, "--upstream-key")
     not_empty(store_key, "--key")
-    models = {name: Provider(base_url=url, api_key=upstream_key) for name, url in map(_named, upstreams)}
+    models = read_upstreams(upstreams, upstream_key)
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
     run_sync(_serve(store, model, models, secret, host, port, api_key, server or str(path)))
-
-
-def _named(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
-    if not (name and equals and url.startswith(("http://", "https://"))):
-        raise ConfigError(f"'{text}' does not say NAME=URL, for example --upstream gpt=https://api.example.com/v1.")
-    return name, url
 
 
 async def _serve(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from rich.console import Console
 
 from agentlightning.cli.configuration import make_algorithm
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.errors import ConfigError
+from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
 from agentlightning.types import RolloutConfig
@@ -19,7 +21,7 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def train_agent(
-    agent: LitAgent[Any],
+    agent: LitAgent[Any] | None,
     tasks: list[Any],
     val_tasks: list[Any] | None,
     *,
@@ -31,16 +33,20 @@ def train_agent(
     concurrency: int,
     n_runners: int,
     strategy: str,
+    models: Mapping[str, Provider],
     run_dir: Path | None,
     resume: Path | None,
 ) -> None:
-    """Train, then say what became better and where it is."""
+    """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
+    if agent is None and strategy != "remote":
+        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
     others = {"rollout_config": RolloutConfig(timeout_seconds=timeout)}
     trainer = Trainer(
         algorithm=make_algorithm(algorithm, model, config, settings, **others),
         concurrency=concurrency,
         n_runners=n_runners,
         strategy=None if strategy == "inline" else strategy,
+        models=models,
         run_dir=run_dir,
         resume=resume,
     )
