@@ -11,8 +11,8 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,6 +101,20 @@ def _resource(resources: NamedResources) -> Resource:
     return Resource(llm.with_key_in_url().endpoint, llm.model, llm.api_key or "")
 
 
+@contextmanager
+def _dummy_keys() -> Iterator[None]:
+    """Keys in the environment while agents run: clients of providers refuse to be made without one, and the one that
+    counts is in the URL.
+    """
+    set_here = [name for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY") if name not in os.environ]
+    os.environ.update(dict.fromkeys(set_here, "in the URL"))
+    try:
+        yield
+    finally:
+        for name in set_here:
+            os.environ.pop(name, None)
+
+
 class Client:
     """A client of `python -m agent_lightning.server`.
 
@@ -167,10 +181,8 @@ class Client:
         """The status of what was asked for when it is done. Raises TrainingError when it did not come to its end."""
         if nworkers == 0 or nworkers < -1:
             raise ConfigError(f"nworkers is {nworkers}; give a positive number, or -1 for one per core.")
-        # Clients of providers refuse to be made without a key; the one that counts is in the URL.
-        for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY"):
-            os.environ.setdefault(name, "in the URL")
-        status = run_sync(self._run_rollouts(path, asked, FunctionOfResource(agent_fn), nworkers))
+        with _dummy_keys():
+            status = run_sync(self._run_rollouts(path, asked, FunctionOfResource(agent_fn), nworkers))
         if status["state"] == "stopped":
             raise TrainingError(f"It was stopped before its end: {status['error']}")
         if status["state"] != "done":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -97,5 +98,7 @@ def test_runtime_switches() -> None:
 def test_a_server_that_is_not_there_is_named() -> None:
     from agent_lightning import Client
 
+    before = dict(os.environ)
     with pytest.raises(ServerConnectionError, match=r"agent_lightning\.server"):
         Client("http://127.0.0.1:9").train(lambda resource, task: 1.0)
+    assert dict(os.environ) == before, "keys are there while agents run, and no longer"
