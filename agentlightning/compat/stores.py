@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.types import FINISHED_ROLLOUT, Rollout, RolloutStatus
 
 Store = TypeVar("Store", bound=LightningStore)
@@ -28,3 +29,12 @@ def is_running(rollout: Rollout) -> bool:
 def is_finished(rollout: Rollout) -> bool:
     """Whether it has ended."""
     return rollout.status in FINISHED_ROLLOUT
+
+
+def of_server(self: LightningStoreServer, name: str) -> Any:
+    """A server was a store itself: what it lacks is asked of the store that it serves."""
+    if name.startswith("_") or not hasattr(LightningStore, name):
+        raise AttributeError(f"'LightningStoreServer' object has no attribute '{name}'")
+    if name == "capabilities":
+        return {**self.store.capabilities, "otlp_traces": True}
+    return getattr(self.store, name)

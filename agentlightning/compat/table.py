@@ -278,6 +278,7 @@ NAMES = (
 )
 
 MEMBERS = (
+    Old("agentlightning.algorithm.apo:APO.__class_getitem__", "agentlightning.compat.runners:of_type"),
     Old("agentlightning.adapter.triplets:TracerTraceToTriplet.__call__", "agentlightning.compat.adapters:adapt"),
     Old("agentlightning.adapter.messages:TraceToMessages.__call__", "agentlightning.compat.adapters:adapt"),
     Old(
@@ -337,6 +338,11 @@ MEMBERS = (
     ),
     Old("agentlightning.runner.runner:LitAgentRunner.tracer", "agentlightning.compat.runners:tracer"),
     Old(
+        "agentlightning.store.http.server:LightningStoreServer.__getattr__",
+        "agentlightning.compat.stores:of_server",
+        "server.store is the store that it serves",
+    ),
+    Old(
         "agentlightning.tracer.base:Tracer.create_span", "agentlightning.compat.tracing:create_span", "emit_annotation"
     ),
     Old(
@@ -373,6 +379,8 @@ _LOOP = "claims wait in the store; nothing polls"
 _HEARTBEAT = "heartbeats are the runner's own business"
 _THREADS = "stores are safe to use from any thread"
 _MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
+_RETRIES = "retry_seconds= is how long it tries again in all"
+_SERVED = "servers run inside the event loop that starts them"
 _REWARDS = "a reward names its response, or belongs to the last call"
 
 ARGUMENTS = (
@@ -409,6 +417,16 @@ ARGUMENTS = (
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", _HEARTBEAT),
     Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
     Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task"),
+    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal has every question and answer"),
+    Old("agentlightning.store.http.client:LightningStoreClient(retry_delays=)", "", _RETRIES),
+    Old("agentlightning.store.http.client:LightningStoreClient(health_retry_delays=)", "", _RETRIES),
+    Old("agentlightning.store.http.client:LightningStoreClient(request_timeout=)", "request_seconds"),
+    Old("agentlightning.store.http.client:LightningStoreClient(connection_timeout=)", "", _RETRIES),
+    Old("agentlightning.store.http.server:LightningStoreServer(cors_allow_origins=)", "", "no page asks from elsewhere"),
+    Old("agentlightning.store.http.server:LightningStoreServer(launch_mode=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(launcher_args=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(tracker=)", "", "`agl store` has /metrics"),
     Old("agentlightning.store.stores:InMemoryLightningStore(thread_safe=)", "", _THREADS),
     Old("agentlightning.store.stores:InMemoryLightningStore(eviction_memory_threshold=)", "", _MEMORY),
     Old("agentlightning.store.stores:InMemoryLightningStore(safe_memory_threshold=)", "", _MEMORY),
