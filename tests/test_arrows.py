@@ -22,6 +22,7 @@ LAYERS: list[set[str]] = [
     {"runner"},
     {"algorithm"},
     {"doctor"},
+    {"dashboard"},
     {"trainer"},
     {"cli"},
     # Older names lead to everything below; nothing below knows of them.

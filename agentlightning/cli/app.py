@@ -121,6 +121,26 @@ app.command()(look_commands.why)
 
 
 @app.command()
+def dashboard(
+    where: Annotated[
+        str | None,
+        typer.Argument(
+            help="A run's folder, a folder of runs (its latest), a store's file, http://… or postgresql://…; the "
+            "latest of runs/ if not given."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
+    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="What one logs in with.")] = None,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
+) -> None:
+    """Show runs, rollouts, tokens and groups in a browser; also of a run that is going on."""
+    from agentlightning.cli.dashboard import show_dashboard
+
+    show_dashboard(where, host, port, key, browser=browser)
+
+
+@app.command()
 def serve(
     model: Annotated[
         str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")

@@ -16,11 +16,11 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from agentlightning.cli.interrupt import interrupted
+from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.store import (
     InMemoryLightningStore,
-    LightningStoreServer,
     PostgresLightningStore,
     SqliteLightningStore,
 )
@@ -133,7 +133,7 @@ def serve(location: Location, host: str, port: int, key: str | None, secret_file
 
 async def _serve(location: Location, host: str, port: int, key: str | None, secret: bytes | None) -> None:
     async with location.opened(create=True) as store:
-        server = LightningStoreServer(store, host, port, admin_key=key, secret=secret)
+        server = served_with_dashboard(store, host, port, admin_key=key, secret=secret)
         await server.start()
         try:
             console.print(
@@ -141,7 +141,8 @@ async def _serve(location: Location, host: str, port: int, key: str | None, secr
                 f"\n  use it       LightningStoreClient({server.endpoint!r}{', key=…' if key else ''})"
                 f"\n  REST         {server.endpoint}/docs"
                 f"\n  traces       {server.otlp_traces_endpoint()}  (OTLP over HTTP)"
-                f"\n  metrics      {server.endpoint}/metrics",
+                f"\n  metrics      {server.endpoint}/metrics"
+                f"\n  dashboard    {dashboard_url(server.endpoint)}",
                 markup=True,
             )
             await interrupted()

@@ -20,12 +20,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.errors import StoreError, StoreUnavailableError, message_of
+from agentlightning.dashboard import dashboard_url, served_with_dashboard
+from agentlightning.errors import StoreError, message_of
 from agentlightning.files import atomic_write
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import StoreSink
 from agentlightning.runner.remote import Address
-from agentlightning.store import LightningStoreClient, LightningStoreServer
+from agentlightning.store import LightningStoreClient
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.trainer.folder import RUN_FILE as RUN_FILE
@@ -117,19 +118,23 @@ async def recorded(
             logger.warning("The store does not know how the run ended: %s", error)
 
 
-async def open_door(stack: AsyncExitStack, store: LightningStore, address: Address | None, run_dir: Path) -> None:
-    """Let other processes read the run until `stack` ends; at `address`, if its store is served already."""
+async def open_door(stack: AsyncExitStack, store: LightningStore, address: Address | None, run_dir: Path) -> str | None:
+    """Let other processes read the run until `stack` ends; at `address`, if its store is served already.
+
+    Returns where people see it; None if the store is somebody else's.
+    """
     if address is None:
         if not isinstance(store, SqlLightningStore):
-            return  # somebody else's: it is read there
+            return None  # it is read there
         key = secrets.token_hex(32)
-        server = LightningStoreServer(store, port=0, admin_key=key)
+        server = served_with_dashboard(store, port=0, admin_key=key)
         await server.start()
         stack.push_async_callback(server.stop)
         address = Address(server.endpoint, key)
     file = run_dir / LIVE_FILE
     _write_privately(file, Live(address.url, address.key, os.getpid()))
     stack.callback(lambda: file.unlink(missing_ok=True))
+    return dashboard_url(address.url)
 
 
 def _write_privately(file: Path, live: Live) -> None:
@@ -143,6 +148,12 @@ def _write_privately(file: Path, live: Live) -> None:
 
 async def connect(run_dir: Path) -> LightningStoreClient | None:
     """A client of the run that goes on in this folder; None if none does."""
+    live = await find_live(run_dir)
+    return None if live is None else LightningStoreClient(live.url, live.key, retry_seconds=ANSWER_SECONDS)
+
+
+async def find_live(run_dir: Path) -> Live | None:
+    """Where the run that goes on in this folder is read; None if none does."""
     try:
         live = Live(**json.loads((run_dir / LIVE_FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -150,10 +161,8 @@ async def connect(run_dir: Path) -> LightningStoreClient | None:
     probe = LightningStoreClient(live.url, live.key, retry_seconds=0.0, request_seconds=ANSWER_SECONDS)
     try:
         await probe.statistics()
-    except StoreUnavailableError:
-        return None
-    except StoreError:  # another program answers there now
+    except StoreError:  # nobody answers, or another program does now
         return None
     finally:
         await probe.close()
-    return LightningStoreClient(live.url, live.key, retry_seconds=ANSWER_SECONDS)
+    return live

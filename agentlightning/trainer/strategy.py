@@ -18,10 +18,10 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
+from agentlightning.dashboard import served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.keys import derived_secret
 from agentlightning.runner.remote import Address
-from agentlightning.store import LightningStoreServer
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 
@@ -104,7 +104,7 @@ class Strategy:
                 f"The trainer cannot serve a {type(store).__name__} to runners. Set AGL_MANAGED_STORE=0 if it is "
                 "served already, or leave store= out."
             )
-        server = LightningStoreServer(store, self.host, self.port, admin_key=self.key, secret=self.secret)
+        server = served_with_dashboard(store, self.host, self.port, admin_key=self.key, secret=self.secret)
         await server.start()
         stack.push_async_callback(server.stop)
         return Address(server.endpoint, self.key)

@@ -291,8 +291,8 @@ class Trainer(GivenByName):
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         async with AsyncExitStack() as stack:
             store, run = await self._open_store(stack, job)
-            reporter = await self._start_reporting(stack, store, run, job)
-            address = await self._open_door(stack, store, run)
+            address, dashboard = await self._open_door(stack, store, run)
+            reporter = await self._start_reporting(stack, store, run, job, dashboard)
             served = await self._serve_models(stack, store, reporter)
             resources = {**(served.resources() if served else {}), **self.initial_resources}
             gateway = served.gateway if served else None
@@ -336,7 +336,9 @@ class Trainer(GivenByName):
             logger.warning("Checkpoints later than %s are set aside as %s", self.resume_from.name, names)
         return store, run
 
-    async def _start_reporting(self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Job) -> Reporter:
+    async def _start_reporting(
+        self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Job, dashboard: str | None
+    ) -> Reporter:
         """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         rows = StoreSink(store, run.run_id)
@@ -347,18 +349,22 @@ class Trainer(GivenByName):
         reporter.start(run)
         if job.answers_signals:
             stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
+        if dashboard is not None:
+            reporter.note(f"Dashboard: {dashboard}")
         introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
         return reporter
 
-    async def _open_door(self, stack: AsyncExitStack, store: LightningStore, run: Run) -> Address | None:
-        """Serve the store to runners that are not here, and to whoever looks at the run; the runners' address."""
+    async def _open_door(
+        self, stack: AsyncExitStack, store: LightningStore, run: Run
+    ) -> tuple[Address | None, str | None]:
+        """Serve the store to runners that are not here, and to whoever looks at the run: the addresses of both."""
         address = await self.strategy.serve(stack, store)
         if address is not None:
             address = replace(address, run_id=run.run_id)
-        await open_door(stack, store, address, self.run_dir)
+        dashboard = await open_door(stack, store, address, self.run_dir)
         if address is not None and self.address is not None and not self.address.done():
             self.address.set_result(address)
-        return address
+        return address, dashboard
 
     async def _serve_models(self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter) -> Served | None:
         """The backend and the gateway in front of it and of other providers, if there is anything to serve."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+from typing import Protocol
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.keys import not_empty, sign_attempt_key
@@ -22,13 +23,25 @@ from agentlightning.store.sql import SqlLightningStore
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 4747
+PAGES = "/dashboard"
+
+
+class Pages(Protocol):
+    """What people see of a store: an ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    async def close(self) -> None:
+        """End the answers that have no end of their own."""
+        ...
 
 
 class LightningStoreServer:
     """A store over HTTP, on the event loop that starts it.
 
     `admin_key` opens everything. With a `secret`, `key_for` makes keys that open one attempt only, to be given to
-    agents that are not trusted. Addresses other than loopback need an `admin_key`.
+    agents that are not trusted. Addresses other than loopback need an `admin_key`. `pages` answers `/` and what is
+    under `/dashboard`, and decides itself who may see it.
     """
 
     def __init__(
@@ -39,6 +52,7 @@ class LightningStoreServer:
         *,
         admin_key: str | None = None,
         secret: bytes | None = None,
+        pages: Pages | None = None,
     ):
         not_empty(admin_key, "The store's admin key (agl store --key)")
         if secret is not None and not secret:
@@ -55,6 +69,9 @@ class LightningStoreServer:
         app: ASGIApp = HotPaths(create_app(store), store)
         if admin_key is not None:
             app = AccessControl(app, admin_key, secret)
+        self._pages = pages
+        if pages is not None:
+            app = _beside(pages, app)
         self._server = LoopServer(app, host, port, what="store", error=StoreError)
 
     @property
@@ -88,7 +105,18 @@ class LightningStoreServer:
 
     async def stop(self) -> None:
         """Stop listening. Idempotent; the store stays open."""
+        if self._pages is not None:
+            await self._pages.close()
         await self._server.stop()
+
+
+def _beside(pages: Pages, api: ASGIApp) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        of_pages = path in ("/", PAGES) or path.startswith(f"{PAGES}/")
+        await (pages if of_pages else api)(scope, receive, send)
+
+    return app
 
 
 def _is_loopback(host: str) -> bool:

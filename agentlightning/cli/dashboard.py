@@ -1,0 +1,65 @@
+"""`agl dashboard`: the pages of a run, a folder of runs, or a store, in a browser."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+from rich.console import Console
+
+from agentlightning.cli.interrupt import interrupted
+from agentlightning.cli.store import Location
+from agentlightning.dashboard import dashboard_url, served_with_dashboard
+from agentlightning.errors import ConfigError
+from agentlightning.store.http.server import PAGES
+from agentlightning.trainer.folder import STORE_FILE
+from agentlightning.trainer.live import find_live
+from agentlightning.trainer.sync import run_sync
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def show_dashboard(where: str | None, host: str, port: int, key: str | None, *, browser: bool) -> None:
+    """Serve the dashboard until Ctrl-C; of a run that goes on, and of a store that is served, say where it is."""
+    if where is not None and where.startswith(("http://", "https://")):
+        _tell(dashboard_url(where.rstrip("/").removesuffix(PAGES)), browser)
+        return
+    location = Location(None, where) if where and "://" in where else Location(_store_file(where), None)
+    run_sync(_show(location, host, port, key, browser))
+
+
+def _store_file(where: str | None) -> Path:
+    """A store's file, the one of a run's folder, or of the latest run in a folder of runs."""
+    path = Path(where or "runs")
+    if path.is_file():
+        return path
+    if (path / STORE_FILE).is_file():
+        return path / STORE_FILE
+    found = sorted(path.glob(f"*/{STORE_FILE}"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise ConfigError(
+            f"There is no store in '{path}'. Give a run's folder, a folder of runs, the file of a store, the URL of "
+            "one that is served, or postgresql://…"
+        )
+    return found[-1]
+
+
+async def _show(location: Location, host: str, port: int, key: str | None, browser: bool) -> None:
+    if location.path is not None and (live := await find_live(location.path.parent)) is not None:
+        _tell(dashboard_url(live.url), browser)
+        return
+    async with location.opened() as store:
+        server = served_with_dashboard(store, host, port, admin_key=key, live=location.dsn is not None)
+        await server.start()
+        try:
+            console.print(f"{location}  (Ctrl-C stops)")
+            _tell(dashboard_url(server.endpoint), browser)
+            await interrupted()
+        finally:
+            await server.stop()
+
+
+def _tell(url: str, browser: bool) -> None:
+    console.print(f"Dashboard: {url}")
+    if browser:
+        webbrowser.open(url)

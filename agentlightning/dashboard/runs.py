@@ -1,0 +1,122 @@
+"""What the pages of runs, resources and workers show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+
+from agentlightning.dashboard.plain import shown
+from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.store.sql import SqlLightningStore
+from agentlightning.types import Run
+
+MOST_RUNS = 500
+MOST_EVENTS = 1000
+SPARK_POINTS = 60
+"""Of the small curve in the list."""
+MOST_STEPS = 20_000
+SAID = ("note", "warning", "verdict", "event")
+
+
+async def listed(store: SqlLightningStore, request: Request) -> Any:
+    """The latest runs, each with its last metrics and a small curve of rewards."""
+    found = await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS)
+    return {"runs": [await _in_list(store, run) for run in found], "total": found.total}
+
+
+async def _in_list(store: SqlLightningStore, run: Run) -> dict[str, Any]:
+    rows = await _steps(store, run.run_id, 0)
+    curve = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
+    validated = [(row["step"], row["val_reward"]) for row in rows if row.get("val_reward") is not None]
+    stride = max(1, len(curve) // SPARK_POINTS)
+    return {
+        **_head(run),
+        "curve": curve[::stride],
+        "validated": validated,
+        "reward": curve[-1][1] if curve else None,
+        "steps_done": rows[-1].get("step") if rows else None,
+        "model": run.settings.get("model"),
+    }
+
+
+def _head(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "algorithm": run.algorithm,
+        "agent": run.agent,
+        "status": run.status,
+        "error": run.error,
+        "start_time": run.start_time,
+        "end_time": run.end_time,
+        "steps": run.settings.get("steps"),
+        "state": shown(run.state),
+    }
+
+
+async def one(store: SqlLightningStore, request: Request) -> Any:
+    run = await store.get_run_by_id(request.path_params["run_id"])
+    if run is None:
+        raise NotFoundError("There is no such run in this store. The list of runs shows those there are.")
+    return {**_head(run), "settings": shown(run.settings)}
+
+
+async def steps(store: SqlLightningStore, request: Request) -> Any:
+    """The metrics of each step from `from` on."""
+    return {"steps": await _steps(store, request.path_params["run_id"], number(request, "from") or 0)}
+
+
+async def _steps(store: SqlLightningStore, run_id: str, first: int) -> list[dict[str, Any]]:
+    found = await store.query_run_events(run_id, kind_in=["step"], step_min=first, limit=MOST_STEPS)
+    rows = {event.step: {**event.data, "step": event.step, "time": event.time} for event in found}
+    return [rows[step] for step in sorted(rows, key=lambda step: step or 0)]
+
+
+async def events(store: SqlLightningStore, request: Request) -> Any:
+    """What the run said, the latest first; findings are events that have a severity."""
+    found = await store.query_run_events(
+        request.path_params["run_id"], kind_in=list(SAID), sort_order="desc", limit=MOST_EVENTS
+    )
+    rows = [{"kind": e.kind, "time": e.time, "step": e.step, "data": shown(e.data)} for e in found]
+    return {"events": [row for row in rows if row["data"].get("text") != ""]}
+
+
+async def resources(store: SqlLightningStore, request: Request) -> Any:
+    found = await store.query_resources(sort_by="update_time", sort_order="desc", limit=200)
+    return {
+        "resources": [
+            {
+                "resources_id": update.resources_id,
+                "version": update.version,
+                "create_time": update.create_time,
+                "update_time": update.update_time,
+                "resources": shown({name: r.model_dump(mode="json") for name, r in update.resources.items()}),
+            }
+            for update in found
+        ],
+        "total": found.total,
+    }
+
+
+async def workers(store: SqlLightningStore, request: Request) -> Any:
+    found = await store.query_workers(sort_by="worker_id", limit=1000)
+    statistics = await store.statistics()
+    return {
+        "workers": [shown(worker.model_dump(mode="json")) for worker in found],
+        "total": found.total,
+        "rollouts": statistics["rollouts"],
+        "attempts": statistics["attempts"],
+        "spans": statistics["total_spans"],
+        "calls": statistics["total_calls"],
+    }
+
+
+def number(request: Request, name: str) -> int | None:
+    """A whole number of the query. Raises `StoreError` for anything else."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise StoreError(f"'{name}' must be a whole number, not {text[:40]!r}.") from None

@@ -1,0 +1,62 @@
+// What a run said of itself: findings first, with what to do about them.
+
+import { textOf, clock } from "../format.ts";
+import type { RunEvent } from "../types.ts";
+import { Empty } from "./States.tsx";
+
+interface Finding {
+  severity: string;
+  words: string;
+  fix: string | null;
+}
+
+const TONE: Record<string, string> = { error: "bad", critical: "bad", warning: "warn", verdict: "accent", good: "good", info: "", note: "", event: "" };
+
+/** An event as a finding: doctor and why give a severity, words and a fix; other events have a text or a name. */
+function findingOf(event: RunEvent): Finding {
+  const data = event.data;
+  const words = data.words ?? data.text ?? data.name ?? JSON.stringify(data);
+  return { severity: String(data.severity ?? event.kind), words: textOf(words), fix: data.fix ? textOf(data.fix) : null };
+}
+
+export function Verdicts({ events, most }: { events: RunEvent[]; most: number }) {
+  const found = events.filter((event) => event.kind === "verdict" || event.kind === "warning" || event.data.severity).slice(0, most);
+  if (found.length === 0) return <p className="small muted" style={{ margin: 0 }}>Nothing to act on so far.</p>;
+  return <div>{found.map((event, index) => <Line key={index} event={event} />)}</div>;
+}
+
+function Line({ event }: { event: RunEvent }) {
+  const finding = findingOf(event);
+  return (
+    <div className="verdict">
+      <span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span>
+      <div className="grow">
+        <div className="said">{finding.words}</div>
+        {finding.fix && <div className="muted"><b>Try:</b> {finding.fix}</div>}
+      </div>
+    </div>
+  );
+}
+
+export function Log({ events }: { events: RunEvent[] }) {
+  if (events.length === 0) return <div className="card"><Empty title="It said nothing yet" /></div>;
+  return (
+    <div className="card scroll-x">
+      <table className="list">
+        <thead><tr><th>Time</th><th>Kind</th><th>What it said</th></tr></thead>
+        <tbody>
+          {events.map((event, index) => {
+            const finding = findingOf(event);
+            return (
+              <tr key={index}>
+                <td className="small muted">{clock(event.time)}</td>
+                <td><span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span></td>
+                <td><span className="said">{finding.words}</span>{finding.fix && <div className="muted small"><b>Try:</b> {finding.fix}</div>}</td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}

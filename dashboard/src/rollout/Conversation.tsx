@@ -1,0 +1,81 @@
+// A rollout as people read it: what was said, call by call. All of it is somebody else's text, and shown as text.
+
+import { Spoiler } from "@mantine/core";
+import { amount, seconds, textOf } from "../format.ts";
+import type { Call, Message, Part } from "../types.ts";
+
+export function Conversation({ calls, compact = false }: { calls: Call[]; compact?: boolean }) {
+  const numbers = new Map(calls.map((call, index) => [call.call_id, index + 1]));
+  return (
+    <div className="talk">
+      {calls.map((call, index) => (
+        <div key={call.call_id} className="talk" id={`call-${index + 1}`}>
+          <Mark call={call} number={index + 1} before={calls[index - 1]} numbers={numbers} compact={compact} />
+          {!compact && <Tools call={call} />}
+          {call.input.map((message, n) => <Said key={`i${n}`} message={message} />)}
+          {call.output.map((message, n) => <Said key={`o${n}`} message={message} />)}
+          {call.error && <pre className="error-box prewrap" role="alert">{textOf(call.error)}</pre>}
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Mark({ call, number, before, numbers, compact }: { call: Call; number: number; before?: Call; numbers: Map<string, number>; compact: boolean }) {
+  const follows = call.continues === null ? (before ? "begins anew" : null) : call.continues === before?.call_id ? null : `goes on from call ${numbers.get(call.continues) ?? "?"}`;
+  return (
+    <div className="call-mark">
+      <b>Call {number}</b>
+      {call.agent && <span className="badge">{textOf(call.agent)}</span>}
+      {!call.trained && <span className="badge" title="Recorded, never trained">not trained</span>}
+      {follows && <span className="badge warn">{follows}</span>}
+      {call.divergence && <span className="badge warn" title={`History left at token ${call.divergence.position}`}>{textOf(call.divergence.cause)}: {amount(call.divergence.tokens_lost)} tokens lost</span>}
+      {call.finish_reason === "length" && <span className="badge warn">cut off by length</span>}
+      {!compact && <span>{amount(call.prompt_tokens)} → {amount(call.response_tokens)} tokens</span>}
+      {!compact && call.start_time && call.end_time && <span>{seconds(call.end_time - call.start_time)}</span>}
+      {!compact && call.versions.length > 0 && <span>weights v{call.versions.join(", v")}</span>}
+    </div>
+  );
+}
+
+function Tools({ call }: { call: Call }) {
+  if (!Array.isArray(call.tools) || call.tools.length === 0) return null;
+  const named = call.tools.map((tool) => (tool?.function ?? tool) as { name?: string });
+  return (
+    <div className="msg system">
+      <div className="who">Tools</div>
+      <details className="body"><summary className="small">{named.map((tool) => textOf(tool.name ?? "tool")).join(", ")}</summary><pre className="prewrap">{textOf(call.tools)}</pre></details>
+    </div>
+  );
+}
+
+const KNOWN = new Set(["system", "user", "assistant", "tool"]);
+
+function Said({ message }: { message: Message }) {
+  const role = KNOWN.has(message.role) ? message.role : "system";
+  return (
+    <div className={`msg ${role}`}>
+      <div className="who">{textOf(message.role)}</div>
+      <div className="body">
+        <Spoiler maxHeight={420} showLabel="Show all" hideLabel="Show less">
+          {message.parts.length === 0 ? <span className="muted">(empty)</span> : message.parts.map((part, index) => <PartView key={index} part={part} />)}
+        </Spoiler>
+      </div>
+    </div>
+  );
+}
+
+function PartView({ part }: { part: Part }) {
+  if (part.type === "tool_call")
+    return <div className="toolcall"><b>{textOf(part.name)}</b>({textOf(argumentsOf(part.arguments))})</div>;
+  if (part.type === "tool_call_response") return <div className="said">{textOf(part.response ?? part.result)}</div>;
+  if (part.type === "reasoning") return <div className="reasoning said">{textOf(part.content)}</div>;
+  return <div className="said">{textOf(part.content ?? part)}</div>;
+}
+
+/** JSON on one line where it is short. */
+function argumentsOf(value: unknown): string {
+  if (typeof value === "string") return value;
+  const text = JSON.stringify(value);
+  return text.length < 100 ? text : JSON.stringify(value, null, 2);
+}

@@ -1,0 +1,116 @@
+"""What the dashboard's pages are told: runs, the table, a rollout, its tokens, its group, resources and news."""
+
+from __future__ import annotations
+
+import json
+
+import aiohttp
+import pytest
+
+from agentlightning.store import LightningStoreServer, SqliteLightningStore
+from agentlightning.types import LLM, Run
+from tests.dashboard.conftest import EVIL, Ask
+
+
+async def test_runs_have_curves_settings_and_verdicts(ask: Ask) -> None:
+    (run,) = (await ask("/runs"))["runs"]
+    assert (run["run_id"], run["curve"], run["validated"]) == ("run-1", [[1, 0.5]], [[0, 0.25]])
+    assert (await ask("/runs/run-1"))["settings"]["advantage"] == "grpo"
+    assert [row["step"] for row in (await ask("/runs/run-1/steps?from=1"))["steps"]] == [1]
+    (said,) = (await ask("/runs/run-1/events"))["events"]
+    assert said["data"] == {"text": "Not learning.", "fix": "More."}
+
+
+async def test_the_table_is_filtered_paged_and_counted(ask: Ask) -> None:
+    assert [r["rollout_id"] for r in (await ask("/rollouts?reward_min=0.5"))["rollouts"]] == ["good"]
+    assert [r["rollout_id"] for r in (await ask("/rollouts?q=bad"))["rollouts"]] == ["bad"]
+    first = await ask("/rollouts?limit=1&sort=reward")
+    assert [r["rollout_id"] for r in first["rollouts"]] == ["good"]
+    second = await ask("/rollouts", params={"limit": 1, "sort": "reward", "cursor": first["next"]})
+    assert [r["rollout_id"] for r in second["rollouts"]] == ["bad"]
+    assert await ask("/rollouts/count?run=run-1&outcome=ok&outcome=timeout&step=1") == {"count": 2}
+    assert "step_in" in (await ask("/rollouts?step=x", 422))["detail"]
+    assert "number" in (await ask("/rollouts?reward_min=x", 422))["detail"]
+
+
+async def test_a_rollout_is_told_call_by_call(ask: Ask) -> None:
+    told = await ask("/rollouts/good")
+    assert told["task"] == {"question": EVIL}  # as it is: the page shows it as text
+    (call,) = told["calls"]
+    assert call["output"] == [{"role": "assistant", "parts": [{"type": "text", "content": "good"}]}]
+    assert (call["trained"], call["versions"], told["reward"]) == (True, [3], 1.0)
+    assert [span["name"] for span in told["spans"]] == ["chat policy", "reward"]
+    assert "gen_ai.input.messages" not in told["spans"][0]["attributes"]
+    assert "pruned" in (await ask("/rollouts/none", 404))["detail"]
+    assert "attempt" in (await ask("/rollouts/good?attempt=none", 404))["detail"]
+
+
+async def test_messages_of_any_shape_are_shown(ask: Ask, store: SqliteLightningStore) -> None:
+    from agentlightning.types.names import CALL_ID
+    from tests.store.builders import make_span
+
+    claim = await store.start_rollout("x", worker_id="w", rollout_id="odd")
+    for number, shape in enumerate(("not json", "[1]", '{"role": 1}', '[{"role": "user", "parts": [3]}]')):
+        attributes = {CALL_ID: f"c{number}", "gen_ai.input.messages": shape, "gen_ai.response.finish_reasons": "stop"}
+        await store.add_span(make_span(claim, "chat", **attributes))
+    calls = (await ask("/rollouts/odd"))["calls"]
+    assert [call["input"][0]["role"] for call in calls] == ["unknown", "unknown", "1", "user"]
+
+
+async def test_tokens_come_with_what_was_recorded_of_them(ask: Ask) -> None:
+    told = await ask("/rollouts/good/tokens")
+    prompt, response = sorted(told["segments"], key=lambda segment: segment["keep"])
+    assert (prompt["ids"], prompt["response"], prompt["logprobs"]) == ([1, 2], None, None)
+    assert (response["ids"], response["logprobs"], response["versions"]) == ([7, 8], [0.0, -1.0], [[0, 3]])
+    (call,) = told["calls"]
+    assert call["advantages"] == pytest.approx([1.0, 1.0], rel=1e-3)  # GRPO of the rewards 1 and 0
+
+
+async def test_a_group_shows_where_siblings_part(ask: Ask) -> None:
+    told = await ask("/rollouts/bad/group")
+    assert (told["best"], told["worst"], told["group"]) == ("good", "bad", "1-0")
+    assert [s["advantage"] > 0 for s in told["siblings"]] == [True, False]
+    parting = told["partings"]["bad"]
+    assert (parting["call"], parting["position"], len(parting["before"])) == (0, 1, 1)
+
+
+async def test_advantages_that_cannot_be_known_say_why(ask: Ask, store: SqliteLightningStore) -> None:
+    await store.begin_run(Run(run_id="other", algorithm="Mine", settings={}))
+    rollout = await store.enqueue_rollout("x", metadata={"group": "g"}, run_id="other")
+    assert "Mine" in (await ask(f"/rollouts/{rollout.rollout_id}/tokens"))["advantages"]
+    alone = await store.enqueue_rollout("x")
+    told = await ask(f"/rollouts/{alone.rollout_id}/group")
+    assert (told["siblings"][0]["advantage"], told["best"]) == (None, None)
+
+
+async def test_keys_are_not_shown(ask: Ask, store: SqliteLightningStore) -> None:
+    await store.add_resources({"judge": LLM(endpoint="http://localhost/v1", model="m", api_key="sk-secret")})
+    for path in ("/runs/run-1", "/resources"):
+        assert "secret" not in json.dumps(await ask(path)).replace('"api_key"', "")
+
+
+async def test_workers_and_queue_are_counted(ask: Ask) -> None:
+    told = await ask("/workers")
+    assert [worker["worker_id"] for worker in told["workers"]] == ["w"]
+    assert told["rollouts"]["succeeded"] == 2
+
+
+async def test_news_come_at_once_when_something_changes_and_when_it_ends(
+    server: LightningStoreServer, store: SqliteLightningStore
+) -> None:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"{server.endpoint}/dashboard/api/news") as response,
+    ):
+        first = json.loads((await response.content.readline()).removeprefix(b"data: "))
+        assert first["rollouts"]["queuing"] == 0
+        await response.content.readline()
+        await store.enqueue_rollout("new")
+        second = json.loads((await response.content.readline()).removeprefix(b"data: "))
+        assert second["rollouts"]["queuing"] == 1
+        await response.content.readline()
+        await store.enqueue_rollout("newer")
+        await server.stop()  # tells how it stands, and then ends the stream
+        third = json.loads((await response.content.readline()).removeprefix(b"data: "))
+        assert third["rollouts"]["queuing"] == 2
+        assert (await response.content.read()).strip() == b""
