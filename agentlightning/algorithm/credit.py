@@ -71,9 +71,9 @@ def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Has
 
     A rule that compares no siblings compares the whole step: then these are the groups off its mean.
     """
-    critic = CREDIT_MODES[rule.mode].critic
-    alone = critic or not rule.estimator.siblings
-    plain = replace(rule, mode="return_to_go" if critic else rule.mode, advantage=reinforce_pp if alone else drgrpo)
+    compares = CREDIT_MODES[rule.mode].compares
+    alone = not compares or not rule.estimator.siblings
+    plain = replace(rule, mode=rule.mode if compares else "return_to_go", advantage=reinforce_pp if alone else drgrpo)
     units = make_units(episodes, rule, {})
     found = _assign(units, plain, {}).advantages
     return {u.group[0] for u, advantages in zip(units, found, strict=True) if u.counts and _any(advantages)}
@@ -100,7 +100,7 @@ def _assign(units: Sequence[Unit], rule: CreditRule, values: Values) -> Assigned
         counts_U &= np.array([bool(u.calls) for u in units], dtype=bool)
     mode = CREDIT_MODES[rule.mode]
     assigned = mode.assign(units, rule, counts_U, values)
-    if mode.critic or not rule.estimator.whitens:
+    if not mode.compares or not rule.estimator.whitens:
         return assigned
     return replace(assigned, advantages=_whitened(units, assigned.advantages, counts_U))
 

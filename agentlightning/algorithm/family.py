@@ -11,6 +11,7 @@
 | `DAPO` | (r − mean) / std, groups that differ only | clip-higher, token mean | arXiv 2503.14476 |
 | `GSPO` | (r − mean) / std | sequence ratios | arXiv 2507.18071 |
 | `CISPO` | (r − mean) / std | clipped weights, all gradients | arXiv 2506.13585 |
+| `Distill` | nothing: a teacher's log-probs instead of rewards | clipped surrogate per token | arXiv 2306.13649 |
 | `PPO` | a critic, GAE over tokens | clipped surrogate | arXiv 1707.06347, 1506.02438 |
 """
 
@@ -96,6 +97,22 @@ class CISPO(GRPO):
     loss: Loss = "cispo"
     clip_low: float = 1.0
     clip_high: float = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distill(GRPO):
+    """On-policy distillation: the policy samples, and learns to say what `teacher` would have said there.
+
+        agl.Trainer(algorithm=agl.Distill(model="calc", teacher="runs/calc-…")).fit(agent, tasks)
+
+    A token's advantage is log π_teacher − log π, so what is minimised is the reverse KL on the policy's own states
+    (Agarwal et al., arXiv 2306.13649; Gu et al., arXiv 2306.08543). Every token teaches and rewards play no part: they
+    are only reported, and the agent needs none.
+    """
+
+    credit: str = "teacher"
+    group_size: int = 2
+    minibatches: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,8 @@
                  et al., arXiv 2505.10978, eq. 3, 7 and 8 with ω = 1)
 `gae`            a critic says what a state is worth; generalised advantage estimation over turns
 `token_gae`      the same over sampled tokens, as PPO does for language models; γ counts per token
+`teacher`        a token is worth how much likelier a teacher finds it than the policy that sampled it: the reverse KL
+                 per token (on-policy distillation, Agarwal et al., arXiv 2306.13649); rewards play no part
 
 With a terminal reward only and γ = 1, `return_to_go` is `broadcast`, bit for bit. What a way needs it says itself; a
 new one is a function and a line in `CREDIT_MODES`.
@@ -37,7 +39,7 @@ class Assigned:
 
 
 Values = Mapping[str, Float32Array]
-"""By call id: what the critic expects before each of its sampled tokens."""
+"""By call id: what the critic expects before each of its sampled tokens, or how much likelier the teacher finds it."""
 Assign = Callable[[Sequence[Unit], CreditRule, Array, Values], Assigned]
 """(units, rule, counts_U, values) → what calls are worth. A masked unit gets 0 and changes nothing about others."""
 
@@ -51,18 +53,25 @@ class CreditMode:
     """It looks at when rewards came, so that a discount plays a part."""
     critic: bool = False
     """It compares with what a critic expects, not with siblings."""
+    teacher: bool = False
+    """It compares with what a teacher would have said, not with siblings, and needs no reward."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether returns are compared by an advantage."""
+        return not self.critic and not self.teacher
 
 
-def broadcast(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def broadcast(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     """See the module's docstring, as for the others."""
     return _compared(units, rule, counts_U, [[u.total] * max(len(u.calls), 1) for u in units])
 
 
-def returns_to_go(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def returns_to_go(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     return _compared(units, rule, counts_U, _to_go(units, rule))
 
 
-def per_turn(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def per_turn(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     """Calls in states that at least two siblings were in are compared there. A state is the exact prompt."""
     to_go = _to_go(units, rule)
     advantages = [list(a) for a in _compared(units, rule, counts_U, to_go).advantages]
@@ -81,7 +90,7 @@ def per_turn(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, valu
     return Assigned(advantages, _no_returns(units))
 
 
-def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     """A(a) = A_episode + A_step; a state that only one call was made in has no step term."""
     advantages = [list(a) for a in broadcast(units, rule, counts_U, values).advantages]
     to_go, visits = _to_go(units, rule), list(_states(units))
@@ -93,13 +102,13 @@ def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values:
     return Assigned(advantages, _no_returns(units))
 
 
-def gae_over_turns(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def gae_over_turns(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     found = [gae(u.rewards_T, [float(v[0]) for v in _values_of(values, u)], rule.gamma, rule.lam) for u in units]
     returns = [list(map(_at_first, u.calls, of_unit)) for u, (_, of_unit) in zip(units, found, strict=True)]
     return Assigned(whiten([a for a, _ in found], counts_U), returns)
 
 
-def gae_over_tokens(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Values) -> Assigned:
+def gae_over_tokens(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     """A call's reward is earned by its last token; γ and λ count per token (Ouyang et al., arXiv 2203.02155)."""
     found: list[tuple[list[float], list[float]]] = []
     for u in units:
@@ -113,6 +122,14 @@ def gae_over_tokens(units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarra
     )
 
 
+def from_teacher(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
+    """log π_teacher − log π of each token; with γ = 0 per token that is all that a token changes."""
+    worths = [
+        _values_of(values, u) if counts else [0.0] * len(u.calls) for u, counts in zip(units, counts_U, strict=True)
+    ]
+    return Assigned(worths, _no_returns(units))
+
+
 CREDIT_MODES: dict[str, CreditMode] = {
     "broadcast": CreditMode(broadcast, turns=False),
     "return_to_go": CreditMode(returns_to_go),
@@ -120,12 +137,11 @@ CREDIT_MODES: dict[str, CreditMode] = {
     "gigpo": CreditMode(gigpo),
     "gae": CreditMode(gae_over_turns, critic=True),
     "token_gae": CreditMode(gae_over_tokens, critic=True),
+    "teacher": CreditMode(from_teacher, turns=False, teacher=True),
 }
 
 
-def _compared(
-    units: Sequence[Unit], rule: CreditRule, counts_U: np.ndarray, values: Sequence[Sequence[float]]
-) -> Assigned:
+def _compared(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Sequence[Sequence[float]]) -> Assigned:
     found = by_position(values, numbers([u.group for u in units]), counts_U, rule.estimator)
     return Assigned([a[: len(u.calls)] for u, a in zip(units, found, strict=True)], _no_returns(units))
 

@@ -227,7 +227,9 @@ class TrainingRun:
             settings.credit_rule(),
             policies=list(settings.adapters),
             learned=self.done > 0,
-            compares=settings.samples and self._schedule.per_step * settings.group_size > 1,
+            compares=settings.samples
+            and not settings.credit_mode.teacher
+            and self._schedule.per_step * settings.group_size > 1,
             flat_steps=settings.flat_steps,
             turned_away=self.context.turned_away,
             selected_by=self.context.selected_by,

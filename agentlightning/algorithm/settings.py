@@ -79,7 +79,11 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     baseline_decay: float = 0.95
     """How much of that average stays in a step."""
     credit: str = "broadcast"
-    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, gae, token_gae."""
+    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, gae, token_gae; or teacher, which is
+    `Distill`."""
+    teacher: str | None = None
+    """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
+    tokens as `model`."""
     gamma: float = 1.0
     """Discount per turn (per token in `token_gae`)."""
     lam: float = 1.0
@@ -126,7 +130,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
     weight_decay: float = 0.0
     critic_learning_rate: float = 1e-3
-    critic_epochs: int = 8
+    critic_epochs: int = 20
     """How often the critic goes through a step's states."""
     critic_clip: float | None = None
     """How far a prediction of the critic may move in a step; None: as far as it likes."""
@@ -184,8 +188,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def policy(self) -> PolicySpec:
         needs_reference = self.kl_coef != 0 or self.loss_spec.reference
         model = _taken(self, ModelSettings)
+        compared = self.teacher or (self.model if needs_reference else None)
         return PolicySpec(
-            ModelSpec(**model, reference=self.model if needs_reference else None, critic=self.credit_mode.critic),
+            ModelSpec(**model, reference=compared, critic=self.credit_mode.critic),
             CallSettings(**_taken(self, CallSettings)),
             self.backend,
         )
@@ -255,6 +260,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens else None,
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
+            rewardless=self.credit_mode.teacher,
         )
 
     @property
@@ -288,7 +294,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @property
     def compares_siblings(self) -> bool:
         """Whether an advantage is what a rollout earned more than its siblings."""
-        return self.estimator.siblings and not self.credit_mode.critic
+        return self.estimator.siblings and self.credit_mode.compares
 
     @property
     def is_supervised(self) -> bool:

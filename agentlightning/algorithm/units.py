@@ -50,6 +50,8 @@ class CreditRule:
     keep_flat: bool = False
     """Keep rollouts without advantage: they have no policy gradient, but count for KL, entropy and a critic."""
     uses: Mapping[Outcome, Use] = field(default_factory=lambda: OUTCOME_USE)
+    rewardless: bool = False
+    """Rollouts count without a reward too."""
 
     @property
     def estimator(self) -> Estimator:
@@ -126,7 +128,7 @@ def _unit(
     return Unit(
         rollout=r,
         group=key,
-        counts=use == "zero" or (use == "train" and final is not None),
+        counts=use == "zero" or (use == "train" and (final is not None or rule.rewardless)),
         total=(final or 0.0) + sum(bonuses.get(c.info.call_id, 0.0) for _, c in calls) + shaped,
         rewards_T=rewards_T,
         calls=[c for _, c in calls],

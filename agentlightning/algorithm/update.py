@@ -153,31 +153,31 @@ class Updater:
     async def _ask_first(
         self, episodes: Sequence[Episode]
     ) -> tuple[dict[str, np.ndarray], dict[str, float], dict[str, Any]]:
-        """By call id: what the critic expects before each token, and the penalty for leaving the reference; and what
-        was measured meanwhile.
+        """By call id: what the critic expects before each token, or how much likelier the teacher finds it, and the
+        penalty for leaving the reference; and what was measured meanwhile.
         """
         settings = self._settings
         penalise = settings.kl_in == "reward" and settings.kl_coef != 0
         expected: dict[str, np.ndarray] = {}
         bonuses: dict[str, float] = {}
         gaps: list[np.ndarray] = []
-        if not settings.credit_mode.critic and not penalise:
+        teaches = settings.credit_mode.teacher
+        if not settings.credit_mode.critic and not penalise and not teaches:
             return expected, bonuses, {}
         for calls in self._split(_uncredited(episodes, self._rule)):
-            batch = pack(calls)
-            ends = np.cumsum([len(c.call.response_ids) for c in calls])
-            firsts = [0, *ends[:-1].tolist()]
+            batch, ids = pack(calls), [c.call.info.call_id for c in calls]
+            ends = np.cumsum([len(c.call.response_ids) for c in calls])[:-1]
             if settings.credit_mode.critic:
-                values = np.split(await self._learner.values(batch), ends[:-1])
-                expected |= {c.call.info.call_id: v for c, v in zip(calls, values, strict=True)}
-            if penalise:
-                gap_E = batch.old_logprobs_E - await self._learner.forward(batch, reference=True)
-                gaps.append(gap_E)
-                sums = np.add.reduceat(gap_E, firsts)
-                bonuses |= {
-                    c.call.info.call_id: -self._kl_coef * float(gap) for c, gap in zip(calls, sums, strict=True)
-                }
-        return expected, bonuses, {"kl_reference": float(np.concatenate(gaps).mean())} if gaps else {}
+                values = np.split(await self._learner.values(batch), ends)
+                expected |= dict(zip(ids, values, strict=True))
+            if penalise or teaches:
+                gaps.append(batch.old_logprobs_E - await self._learner.forward(batch, reference=True))
+                by_call = zip(ids, np.split(gaps[-1], ends), strict=True)
+                if teaches:
+                    expected |= {call_id: -gap for call_id, gap in by_call}
+                else:
+                    bonuses |= {call_id: -self._kl_coef * float(gap.sum()) for call_id, gap in by_call}
+        return expected, bonuses, _mean_gap("kl_teacher" if teaches else "kl_reference", gaps)
 
     async def _correct(self, batches: list[list[PackedBatch]]) -> tuple[list[list[PackedBatch]], dict[str, float]]:
         """Let ratios start from the weights as they are now, and weigh tokens by how likely these would sample them."""
@@ -253,6 +253,11 @@ class Updater:
                 "model: please report it."
             )
         return gap, mean_kl(passed.logprobs[fresh_E], sampled_E[fresh_E])
+
+
+def _mean_gap(name: str, gaps: Sequence[np.ndarray]) -> dict[str, float]:
+    """The mean of log π − log π_other over sampled tokens: k1's estimate of KL(π ‖ other)."""
+    return {name: float(np.concatenate(gaps).mean())} if gaps else {}
 
 
 def _versions(batch: PackedBatch) -> np.ndarray:

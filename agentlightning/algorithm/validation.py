@@ -55,7 +55,8 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "lam": _CRITIC,
     **dict.fromkeys(("critic_epochs", "critic_clip", "critic_warmup"), _CRITIC),
     "critic_learning_rate": _CRITIC,
-    "advantage": (lambda s: not s.credit_mode.critic, f"credit={_known(CREDIT_MODES, lambda m: not m.critic)}"),
+    "advantage": (lambda s: s.credit_mode.compares, f"credit={_known(CREDIT_MODES, lambda m: m.compares)}"),
+    "teacher": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
     "rollout_return": (
         lambda s: not s.credit_mode.turns,
         f"credit={_known(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
@@ -63,7 +64,7 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "clip_low": _CLIPS,
     "clip_high": _CLIPS,
     "baseline": (
-        lambda s: not s.compares_siblings and not s.credit_mode.critic,
+        lambda s: not s.compares_siblings and s.credit_mode.compares,
         f"advantage={_known(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic",
     ),
     "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
@@ -145,6 +146,7 @@ def _refuse_what_is_unused(s: TrainingSettings) -> None:
 
 
 def _refuse_contradictions(s: TrainingSettings) -> None:
+    _refuse_teacherless(s)
     if s.group_size < 2 and s.compares_siblings:
         raise ConfigError(
             "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
@@ -173,6 +175,20 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
             f"No rollout can be overlong: it ends at max_tokens={s.max_tokens}, before overlong_tokens="
             f"{s.overlong_tokens} less the margin of {s.overlong_margin}. Lower overlong_tokens."
         )
+
+
+def _refuse_teacherless(s: TrainingSettings) -> None:
+    if not s.credit_mode.teacher:
+        return
+    if s.teacher is None:
+        raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
+    if s.kl_coef or s.loss_spec.reference:
+        raise ConfigError(
+            "The teacher is what the policy is compared with, so there is no other reference beside it. Leave kl_coef "
+            "out, and take a loss without a reference."
+        )
+    if s.adapters:
+        raise ConfigError("A teacher is for one policy; train several policies one by one: agl.Distill(lora_rank=…).")
 
 
 def _refuse_supervised_contradictions(s: TrainingSettings) -> None:

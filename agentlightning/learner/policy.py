@@ -163,6 +163,24 @@ def load_policy(
     )
 
 
+def load_model(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
+    """The causal LM in a directory, on the CPU, for scoring only; one that is an adapter is merged into its base."""
+    if not (Path(path) / "adapter_config.json").is_file():
+        return load_base(path, dtype)
+    _, peft_model = _load_adapter(path, dtype)
+    return peft_model.merge_and_unload()
+
+
+def refuse_other_tokens(policy: Policy, path: str) -> None:
+    """Raises ModelError where the model in a directory, or its base, has another vocabulary than the policy."""
+    tokenizer = policy.tokenizer if path == policy.path else AutoTokenizer.from_pretrained(path)
+    if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        raise ModelError(
+            f"The model '{path}' has other tokens than '{policy.path}', so it cannot say how likely it finds what that "
+            "one samples. Take one of the same family."
+        )
+
+
 def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """The causal LM in a directory, on the CPU; `dtype` is a torch dtype or its name."""
     config = AutoConfig.from_pretrained(path)
@@ -170,7 +188,7 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind)
 
 
-def _load_adapter(path: str, dtype: str) -> tuple[PreTrainedModel, Any]:
+def _load_adapter(path: str, dtype: str | torch.dtype) -> tuple[PreTrainedModel, Any]:
     from peft import PeftModel
 
     base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]

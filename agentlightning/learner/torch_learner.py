@@ -30,7 +30,7 @@ from agentlightning.learner.forward import Scores, distributions, score, why_no_
 from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of, probed_states
 from agentlightning.learner.loss import Entries, compute_loss
 from agentlightning.learner.optimizer import Optimizer
-from agentlightning.learner.policy import Policy, load_base
+from agentlightning.learner.policy import Policy, load_model, refuse_other_tokens
 from agentlightning.learner.trial import relative_error, tolerance, why_not, worst_error
 from agentlightning.types.call import Float32Array
 
@@ -58,11 +58,18 @@ class TorchLearner:
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
         self._reference: PreTrainedModel | None = None
-        if self.options.reference and policy.peft is not None:
-            if (Path(self.options.reference) / "adapter_config.json").is_file():
-                policy.add_reference(self.options.reference)
-        elif self.options.reference:
-            self._reference = load_base(self.options.reference, policy.model.dtype).to(policy.device)  # pyright: ignore
+        if self.options.reference:
+            self._add_reference(self.options.reference)
+
+    def _add_reference(self, path: str) -> None:
+        """An adapter has its base already, or another adapter beside it; any other reference is a model of its own."""
+        policy = self.policy
+        adapter = (Path(path) / "adapter_config.json").is_file()
+        if policy.peft is not None and adapter:
+            policy.add_reference(path)
+        elif policy.peft is None or path != policy.model.name_or_path:
+            refuse_other_tokens(policy, path)
+            self._reference = load_model(path, policy.model.dtype).to(policy.device)  # pyright: ignore
             self._reference.eval().requires_grad_(False)  # pyright: ignore[reportOptionalMemberAccess]
 
     def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
@@ -207,7 +214,8 @@ class TorchLearner:
         self._choose_passes(batch)
         with torch.no_grad():
             if self._reference is not None:
-                return score(self._reference, batch, self.options, rows=self.rows).logprobs_E
+                rows = self.rows or type(self._reference) is not type(self.policy.model)
+                return score(self._reference, batch, self.options, rows=rows).logprobs_E
             if self.policy.peft is not None:
                 with self.policy.reference():
                     return score(self.policy.model, batch, self.options, rows=self.rows).logprobs_E

@@ -108,7 +108,7 @@ def test_a_curriculum_of_ones_own_is_checked() -> None:
     with pytest.raises(ConfigError, match="curriculum is 'magic'; it can be 'learnability'"):
         agl.GRPO(model="calc", curriculum="magic")
     with pytest.raises(ConfigError, match="takes the records"):
-        agl.GRPO(model="calc", curriculum=lambda: np.ones(1))
+        agl.GRPO(model="calc", curriculum=lambda: np.ones(1))  # pyright: ignore[reportArgumentType]
 
 
 async def test_a_run_tells_its_curriculum_what_was_earned(tmp_path: Path) -> None:

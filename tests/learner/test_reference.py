@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from agentlightning.errors import ModelError
 from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.models import resolve_model
 
 KL = LossConfig(name="reinforce", kl_coef=0.1)
 
@@ -64,3 +66,24 @@ def test_a_new_adapter_follows_from_its_seed(tiny_model_dir: Path) -> None:
 
     assert torch.equal(first_weights(1), first_weights(1))
     assert not torch.equal(first_weights(1), first_weights(2))
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4)], ids=["full", "lora"])
+def test_a_teacher_is_a_model_of_its_own(
+    tiny_model_dir: Path, tmp_path: Path, group_of_conversations: list[CreditedCall], lora: LoraSpec | None
+) -> None:
+    """Whatever is trained, and whether the teacher is a whole model or an adapter on the same base."""
+    batch = pack(group_of_conversations)
+    for kind in (None, LoraSpec(rank=2, seed=5)):
+        teacher = moved(load_policy(tiny_model_dir, device="cpu", lora=kind))
+        path = str(tmp_path / f"teacher-{kind is None}")
+        teacher.export(path)
+        expected = TorchLearner(teacher).forward(batch)
+        student = TorchLearner(load_policy(tiny_model_dir, device="cpu", lora=lora), LearnerOptions(reference=path))
+        np.testing.assert_allclose(student.forward(batch, reference=True), expected, atol=1e-5)
+        assert np.abs(student.forward(batch) - expected).max() > 0.01
+
+
+def test_a_teacher_with_other_tokens_is_refused(tiny_model_dir: Path) -> None:
+    with pytest.raises(ModelError, match="has other tokens"):
+        TorchLearner(load_policy(tiny_model_dir, device="cpu"), LearnerOptions(reference=resolve_model("calc")))

@@ -1,0 +1,62 @@
+"""On-policy distillation: a token is worth what the teacher thinks of it, and rewards play no part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import agentlightning as agl
+from agentlightning.algorithm.update import Updater
+from agentlightning.errors import ConfigError
+from agentlightning.learner.base import PackedBatch
+from agentlightning.metrics import Reporter
+from agentlightning.types import Outcome
+
+from .fakes import CountingLearner
+from .test_credit import episode
+
+
+class Teaching(CountingLearner):
+    """The teacher finds the n-th token of a pass n tenths likelier than the policy."""
+
+    async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Any:
+        n = np.arange(len(batch.targets_E), dtype=np.float32)
+        return batch.old_logprobs_E + (0.1 * n if reference else 0.0)
+
+
+async def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it() -> None:
+    learner: Any = Teaching()
+    settings = agl.Distill(model="calc", teacher="calc", minibatches=1)
+    updater = Updater(settings, learner, Reporter())
+    unrewarded = replace(episode("g", [], tokens=(2, 3), name="a"), reward=None)
+    failed = episode("g", [(1.0, 0)], tokens=(4,), name="b", outcome=Outcome.AGENT_ERROR)
+    metrics = await updater.learn([unrewarded, failed], 0.1, check_packing=False)
+    (batch,) = learner.batches
+    assert batch.advantages_E.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
+    assert batch.weights_E.sum() == pytest.approx(1.0)
+    assert metrics["kl_teacher"] == pytest.approx(-0.2)
+
+
+def test_the_teacher_is_what_the_backend_loads_beside_the_policy() -> None:
+    spec = agl.Distill(model="calc", teacher="runs/before").policy
+    assert spec.model.reference == "runs/before"
+    assert agl.GRPO(model="calc").policy.model.reference is None
+
+
+@pytest.mark.parametrize(
+    ("given", "cause"),
+    [
+        ({}, r"agl\.Distill\(model=…, teacher=…\)"),
+        ({"teacher": "calc", "kl_coef": 0.1}, "no other reference"),
+        ({"teacher": "calc", "policies": ["a", "b"]}, "one policy"),
+        ({"teacher": "calc", "advantage": "rloo"}, "advantage='rloo' has no effect"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        agl.Distill(model="calc", **given)
+    with pytest.raises(ConfigError, match="teacher='calc' has no effect"):
+        agl.GRPO(model="calc", teacher="calc")
