@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo install dev test test-slow test-clients lint format types docs wheel bench soak clean
+.PHONY: help dashboard demo install dev test test-slow test-clients lint format types docs wheel bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ docs: $(STAMPS)/dev ## build the documentation into site/
 
 wheel: $(STAMPS)/python ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel -qq --disable-pip-version-check --no-deps -w dist . && ls -lh dist
+
+dashboard: ## check the dashboard's pages and build them into the package (needs Node)
+	@cd dashboard && npm ci --silent --no-audit --no-fund && npm run --silent build
 
 bench: $(STAMPS)/dev ## every benchmark in its quick form
 	@for script in $(wildcard benchmarks/[a-z]*.py); do echo "==> $$script --quick"; $(BIN)/python $$script --quick $(ARGS) || exit 1; done

@@ -343,14 +343,15 @@ class Trainer(GivenByName):
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         rows = StoreSink(store, run.run_id)
         metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
-        reporter = Reporter(rows, metrics, self.console or RichConsole(), guests=self.sinks)
+        console = self.console or RichConsole()
+        if dashboard is not None:
+            console.note(f"Dashboard: {dashboard}")  # no record of the run: nobody answers there later on
+        reporter = Reporter(rows, metrics, console, guests=self.sinks)
         await stack.enter_async_context(recorded(store, run, rows, first_step=first_step, stopped=job.stop.is_set))
         stack.callback(reporter.close)
         reporter.start(run)
         if job.answers_signals:
             stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
-        if dashboard is not None:
-            reporter.note(f"Dashboard: {dashboard}")
         introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
         return reporter
 
