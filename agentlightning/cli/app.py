@@ -102,22 +102,13 @@ def evaluate(
     run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted)
 
 
-@app.command()
-def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or the file of a store.")],
-    rollout: Annotated[str | None, typer.Argument(help="The rollout to show; the last ones if not given.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="Only rollouts that failed.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
-    full: Annotated[bool, typer.Option("--full", help="System prompts and tools too.")] = False,
-) -> None:
-    """Show what was said in the rollouts of a run: task, messages, tool calls, reward, error."""
-    from agentlightning.cli.show import show_rollouts
-
-    show_rollouts(run, rollout, failed=failed, limit=limit, full=full)
-
-
+app.command()(look_commands.show)
 app.command()(look_commands.doctor)
 app.command()(look_commands.why)
+app.command()(look_commands.runs)
+app.command()(look_commands.compare)
+app.command()(look_commands.watch)
+app.command()(look_commands.report)
 
 
 @app.command()

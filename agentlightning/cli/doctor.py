@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from agentlightning.algorithm import Baseline
 from agentlightning.cli.opened import opened_run
+from agentlightning.cli.safe import terminal
 from agentlightning.cli.why import decoder_of_model, shown
 from agentlightning.doctor import Diagnosis, Plan, examine
 from agentlightning.errors import ConfigError
@@ -30,8 +29,6 @@ from agentlightning.trainer import Trainer
 from agentlightning.trainer.folder import new_folder
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutMode
-
-console = Console(highlight=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +56,9 @@ def examine_agent(agent: LitAgent[Any], tasks: list[Any], options: Options) -> i
     with tempfile.TemporaryDirectory(prefix="agl-doctor-") as folder:
         found = run_sync(_examine(agent, tasks, options, Path(folder)))
     if options.as_json:
-        console.print_json(json.dumps(found.to_json()))
+        terminal().print_json(json.dumps(found.to_json()))
     else:
-        console.print(shown(found))
+        terminal().print(shown(found))
     return len(found.problems)
 
 

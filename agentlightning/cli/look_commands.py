@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,124 @@ from agentlightning.cli.agent_commands import Agent, Concurrency, Tasks
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or the file of a store; the run may be going on.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Which run of a store that holds several; else the last.")]
+
+
+class Outcome(StrEnum):
+    """As in `types`, which is not loaded for a page of help."""
+
+    OK = "ok"
+    TRUNCATED = "truncated"
+    AGENT_ERROR = "agent_error"
+    INFRA_ERROR = "infra_error"
+    JUDGE_ERROR = "judge_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def show(
+    run: Run,
+    rollout: Annotated[str | None, typer.Argument(help="The rollout to show; the last ones if not given.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only rollouts that failed.")] = False,
+    step: Annotated[int | None, typer.Option(help="Only those of this step.")] = None,
+    task: Annotated[str | None, typer.Option(help="Only those with this text in their task or id.")] = None,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only those that ended so.")] = None,
+    reward_min: Annotated[float | None, typer.Option(help="Only those that earned at least so much.")] = None,
+    reward_max: Annotated[float | None, typer.Option(help="Only those that earned at most so much.")] = None,
+    group: Annotated[
+        str | None, typer.Option(help="All siblings of this group (such as 3-0), side by side with their advantages.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
+    full: Annotated[bool, typer.Option("--full", help="System prompts and tools too.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what was said in the rollouts of a run: task, messages, tool calls, reward, error.
+
+    agl show runs/grpo-20250101-120000 --failed
+
+    agl show runs/grpo-20250101-120000 --step 12 --reward-max 0
+
+    agl show runs/grpo-20250101-120000 --group 12-0
+    """
+    from agentlightning import types
+    from agentlightning.cli.show import Wanted, show_rollouts
+
+    wanted = Wanted(
+        rollout_id=rollout,
+        failed=failed,
+        limit=limit,
+        full=full,
+        step=step,
+        task=task,
+        group=group,
+        outcome=None if outcome is None else types.Outcome(outcome.value),
+        reward_min=reward_min,
+        reward_max=reward_max,
+        as_json=as_json,
+    )
+    show_rollouts(run, wanted)
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="A folder with runs in it.")] = Path("runs"), as_json: Json = False
+) -> None:
+    """List runs: algorithm, agent, steps, how the reward went, and which go on now.
+
+    agl runs
+
+    agl runs my-folder --json
+    """
+    from agentlightning.cli.runs import list_runs
+
+    list_runs(folder, as_json=as_json)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(help="A run's folder.")],
+    second: Annotated[Path, typer.Argument(help="Another one.")],
+    metric: Annotated[str, typer.Option(help="The metric whose curves are laid over each other.")] = "reward",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs: their curves in one picture, what they came to, and the settings in which they differ.
+
+    agl compare runs/a runs/b
+
+    agl compare runs/a runs/b --metric entropy
+    """
+    from agentlightning.cli.runs import compare_runs
+
+    compare_runs(first, second, metric, as_json=as_json)
+
+
+def watch(
+    run: Run,
+    run_id: RunId = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Look again after so many.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and end.")] = False,
+) -> None:
+    """Watch a run that goes on: its curve, the step it is in, what is left, and the rollouts under way.
+
+    agl watch runs/grpo-20250101-120000
+    """
+    from agentlightning.cli.watch import watch_run
+
+    watch_run(run, run_id, seconds, once=once)
+
+
+def report(
+    run: Run,
+    to: Annotated[Path | None, typer.Option(help="The file to write; report.html in the run's folder else.")] = None,
+    run_id: RunId = None,
+) -> None:
+    """Write one HTML file about a run to send to somebody: curves, verdicts, settings, ten telling rollouts.
+
+    agl report runs/grpo-20250101-120000 --to report.html
+    """
+    from agentlightning.cli.report import write_report
+
+    typer.echo(str(write_report(run, to, run_id)))
 
 
 def doctor(

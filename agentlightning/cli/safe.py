@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import unicodedata
 
+from rich.console import Console
+
 _KEPT = "\n\t"
 _TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 """Marks that change the direction in which the text after them is shown."""
+
+
+def terminal() -> Console:
+    """The terminal as wide as it is now. It colours nothing by itself."""
+    return Console(highlight=False)
 
 
 def safe(text: str) -> str:

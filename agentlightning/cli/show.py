@@ -1,59 +1,152 @@
-"""`agl show`: what was said in the rollouts of a run."""
+"""`agl show`: what was said in the rollouts of a run; those of a group side by side, with their advantages."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console, Group
+import numpy as np
+from rich.columns import Columns
+from rich.console import Group
 from rich.panel import Panel
 from rich.text import Text
 
+from agentlightning.adapter.conversations import conversations
+from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.cli.store import Location, location_of
+from agentlightning.cli.opened import OpenedRun, opened_run
+from agentlightning.cli.safe import safe, terminal
 from agentlightning.cli.transcript import transcript
 from agentlightning.errors import ConfigError
-from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import RolloutStatus
-
-console = Console(highlight=False)
+from agentlightning.types import Outcome, RolloutStatus, Span
 
 
-def show_rollouts(run: Path, rollout_id: str | None, *, failed: bool, limit: int, full: bool = False) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which rollouts are shown, and how."""
+
+    rollout_id: str | None = None
+    failed: bool = False
+    limit: int = 3
+    full: bool = False
+    step: int | None = None
+    task: str | None = None
+    """A text in the task."""
+    group: str | None = None
+    outcome: Outcome | None = None
+    reward_min: float | None = None
+    reward_max: float | None = None
+    as_json: bool = False
+
+    def query(self) -> dict[str, Any]:
+        """As keywords of the store's query."""
+        return {
+            "rollout_id_in": [self.rollout_id] if self.rollout_id else None,
+            "status_in": [RolloutStatus.FAILED if self.failed else RolloutStatus.SUCCEEDED, RolloutStatus.FAILED],
+            "step_in": None if self.step is None else [self.step],
+            "group_in": None if self.group is None else [self.group],
+            "outcome_in": None if self.outcome is None else [self.outcome],
+            "text_contains": self.task,
+            "reward_min": self.reward_min,
+            "reward_max": self.reward_max,
+        }
+
+
+def show_rollouts(run: Path, wanted: Wanted) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
-    run_sync(_show(location_of(run), rollout_id, failed, limit, full))
+    run_sync(_show(run, wanted))
 
 
-async def _show(where: Location, rollout_id: str | None, failed: bool, limit: int, full: bool) -> None:
-    async with where.reading() as store:
-        found = await store.query_rollouts(
-            rollout_id_in=[rollout_id] if rollout_id else None,
-            status_in=[RolloutStatus.FAILED if failed else RolloutStatus.SUCCEEDED, RolloutStatus.FAILED],
-            sort_by="start_time",
-            sort_order="desc",
-            limit=limit,
+async def _show(run: Path, wanted: Wanted) -> None:
+    async with opened_run(run) as opened:
+        limit = -1 if wanted.group is not None else wanted.limit
+        found = await opened.store.query_rollouts(
+            **wanted.query(), sort_by="start_time", sort_order="desc", limit=limit
         )
         if not found:
-            what = f"rollout '{rollout_id}'" if rollout_id else "failed rollout" if failed else "finished rollout"
-            raise ConfigError(f"There is no {what} in {where}.")
-        for episode in reversed(await collect(store, [r.rollout_id for r in found])):
-            console.print(await _panel(store, episode, full))
+            raise ConfigError(f"There is no {_what(wanted)} in {run}.")
+        episodes = list(reversed(await collect(opened.store, [r.rollout_id for r in found])))
+        if wanted.group is not None:  # the best first
+            episodes.sort(key=lambda e: -math.inf if e.reward is None else e.reward, reverse=True)
+        spans = [(await opened.store.query_spans(e.rollout.rollout_id, "latest")).items for e in episodes]
+        advantages = advantages_of(opened, episodes) if wanted.group is not None else [None] * len(episodes)
+    if wanted.as_json:
+        shown = [as_record(e, s, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
+        terminal().print_json(json.dumps(shown, default=repr))
+        return
+    side_by_side = wanted.group is not None and terminal().width >= 100
+    width = (terminal().width - 2) // 2 if side_by_side else min(terminal().width, 100)
+    panels = [_panel(e, s, wanted.full, width, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
+    if side_by_side:
+        terminal().print(Columns(panels))
+        return
+    for panel in panels:
+        terminal().print(panel)
 
 
-async def _panel(store: LightningStore, episode: Episode, full: bool) -> Panel:
+def _what(wanted: Wanted) -> str:
+    if wanted.rollout_id:
+        return f"rollout '{wanted.rollout_id}'"
+    return "failed rollout" if wanted.failed else "finished rollout like that" if wanted != Wanted() else "rollout"
+
+
+def advantages_of(opened: OpenedRun, episodes: Sequence[Episode]) -> list[float | None]:
+    """What siblings are worth by the run's own advantage (GRPO's, where that is the user's own function)."""
+    estimator = ADVANTAGES.get(str(opened.settings.get("advantage")), ADVANTAGES["grpo"])
+    counts_U = np.array([e.good and e.reward is not None for e in episodes], dtype=bool)
+    returns_U = np.array([e.reward or 0.0 for e in episodes], dtype=np.float32)
+    found = estimator(returns_U, np.zeros(len(episodes), dtype=np.int32), counts_U)
+    return [float(a) if counted else None for a, counted in zip(found, counts_U, strict=True)]
+
+
+def as_record(episode: Episode, spans: Sequence[Span], advantage: float | None = None) -> dict[str, Any]:
+    """A rollout as JSON values: what it was, what was said call by call, and what it earned."""
+    rollout, attempt = episode.rollout, episode.attempt
+    calls = [
+        {"messages": list(c.messages), "answer": c.answer, "tools": list(c.tools), "agent": c.agent, **_finish(c.span)}
+        for c in conversations(spans)
+    ]
+    return {
+        "rollout_id": rollout.rollout_id,
+        "task": rollout.input,
+        "mode": rollout.mode,
+        "metadata": rollout.metadata,
+        "outcome": episode.outcome.value,
+        "reward": episode.reward,
+        "advantage": advantage,
+        "error": attempt.error if attempt else None,
+        "worker": attempt.worker_id if attempt else None,
+        "calls": calls,
+    }
+
+
+def _finish(span: Span) -> dict[str, Any]:
+    reasons = span.attributes.get("gen_ai.response.finish_reasons") or [None]
+    return {"finish_reason": reasons[0], "tokens": span.attributes.get("gen_ai.usage.output_tokens")}
+
+
+def _panel(episode: Episode, spans: Sequence[Span], full: bool, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
-    spans = (await store.query_spans(rollout.rollout_id, "latest")).items
-    parts = [Text(f"task  {json.dumps(rollout.input, ensure_ascii=False)}", style="dim"), transcript(spans, full=full)]
+    task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
+    parts = [Text(f"task  {safe(task)}", style="dim"), transcript(spans, full=full)]
     if episode.attempt is not None and episode.attempt.error:
-        parts.append(Text(episode.attempt.error, style="red"))
+        parts.append(Text(safe(episode.attempt.error), style="red"))
     step = rollout.metadata.get("step")
+    ends = [_finish(s)["finish_reason"] for s in spans if "gen_ai.response.finish_reasons" in s.attributes]
     words = [
         rollout.mode.value if rollout.mode else "",
         "" if step is None else f"step {step}",
         "no reward" if episode.reward is None else f"reward {episode.reward:g}",
+        "" if advantage is None else f"advantage {advantage:+.2f}",
         episode.outcome.value,
+        f"ended by {ends[-1]}" if ends and ends[-1] == "length" else "",
     ]
-    style, width = "green" if episode.good and episode.reward else "red", min(console.width, 100)
-    title = ", ".join(filter(None, words))
-    return Panel(Group(*parts), title=title, subtitle=rollout.rollout_id, width=width, border_style=style)
+    good = episode.good and (advantage > 0 if advantage is not None else bool(episode.reward))
+    title = Text(safe(", ".join(filter(None, words))))
+    subtitle = Text(safe(rollout.rollout_id))
+    return Panel(Group(*parts), title=title, subtitle=subtitle, width=width, border_style="green" if good else "red")

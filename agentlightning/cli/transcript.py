@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from agentlightning.cli.safe import safe
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode, Span
 from agentlightning.types.reward import find_final_reward
@@ -59,7 +60,7 @@ def transcript(spans: Sequence[Span], *, full: bool = False) -> Text:
             tools.add(given)
             for tool in json.loads(given):
                 text.append(f"{'tools':>9}  ", style="dim")
-                text.append(f"{json.dumps(tool.get('function', tool), ensure_ascii=False)}\n", style="dim")
+                text.append(f"{safe(json.dumps(tool.get('function', tool), ensure_ascii=False))}\n", style="dim")
         for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
             for message in _messages(span.attributes.get(key)):
                 if full or message["role"] != "system":
@@ -77,7 +78,7 @@ def _messages(value: Any) -> list[dict[str, Any]]:
 
 def _content(message: dict[str, Any]) -> str:
     """The text of a message in the GenAI conventions' parts."""
-    return " ".join(_part(part) for part in message.get("parts", ())).strip()
+    return safe(" ".join(_part(part) for part in message.get("parts", ())).strip())
 
 
 def _part(part: dict[str, Any]) -> str:

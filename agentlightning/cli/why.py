@@ -6,19 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from agentlightning.cli.opened import OpenedRun, opened_run
-from agentlightning.cli.safe import one_line, safe
+from agentlightning.cli.safe import one_line, safe, terminal
 from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose, find_breaks, lost_by_cause
 from agentlightning.doctor.breaks import Decode
 from agentlightning.errors import AgentLightningError
 from agentlightning.trainer.sync import run_sync
-
-console = Console(highlight=False)
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
@@ -36,11 +34,11 @@ async def _explain(path: Path, run_id: str | None, as_json: bool, breaks: bool) 
         found = diagnose(evidence, decode)
         broken = find_breaks(evidence.episodes, decode) if breaks else []
         if as_json:
-            console.print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
+            terminal().print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
         else:
-            console.print(shown(found))
+            terminal().print(shown(found))
             if breaks:
-                console.print(_table_of_breaks(broken))
+                terminal().print(_table_of_breaks(broken))
         return len(found.problems)
 
 

@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
+from agentlightning.errors import ConfigError
 from agentlightning.store import SqliteLightningStore
-from tests.doctor.recorded import Recording, write
+from agentlightning.types import Outcome
+from tests.doctor.recorded import Recording, Said, Told, write
 from tests.doctor.test_why import SICK, WELL
 
 
@@ -80,3 +82,123 @@ def test_one_of_several_runs_in_a_store(tmp_path: Path) -> None:
     first, second = record(tmp_path, SICK["no reward"][2], WELL)
     assert as_json("why", tmp_path)["run_id"] == second
     assert as_json("why", tmp_path, "--run-id", first)["findings"][0]["code"] == "no_reward"
+
+
+# ---- markup in what a model said -------------------------------------------------------------------------------------
+
+EVIL = '<script>alert(1)</script>\x1b[2J\x1b]0;owned\x07[bold red]x[/bold red] ‮txt.exe <img src=x onerror="y"> \x9b31m'
+
+
+@pytest.fixture
+def evil(tmp_path: Path) -> Path:
+    """Task, answer, tool arguments, tool results and errors all hold markup."""
+    said = Said(text=EVIL, tool={"a": EVIL}, results=[EVIL], tools=True)
+    good = [Told(reward=float(n % 2), calls=(said,), task={"q": EVIL}) for n in range(4)]
+    failed = Told(outcome=Outcome.AGENT_ERROR, error=EVIL, task=EVIL, calls=(said,))
+    folder = tmp_path / "evil"
+    record(folder, Recording(groups=[[*good, failed, failed, failed]], steps=WELL.steps, settings={"note": EVIL}))
+    (folder / "run.json").write_text(json.dumps({"algorithm": "GRPO", "agent": EVIL, "settings": {"note": EVIL}}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("show", "--full"), ("show", "--group", "g0"), ("show", "--failed"), ("why",), ("watch", "--once"), ("runs",)],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_markup_reaches_the_terminal(evil: Path, command: tuple[str, ...], width: int) -> None:
+    text = agl(command[0], evil, *command[1:], width=width).stdout
+    assert text
+    assert not {c for c in text if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}, "control characters"
+    assert "\u202e" not in text
+    if command[0] == "show":
+        assert "\\x1b[2J" in text
+        assert "[bold" in text, "it is shown, not obeyed"
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_no_markup_is_obeyed_by_the_report(evil: Path) -> None:
+    agl("report", evil)
+    page = (evil / "report.html").read_text()
+    assert "<script" not in page
+    assert "<img" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert not {c for c in page if ord(c) < 32 or 127 <= ord(c) < 160} - {"\n"}
+    assert "\u202e" not in page
+    assert "default-src &#x27;none&#x27;" in page or "default-src 'none'" in page
+    assert page.count("http") == page.count("http://www.w3.org") + page.count("http-equiv"), "nothing is fetched"
+
+
+# ---- runs, compare, watch, show, report ------------------------------------------------------------------------------
+
+
+def with_files(folder: Path, rewards: list[float], **settings: Any) -> Path:
+    record(folder, WELL)
+    (folder / "run.json").write_text(json.dumps({"algorithm": "GRPO", "agent": "calc", "settings": settings}))
+    rows = [{"step": n, "reward": r, "time": 10.0 * n, "steps": 9} for n, r in enumerate(rewards, 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_runs_are_listed(tmp_path: Path) -> None:
+    with_files(tmp_path / "runs" / "a", [0.1, 0.9])
+    with_files(tmp_path / "runs" / "b", [0.25])
+    text = agl("runs", tmp_path / "runs").stdout
+    assert "0.100 → 0.900" in text
+    assert "2/9" in text
+    found = as_json("runs", tmp_path / "runs")
+    assert {(Path(run["folder"]).name, run["reward_last"], run["going_on"]) for run in found} == {
+        ("a", 0.9, False),
+        ("b", 0.25, False),
+    }
+    with pytest.raises(ConfigError, match="There is no run"):
+        agl("runs", tmp_path / "runs" / "a" / "nowhere")
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    first = with_files(tmp_path / "a", [0.1, 0.5, 0.9], learning_rate=1e-5, group_size=8)
+    second = with_files(tmp_path / "b", [0.1, 0.2, 0.2], learning_rate=1e-3, group_size=8)
+    text = agl("compare", first, second).stdout
+    assert "learning_rate" in text
+    assert "group_size" not in text, "it is the same"
+    assert "reward last" in text
+    found = as_json("compare", first, second)
+    assert found["settings"] == {"learning_rate": [1e-5, 1e-3]}
+    assert found["curves"][str(first)] == [[1, 0.1], [2, 0.5], [3, 0.9]]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_run_is_watched(well: Path, width: int) -> None:
+    text = agl("watch", well, "--once", width=width).stdout
+    assert "step 12" in text
+    assert "under way" not in text
+    assert "│" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
+    assert [r["reward"] for r in as_json("show", well, "--reward-min", "1", "--limit", "5")] == [1.0] * 5
+    assert {r["metadata"]["step"] for r in as_json("show", well, "--step", "1", "--limit", "50")} == {1}
+    siblings = as_json("show", well, "--group", "g3")
+    assert [r["reward"] for r in siblings] == sorted((r["reward"] for r in siblings), reverse=True)
+    assert sum(r["advantage"] for r in siblings) == pytest.approx(0.0, abs=1e-5)
+    assert siblings[0]["advantage"] > 0 > siblings[-1]["advantage"]
+    assert siblings[0]["calls"][0]["answer"]["content"] == "The answer is 4."
+    assert "advantage +" in agl("show", well, "--group", "g3", width=120).stdout
+    with pytest.raises(ConfigError, match="There is no finished rollout like that"):
+        agl("show", well, "--outcome", "timeout")
+
+
+def test_a_report_is_one_file(well: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.html"
+    assert str(target) in agl("report", well, "--to", target).stdout.replace("\n", "")
+    page = target.read_text()
+    assert page.count("<details>") >= 10
+    assert "It is learning" in page
+    assert "<polyline" in page
+
+
+def test_every_command_shows_an_example_in_its_help() -> None:
+    for name in ("why", "doctor", "show", "runs", "compare", "watch", "report"):
+        assert f"agl {name} " in " ".join(agl(name, "--help").stdout.split()).replace("agl runs my", "agl runs  my")

@@ -1,0 +1,158 @@
+"""`agl runs` and `agl compare`: the runs in a folder, and two of them side by side. Read from their files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from agentlightning.cli.curve import plot
+from agentlightning.cli.opened import described, rows
+from agentlightning.cli.safe import one_line, terminal
+from agentlightning.errors import ConfigError
+from agentlightning.metrics.svg import points_of
+from agentlightning.trainer.folder import METRICS_FILE
+from agentlightning.trainer.live import RUN_FILE, connect
+from agentlightning.trainer.sync import run_sync
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A run in one line."""
+
+    folder: str
+    algorithm: str
+    agent: str
+    going_on: bool
+    steps: int
+    of_steps: int | None
+    reward_first: float | None
+    reward_last: float | None
+    val_best: float | None
+    seconds_per_step: float | None
+    last_heard: float
+    """When its files were last written, in seconds since the epoch."""
+
+
+def list_runs(folder: Path, *, as_json: bool) -> None:
+    """Print the runs in a folder and below it, the latest first. Raises ConfigError for none."""
+    files = [*folder.glob(RUN_FILE), *folder.glob(f"*/{RUN_FILE}"), *folder.glob(f"*/*/{RUN_FILE}")]
+    found = sorted((_listed(file.parent) for file in files), key=lambda run: -run.last_heard)
+    if not found:
+        raise ConfigError(f"There is no run in '{folder}'. Runs are folders with a {RUN_FILE}; `agl train` makes one.")
+    if as_json:
+        terminal().print_json(json.dumps([asdict(run) for run in found]))
+        return
+    table = Table("run", "algorithm", "agent", "steps", "reward", "val", "when", box=None, padding=(0, 2, 0, 0))
+    for run in found:
+        steps = f"{run.steps}" if run.of_steps is None else f"{run.steps}/{run.of_steps}"
+        rise = "" if run.reward_last is None else f"{run.reward_first:.3f} → {run.reward_last:.3f}"
+        when = Text("now", style="bold green") if run.going_on else Text(_ago(run.last_heard), style="dim")
+        best = "" if run.val_best is None else f"{run.val_best:.3f}"
+        name, agent = Text(one_line(run.folder), overflow="fold"), Text(one_line(run.agent, 24))
+        table.add_row(name, run.algorithm, agent, steps, rise, best, when)
+    terminal().print(table)
+
+
+async def _goes_on(folder: Path) -> bool:
+    live = await connect(folder)
+    if live is not None:
+        await live.close()
+    return live is not None
+
+
+def _listed(folder: Path) -> Listed:
+    about, metrics = described(folder), rows(folder)
+    learned = [m for m in metrics if m.get("step")]
+    rewards = [m["reward"] for m in learned if m.get("reward") is not None]
+    validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
+    times = [m["time"] for m in learned if "time" in m]
+    heard = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
+    return Listed(
+        folder=str(folder),
+        algorithm=str(about.get("algorithm", "")),
+        agent=str(about.get("agent") or ""),
+        going_on=run_sync(_goes_on(folder)),
+        steps=len(learned),
+        of_steps=learned[-1].get("steps") if learned else about.get("settings", {}).get("steps"),
+        reward_first=rewards[0] if rewards else None,
+        reward_last=rewards[-1] if rewards else None,
+        val_best=max(validated, default=None),
+        seconds_per_step=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        last_heard=heard,
+    )
+
+
+def _ago(then: float) -> str:
+    seconds = time.time() - then
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds / 86400:.0f} days ago"
+
+
+# ---- two of them -----------------------------------------------------------------------------------------------------
+
+
+def compare_runs(first: Path, second: Path, metric: str, *, as_json: bool) -> None:
+    """Print two runs side by side: a curve of both, what they came to, and in which settings they differ."""
+    for folder in (first, second):
+        if not (folder / RUN_FILE).is_file():
+            raise ConfigError(f"There is no run in '{folder}': it has no {RUN_FILE}.")
+    differ = difference(described(first), described(second))
+    curves = {str(folder): points_of(rows(folder), metric) for folder in (first, second)}
+    summaries = [_listed(first), _listed(second)]
+    if as_json:
+        found = {"runs": [asdict(run) for run in summaries], "settings": differ, "curves": curves}
+        terminal().print_json(json.dumps(found, default=repr))
+        return
+    terminal().print(Text(metric, style="bold"))
+    terminal().print(plot(curves, min(terminal().width, 110)))
+    terminal().print()
+    terminal().print(_side_by_side(summaries))
+    terminal().print()
+    terminal().print(_settings(differ, str(first), str(second)))
+
+
+def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """In what two runs differ, by name: their algorithm, agent, version of the package and data, and their settings."""
+    names = ("algorithm", "agent", "version", "commit", "tasks_hash")
+    flat = [
+        {**{k: run[k] for k in names if run.get(k) is not None}, **run.get("settings", {})} for run in (first, second)
+    ]
+    known = dict.fromkeys([*flat[0], *flat[1]])
+    return {name: (flat[0].get(name), flat[1].get(name)) for name in known if flat[0].get(name) != flat[1].get(name)}
+
+
+def _side_by_side(runs: list[Listed]) -> Table:
+    table = _headed("", *[run.folder for run in runs])
+    for name in ("steps", "reward_first", "reward_last", "val_best", "seconds_per_step"):
+        values = [asdict(run)[name] for run in runs]
+        table.add_row(name.replace("_", " "), *[_shown(value) for value in values])
+    return table
+
+
+def _settings(differ: Mapping[str, tuple[Any, Any]], first: str, second: str) -> Table | Text:
+    if not differ:
+        return Text("Their settings are the same.")
+    table = _headed("setting", first, second)
+    for name, values in differ.items():
+        table.add_row(name, *[Text(one_line(_shown(value))) for value in values])
+    return table
+
+
+def _headed(*titles: str) -> Table:
+    table = Table(box=None, padding=(0, 3, 0, 0))
+    for title in titles:
+        table.add_column(Text(one_line(title)), overflow="fold")
+    return table
+
+
+def _shown(value: Any) -> str:
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
