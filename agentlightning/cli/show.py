@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.columns import Columns
 from rich.console import Group
 from rich.panel import Panel
@@ -97,6 +96,8 @@ def _what(wanted: Wanted) -> str:
 
 def advantages_of(opened: OpenedRun, episodes: Sequence[Episode]) -> list[float | None]:
     """What siblings are worth by the run's own advantage (GRPO's, where that is the user's own function)."""
+    import numpy as np
+
     estimator = ADVANTAGES.get(str(opened.settings.get("advantage")), ADVANTAGES["grpo"])
     counts_U = np.array([e.good and e.reward is not None for e in episodes], dtype=bool)
     returns_U = np.array([e.reward or 0.0 for e in episodes], dtype=np.float32)
