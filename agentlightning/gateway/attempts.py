@@ -17,6 +17,7 @@ import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, AttemptedRollout, AttemptStatus, RolloutMode
@@ -65,6 +66,8 @@ class LiveAttempt:
     answered: dict[str, list[Message]] = field(default_factory=dict)
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
+    turns: Turns = field(default_factory=Turns)
+    """Each request takes one before it is read, and each response before it is sampled and before it is recorded."""
     set_aside: int = 0
     """Tokens that requests which are being answered may still have sampled, where there is a limit."""
     given_back: asyncio.Event = field(default_factory=asyncio.Event)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -114,7 +116,33 @@ def _elements(body: bytes, enough: int) -> int:
 
 async def in_background(function: Callable[..., T], *arguments: Any) -> T:
     """The result of a function that runs beside the event loop, after other large work."""
-    return await asyncio.get_running_loop().run_in_executor(_background, function, *arguments)
+    return await asyncio.get_running_loop().run_in_executor(_background, _yielding, function, *arguments)
+
+
+_SWITCH_SECONDS = 0.0005
+_yielding_now = 0
+_usual_switch = sys.getswitchinterval()
+_lock = threading.Lock()
+
+
+def _yielding(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function; meanwhile the event loop gets the interpreter back within half a millisecond, ten times sooner
+    than it usually would.
+    """
+    _count_yielding(1)
+    try:
+        return function(*arguments)
+    finally:
+        _count_yielding(-1)
+
+
+def _count_yielding(more: int) -> None:
+    global _yielding_now, _usual_switch
+    with _lock:
+        if _yielding_now == 0:
+            _usual_switch = sys.getswitchinterval()
+        _yielding_now += more
+        sys.setswitchinterval(_SWITCH_SECONDS if _yielding_now else _usual_switch)
 
 
 _frozen = False

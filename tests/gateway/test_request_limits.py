@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -126,6 +127,14 @@ async def test_what_is_too_long_is_refused_wherever_it_stands(site: Site, where:
     status, text = await post(site, path, body)
     assert (status, "prompt is too long" in text) == (400, True), text[:300]
     assert not site.engine.params
+
+
+async def test_many_short_messages_are_refused_by_their_number_before_any_is_tokenised(site: Site) -> None:
+    messages = [{"role": "user", "content": "?"}] * (site.engine.max_context // 2)
+    status, text = await post(site, "/chat/completions", {"model": "policy", "messages": messages})
+    assert (status, "prompt is too long" in text) == (400, True), text[:300]
+    said = int(re.search(r"too long: (\d+) tokens", text)[1])  # pyright: ignore[reportOptionalSubscript]
+    assert site.engine.max_context <= said < len(site.engine.rendering.render(messages, None))
 
 
 async def test_prompts_somewhat_over_the_context_are_still_counted(site: Site) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -130,7 +131,22 @@ class Planner:
 
     def _check_size(self, request: CallRequest, live: LiveAttempt | None, most: int) -> None:
         """Refuse a request that its mere length says is too long."""
-        self._check_room(live, max(_size(request) // self._rendering.longest_token, len(request.messages)), most)
+        if len(request.messages) > _MANY:
+            said = sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
+            self._check_room(live, said * self._least, most)
+        self._check_room(live, _size(request) // self._rendering.longest_token, most)
+
+    @cached_property
+    def _least(self) -> int:
+        """How many tokens a message has at least, beside what it says, in the model's format."""
+        user: Message = {"role": "user", "content": "x"}
+        answer: Message = {"role": "assistant", "content": "x"}
+        alone = len(self._rendering.render([user], None))
+        added: list[int] = []
+        for some in ([user] * 8, [answer, user] * 4):
+            with suppress(ModelError):  # a template may want the roles to alternate
+                added.append(len(self._rendering.render([user, *some], None)) - alone)
+        return max(1, min(added, default=0) // 8 - 1)
 
     async def _check_texts(self, texts: Sequence[str], live: LiveAttempt | None, most: int) -> None:
         """Refuse texts that are too long, before all of them are tokenised."""

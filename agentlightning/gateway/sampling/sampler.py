@@ -37,10 +37,6 @@ Emit = Callable[[Begin | Delta | Choice], None]
 """Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
 
 
-_AT_ONCE = 4
-"""How many choices of one request are read and recorded before other requests get a turn."""
-
-
 class Sampler:
     """Answers requests from one engine."""
 
@@ -98,8 +94,7 @@ class Sampler:
                 if emit is not None:
                     emit(Begin(len(asked.prompt_ids)))
                 count = asked.arrival.request.n
-                turns = asyncio.Semaphore(_AT_ONCE)
-                return await _all([self._choose(asked, index, room, turns, emit) for index in range(count)])
+                return await _all([self._choose(asked, index, room, emit) for index in range(count)])
         except Refusal as refusal:
             if refusal.code == "max_tokens_exceeded":
                 self._record_refusal(asked.arrival, refusal)
@@ -111,18 +106,16 @@ class Sampler:
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def _choose(
-        self, asked: Asked, index: int, room: int, turns: asyncio.Semaphore, emit: Emit | None
-    ) -> tuple[Choice, int]:
+    async def _choose(self, asked: Asked, index: int, room: int, emit: Emit | None) -> tuple[Choice, int]:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
+        turns = asked.arrival.live.turns
         try:
+            await turns.take()
             reader = await self._sample(asked, self._params(asked, index, room), index, chunks, emit)
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
                 raise EngineError("the engine ended the response before it was finished")
-            if asked.arrival.request.n > _AT_ONCE:  # other requests get a turn between the choices of one
-                async with turns:
-                    await asyncio.sleep(0)
+            await turns.take()
         except asyncio.CancelledError:
             self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client went away")
             raise

@@ -134,6 +134,7 @@ class GatewayApp:
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
             live = await self._attempts.get(key.rollout_id, key.attempt_id)
+            await live.turns.take()
             place = _place(live, headers, path["agent"])
             handler = await self._handler(dialect, path, body, live, place)
         except DisconnectedError:
