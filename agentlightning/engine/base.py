@@ -23,6 +23,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """0 is off."""
     min_p: float = 0.0
     """Tokens less probable than this share of the most probable one are left out. 0 is off."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of every token that is in the response already …"""
+    frequency_penalty: float = 0.0
+    """… and this for each time that it is there."""
+    logit_bias: dict[int, float] = {}
+    """Added to the logits of these tokens. Like a filter, this and the penalties change what a token is drawn from, not
+    its plain log-prob."""
     max_tokens: int | None = None
     """None: to the end of the context."""
     stop: tuple[str, ...] = ()
@@ -37,6 +44,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """What the response must look like, as a grammar of the `llguidance` library."""
     owner: str = ""
     """Who asks, for example an attempt: requests of different owners take turns. Empty: the request is its own."""
+
+    @property
+    def shifts_logits(self) -> bool:
+        """Whether the logits of some tokens are moved."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,8 @@ from agentlightning.types.call import Int32Array
 logger = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 100
+MAX_BIASES = 300
+"""Tokens of a request's `logit_bias`."""
 MAX_STOPS = 64
 """Stop strings of one request, and as many stop ids."""
 MAX_STOP_LENGTH = 1024
@@ -74,6 +76,12 @@ def check_params(params: SamplingParams) -> None:
             f"top_p must be above 0 and at most 1, not {params.top_p}": 0 < params.top_p <= 1,
             f"min_p must be from 0 to 1, not {params.min_p}": 0 <= params.min_p <= 1,
             f"top_k must be 0 (off) or more, not {params.top_k}": params.top_k >= 0,
+            f"presence_penalty must be from -2 to 2, not {params.presence_penalty}": -2 <= params.presence_penalty <= 2,
+            f"frequency_penalty must be from -2 to 2, not {params.frequency_penalty}": (
+                -2 <= params.frequency_penalty <= 2
+            ),
+            f"logit_bias may hold {MAX_BIASES} tokens, each from -100 to 100": len(params.logit_bias) <= MAX_BIASES
+            and all(-100 <= bias <= 100 for bias in params.logit_bias.values()),
             f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None
             or params.max_tokens > 0,
             f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {top}": 0 <= top <= MAX_TOP_LOGPROBS,
@@ -115,6 +123,12 @@ def _refuse(rules: dict[str, bool]) -> None:
     broken = [message for message, holds in rules.items() if not holds]
     if broken:
         raise ConfigError("; ".join(broken) + ".")
+
+
+def check_bias(params: SamplingParams, vocab_size: int) -> None:
+    """Refuse a bias for tokens that do not exist."""
+    outside = [token for token in params.logit_bias if not 0 <= token < vocab_size]
+    _refuse({f"logit_bias has tokens outside the model's vocabulary of {vocab_size}: {outside[:5]}": not outside})
 
 
 def check_prompt(prompt_ids: Int32Array, max_context: int, vocab_size: int) -> None:

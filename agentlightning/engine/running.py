@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Request, Sampled
@@ -53,12 +54,15 @@ class Columns:
     """Whether the request needs a look at every token: it streams, has stops of its own, or wants alternatives."""
     constrained: np.ndarray
     """Whether the response follows a grammar."""
+    shifted: np.ndarray
+    """Whether the request moves logits."""
 
     @classmethod
     def of(cls, slots: int) -> Columns:
         whole = np.zeros(slots, dtype=np.int64)
         no = np.zeros(slots, dtype=np.bool_)
-        return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), no.copy(), no.copy())
+        flags = (no.copy(), no.copy(), no.copy())
+        return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), *flags)
 
     def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
         self.temperature[slot] = params.temperature
@@ -68,11 +72,21 @@ class Columns:
         self.limit[slot] = limit
         self.watched[slot] = watched
         self.constrained[slot] = params.grammar is not None
+        self.shifted[slot] = params.shifts_logits
 
     def swap(self, a: int, b: int) -> None:
-        columns = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit, self.watched, self.constrained)
-        for column in columns:
+        numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit)
+        for column in (*numbers, self.watched, self.constrained, self.shifted):
             column[[a, b]] = column[[b, a]]
+
+
+def shift_of(params: SamplingParams, response: np.ndarray, vocabulary: int) -> torch.Tensor:
+    """What a request's penalties and bias add to the logits of its next token, [V], after this response so far."""
+    counts_V = np.bincount(response, minlength=vocabulary)
+    shift_V = -params.frequency_penalty * counts_V - params.presence_penalty * (counts_V > 0)
+    for token, bias in params.logit_bias.items():
+        shift_V[token] += bias
+    return torch.from_numpy(shift_V.astype(np.float32))
 
 
 def sampled(

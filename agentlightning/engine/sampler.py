@@ -47,8 +47,10 @@ def draw(
     settings: RowSettings,
     uniform_B: np.ndarray,
     allowed: Mapping[int, torch.Tensor] | None = None,
+    shifts: Mapping[int, torch.Tensor] | None = None,
 ) -> Draw:
-    """Draw one token per row. `allowed` are the tokens that may be drawn, bool [V], for rows with a grammar.
+    """Draw one token per row. `allowed` are the tokens that may be drawn, bool [V], for rows with a grammar; `shifts`
+    is what is added to the logits, [V], for rows with penalties or a bias.
 
     Plain log-probs are the softmax at the row's temperature (at 1 for greedy rows). A greedy row's log-prob under its
     own distribution is 0: nothing else could have been drawn.
@@ -56,9 +58,13 @@ def draw(
     greedy_B = settings.temperature == 0
     filtered_B = (settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)
     plain_BV = shown_BV = _plain(logits_BV.float(), settings.temperature, greedy_B)
-    if allowed:
+    if allowed or shifts:
         shown_BV = plain_BV.clone()
-        for row, mask_V in allowed.items():
+        for row, shift_V in (shifts or {}).items():
+            scale = 1.0 if greedy_B[row] else float(settings.temperature[row])
+            shown_BV[row] = torch.log_softmax(plain_BV[row] + shift_V.to(plain_BV.device) / scale, dim=-1)
+            filtered_B[row] = True
+        for row, mask_V in (allowed or {}).items():
             shown_BV[row].masked_fill_(~mask_V.to(shown_BV.device), -torch.inf)
             filtered_B[row] = True
     filtered_B &= ~greedy_B
@@ -109,8 +115,8 @@ def _draw_filtered(
     ids_B1: torch.Tensor,
     logprobs_B1: torch.Tensor,
 ) -> None:
-    """Draw the filtered rows again, from what is left: the grammar's tokens, of these top_k, top_p of the rest, and of
-    that what min_p leaves.
+    """Draw the filtered rows again, from what is left of the shifted logits: the grammar's tokens, of these top_k,
+    top_p of the rest, and of that what min_p leaves.
 
     Only the most probable tokens are sorted where a row says no more; a row for which they are too few is drawn again
     from all of them, so the result is that of sorting everything.

@@ -22,9 +22,9 @@ from agentlightning.engine.base import Chunk, EngineInfo
 from agentlightning.engine.contexts import make_contexts
 from agentlightning.engine.events import Ended, Event, Failed, Part, Request
 from agentlightning.engine.grammar import Grammars
-from agentlightning.engine.limits import check_end_ids, check_engine, check_params, check_prompt
+from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
 from agentlightning.engine.queue import Queue
-from agentlightning.engine.running import Columns, Counters, Running, sampled
+from agentlightning.engine.running import Columns, Counters, Running, sampled, shift_of
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
@@ -131,6 +131,7 @@ class TorchEngine:
         """Queue a request. Raises `ModelError` or `ConfigError` if it can never be sampled."""
         check_params(request.params)
         check_prompt(request.prompt_ids, self.max_context, self.vocab_size)
+        check_bias(request.params, self.vocab_size)
         if request.request_id in self._running or request.request_id in self._queue:
             raise EngineError(f"Request {request.request_id} is being sampled already; use another id.")
         self._queue.add(request)
@@ -331,7 +332,7 @@ class TorchEngine:
         columns = self._columns
         settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
         allowed = self._allowed(rows)
-        drawn = draw(logits_BV, settings, self._uniform(rows), allowed)
+        drawn = draw(logits_BV, settings, self._uniform(rows), allowed, self._shifts(rows))
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
         self._logprobs[at] = drawn.logprobs
@@ -370,6 +371,16 @@ class TorchEngine:
             if mask is not None:
                 allowed[index] = mask
         return allowed
+
+    def _shifts(self, rows: np.ndarray) -> dict[int, torch.Tensor]:
+        """What is added to the logits of these slots' requests, [V] by row."""
+        shifts: dict[int, torch.Tensor] = {}
+        for index in np.flatnonzero(self._columns.shifted[rows]).tolist():
+            slot = int(rows[index])
+            if (running := self._by_slot[slot]) is not None:
+                response = self._slots.tokens[slot, len(running.request.prompt_ids) : self._slots.length[slot]]
+                shifts[index] = shift_of(running.request.params, response, self.vocab_size)
+        return shifts
 
     def _look_at(self, running: Running, drawn: Draw, index: int) -> bool:
         """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""

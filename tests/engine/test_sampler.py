@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.running import shift_of
 from agentlightning.engine.sampler import RowSettings, draw
 
 VOCABULARY = 12
@@ -60,6 +62,30 @@ def test_draws_follow_the_definition(temperature: float, top_k: int, top_p: floa
     np.testing.assert_allclose(drawn.logprobs, np.log(probs[drawn.ids]), atol=1e-5)
     plain = torch.from_numpy(logits / temperature).log_softmax(-1).numpy()
     np.testing.assert_allclose(drawn.plain_logprobs, plain[drawn.ids], atol=1e-5)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.8), (1.5, 1.0)])
+def test_shifted_logits_are_what_is_drawn_from(temperature: float, top_p: float) -> None:
+    """The plain log-prob stays that of the policy, so a drawn token is recorded as drawn under a filter."""
+    rng, rows = np.random.default_rng(4), 4000
+    logits, shift = (rng.normal(size=VOCABULARY).astype(np.float32) * 2 for _ in range(2))
+    uniform, one = (np.arange(rows) + 0.5) / rows, torch.from_numpy(shift)
+    batch = torch.from_numpy(logits).expand(rows, -1)
+    drawn = draw(batch, settings(rows, temperature, 0, top_p), uniform, shifts=dict.fromkeys(range(rows), one))
+    probs = expected(logits + shift, temperature, 0, top_p)
+    np.testing.assert_allclose(np.bincount(drawn.ids, minlength=VOCABULARY) / rows, probs, atol=1.5 / rows)
+    np.testing.assert_allclose(drawn.logprobs, np.log(probs[drawn.ids]), atol=1e-5)
+    plain = torch.from_numpy(logits / temperature).log_softmax(-1).numpy()
+    np.testing.assert_allclose(drawn.plain_logprobs, plain[drawn.ids], atol=1e-5)
+    greedy = draw(batch[:1], settings(1, 0.0), uniform[:1], shifts={0: one})
+    assert greedy.ids.tolist() == [int((logits + shift).argmax())]
+
+
+def test_penalties_by_hand() -> None:
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: -100.0, 0: 1.0})
+    shift = shift_of(params, np.array([1, 2, 2], np.int32), 5)
+    assert shift.tolist() == pytest.approx([1.0, -0.75, -1.0, -100.0, 0.0])
+    assert not SamplingParams().shifts_logits
 
 
 @pytest.mark.parametrize("spread", [3.0, 0.01])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -338,3 +340,30 @@ def test_a_budget_decides_how_many_slots_there_are(policy: Policy, caplog: pytes
     assert len(responses) == 7
     with pytest.raises(ConfigError, match="Lower max_context"):
         make_engine(policy, max_context=99, kv_budget_bytes=1000)
+
+
+def test_penalties_and_bias_hold_in_a_batch(policy: Policy) -> None:
+    """A bias keeps a token out, a penalty keeps tokens from coming again, and neighbours see nothing of either."""
+    engine, prompt = make_engine(policy), random_ids(12, 5)
+
+    def asking(number: int, **settings: Any) -> Request:
+        return Request(request_id=number, prompt_ids=prompt, params=SamplingParams(max_tokens=24, seed=4, **settings))
+
+    alone = run(make_engine(policy), [asking(0)])[0]
+    banned = int(alone.ids[0])
+    penalties = {"presence_penalty": 2.0, "frequency_penalty": 2.0, "temperature": 0.0}
+    requests = [
+        asking(0),
+        asking(1, logit_bias={banned: -100.0}),
+        asking(2, logit_bias={7: 100.0}),
+        asking(3, logit_bias={7: 4.0}, **penalties),
+    ]
+    found = run(engine, requests)
+    assert found[0].ids.tolist() == alone.ids.tolist()
+    assert banned not in found[1].ids
+    assert set(found[2].ids.tolist()) == {7}
+    assert (found[2].logprobs > -1e-4).all(), "it was all but certain"
+    assert (found[2].plain_logprobs < -0.1).all(), "which the policy was not"
+    assert np.bincount(found[3].ids).max() <= 4
+    with pytest.raises(ConfigError, match="outside the model's vocabulary"):
+        engine.submit(asking(9, logit_bias={10**6: 1.0}))

@@ -209,7 +209,10 @@ async def test_a_broken_tool_call_stays_visible(site: Site) -> None:
     ("body", "param"),
     [
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"repetition_penalty": 1.5}, "repetition_penalty"),
+        ({"frequency_penalty": 3}, "frequency_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 200}}, "logit_bias.5"),
         ({"no_such_field": 1}, "no_such_field"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 0}, "n"),

@@ -24,6 +24,10 @@ FIELDS = Fields(
         "temperature",
         "top_p",
         "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
         "max_tokens",
         "stop",
         "seed",
@@ -33,13 +37,11 @@ FIELDS = Fields(
         "echo": (False,),
         "best_of": (1,),
         "suffix": ("",),
-        "frequency_penalty": (0,),
-        "presence_penalty": (0,),
-        "logit_bias": ({},),
     },
 )
 
-SETTINGS = {name: name for name in ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed")}
+_ASKED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
+SETTINGS = {name: name for name in (*_ASKED, "max_tokens", "stop", "seed")}
 
 _DEFAULT_MAX_TOKENS = 16
 """Of this API, unlike the newer ones."""

@@ -12,7 +12,8 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.types import RolloutMode
 
-SETTINGS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+SETTINGS = ("temperature", "top_p", "top_k", "min_p", *PENALTIES, "logit_bias", "max_tokens", "stop", "seed")
 """Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
 
 
@@ -73,6 +74,9 @@ def params_for(
         top_p=float(used.get("top_p", 1.0)),
         top_k=int(used.get("top_k", 0)),
         min_p=float(used.get("min_p", 0.0)),
+        presence_penalty=float(used.get("presence_penalty", 0.0)),
+        frequency_penalty=float(used.get("frequency_penalty", 0.0)),
+        logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
         max_tokens=room if asked_tokens is None else min(int(asked_tokens), room),
         stop=tuple(used.get("stop", ())),
         stop_token_ids=tuple(used.get("stop_token_ids", ())),
@@ -94,11 +98,24 @@ def check_asked(asked: Mapping[str, Any]) -> None:
     _within(asked, "top_p", 0.0, 1.0, open_below=True)
     _within(asked, "min_p", 0.0, 1.0)
     _within(asked, "top_k", -1, 2**31 - 1)
+    for name in PENALTIES:
+        _within(asked, name, -2.0, 2.0)
+    _check_bias(asked.get("logit_bias", {}))
     _within(asked, "max_tokens", 1, 2**31 - 1)
     _within(asked, "seed", -(2**63), 2**63 - 1)
     for name in ("top_k", "max_tokens", "seed"):
         if isinstance(asked.get(name), float):
             raise Refusal(f"'{name}' must be a whole number, not {asked[name]!r}.", code="invalid_type", param=name)
+
+
+def _check_bias(bias: Any) -> None:
+    """A bias by token id, which JSON writes as text."""
+    if not isinstance(bias, Mapping) or not all(str(token).isdecimal() for token in bias):
+        raise Refusal(
+            "'logit_bias' must be an object of token ids with a number each.", code="invalid_type", param="logit_bias"
+        )
+    for token, value in bias.items():
+        _within({f"logit_bias.{token}": value}, f"logit_bias.{token}", -100.0, 100.0)
 
 
 def _within(asked: Mapping[str, Any], name: str, low: float, high: float, *, open_below: bool = False) -> None:
