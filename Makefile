@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients lint format types docs wheel bench soak clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm lint format types docs wheel bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,13 +35,16 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients" -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
-	@$(BIN)/python -m pytest -q -m "slow and not clients" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm" $(ARGS)
 
 test-clients: $(STAMPS)/dev ## the tests with real agent frameworks, each in an environment made for it (minutes, and gigabytes in .clients)
 	@$(BIN)/python scripts/clients.py $(ARGS)
+
+test-vllm: $(STAMPS)/dev ## the tests with the real vLLM for CPUs, in an environment made for it (minutes, and 3.5 GB in .vllm)
+	@$(BIN)/python scripts/vllm_cpu.py $(ARGS)
 
 lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -167,7 +167,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     def __post_init__(self) -> None:
         _ = self.adapters  # are they names?
-        check_backend(self.backend)
+        check_backend(self.backend, self.backend_options)
         self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
 
     def _derive(self, **settings: Any) -> None:
@@ -221,7 +221,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @cached_property
     def shape(self) -> ModelShape | None:
         """The model's sizes; None where the backend alone knows what the model is. Raises ModelError for no model."""
-        return read_shape(self.model) if self.backend == "embedded" else None
+        return read_shape(self.model) if self.backend in ("embedded", "vllm") else None
 
     @property
     def trains_adapter(self) -> bool:

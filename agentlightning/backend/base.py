@@ -4,16 +4,17 @@
     learner(policy)    updates weights                   (`learner.base.Learner`)
     publish(policy)    the engine samples from the learner's weights from now on
 
-Implementations: `embedded` (a model process of our own), `inprocess` (the same in a thread). A backend is chosen by
-name, or given as any callable that makes one from a `ModelSpec`; `agentlightning.backend.BACKENDS` is the table.
+Implementations: `embedded` (a model process of our own), `inprocess` (the same in a thread), `vllm` (vLLM servers
+beside a learner). A backend is chosen by name, or given as any callable that makes one from a `ModelSpec`;
+`agentlightning.backend.BACKENDS` is the table.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, Protocol
 
 import msgspec
 
@@ -49,6 +50,8 @@ class ModelSettings:
     """Less memory in a pass for about a third more time."""
     seed: int | None = None
     """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
+    backend_options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the backend's own, by name; see the backend."""
 
     @property
     def adapters(self) -> dict[str, str | None]:
@@ -81,6 +84,8 @@ class ModelSpec(ModelSettings):
     """The model that KL and DPO compare with; None: none is needed."""
     critic: bool = False
     """Train a value head beside the policy."""
+    folder: str | None = None
+    """Where a backend may leave its logs; None: nowhere in particular."""
 
 
 class BackendStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -51,6 +51,12 @@ Workspaces = Annotated[Path | None, typer.Option(help="Keep the working director
 IsolationOption = Annotated[Isolation | None, typer.Option(help="Run programs in a sandbox.")]
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
+Backend = Annotated[
+    str | None, typer.Option(help="Where the model is sampled: embedded, vllm, …; embedded if not given.")
+]
+BackendOption = Annotated[
+    list[str] | None, typer.Option(help="NAME=VALUE of a setting of the backend's own; may be given many times.")
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run leaves its files; a new folder in runs/ if not given.")
 ]
@@ -118,6 +124,8 @@ def train(
         list[str] | None,
         typer.Option("--set", help="NAME=VALUE of a setting, such as steps=20; may be given many times."),
     ] = None,
+    backend: Backend = None,
+    backend_option: BackendOption = None,
     task_as: TaskAsOption = None,
     reward: RewardOption = None,
     grader: Grader = None,
@@ -154,6 +162,8 @@ def train(
         model=model,
         config=config,
         settings=settings or [],
+        backend=backend,
+        backend_options=backend_option or [],
         timeout=timeout,
         concurrency=concurrency,
         n_runners=n_runners,

@@ -139,11 +139,13 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    backend: agent_commands.Backend = None,
+    backend_option: agent_commands.BackendOption = None,
 ) -> None:
     """Serve a model over the OpenAI API."""
     from agentlightning.cli.serve import run_server
 
-    run_server(model, host=host, port=port, api_key=api_key)
+    run_server(model, host=host, port=port, api_key=api_key, backend=backend, backend_options=backend_option or [])
 
 
 app.command()(agent_commands.runner)

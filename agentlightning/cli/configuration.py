@@ -35,6 +35,17 @@ def make_algorithm(
     return chosen(**others, **given)
 
 
+def backend_settings(backend: str | None, options: Sequence[str]) -> dict[str, Any]:
+    """`--backend` and its `--backend-option NAME=VALUE`s as settings; values are JSON, or text that is none."""
+    given: dict[str, Any] = {} if backend is None else {"backend": backend}
+    for text in options:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--backend-option {text}: give NAME=VALUE, for example replicas=2.")
+        given.setdefault("backend_options", {})[name] = _value(value)
+    return given
+
+
 def read_config(file: Path) -> Mapping[str, Any]:
     """Settings by name from JSON, YAML or TOML, told by the file's ending."""
     if not file.is_file():
@@ -84,8 +95,12 @@ def _parsed(settings: Sequence[str], kind: type[GRPO]) -> dict[str, Any]:
                 f"did you mean {meant}=…?" if meant and equals else f"give NAME=VALUE with one of {', '.join(known)}."
             )
             raise ConfigError(f"--set {text}: {hint}")
-        try:
-            given[name] = json.loads(value)
-        except ValueError:
-            given[name] = value
+        given[name] = _value(value)
     return given
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
 import typer
@@ -11,7 +12,8 @@ from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
-from agentlightning.backend import Backend, ModelSpec
+from agentlightning.backend import Backend, ModelSpec, check_backend
+from agentlightning.cli.configuration import backend_settings
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
@@ -31,21 +33,34 @@ LONGEST_PAUSE = 60.0
 console = Console(highlight=False, soft_wrap=True)
 
 
-def run_server(model: str, *, host: str, port: int, api_key: str | None) -> None:
+def run_server(
+    model: str,
+    *,
+    host: str,
+    port: int,
+    api_key: str | None,
+    backend: str | None = None,
+    backend_options: Sequence[str] = (),
+) -> None:
     """Serve until Ctrl-C."""
     not_empty(api_key, "--api-key")
     if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
+    given = backend_settings(backend, backend_options)
+    kind, options = given.get("backend", "embedded"), given.get("backend_options", {})
+    check_backend(kind, options)
     with served_model(model) as path:
-        run_sync(_serve(path, host, port, api_key))
+        spec = PolicySpec(ModelSpec(model=path, backend_options=options), backend=kind)
+        run_sync(_serve(spec, host, port, api_key))
 
 
-async def _serve(model: str, host: str, port: int, api_key: str | None) -> None:
+async def _serve(spec: PolicySpec, host: str, port: int, api_key: str | None) -> None:
+    model = spec.model.model
     async with AsyncExitStack() as stack:
         store = InMemoryLightningStore()
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
-            served = await serve_models(stack, store, PolicySpec(ModelSpec(model=model)))
+            served = await serve_models(stack, store, spec)
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
         server = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="model", error=GatewayError)

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from agentlightning.cli.configuration import make_algorithm
+from agentlightning.cli.configuration import backend_settings, make_algorithm
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider
@@ -29,6 +29,8 @@ def train_agent(
     model: str | None,
     config: Path | None,
     settings: Sequence[str],
+    backend: str | None,
+    backend_options: Sequence[str],
     timeout: float | None,
     concurrency: int,
     n_runners: int,
@@ -40,7 +42,7 @@ def train_agent(
     """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
     if agent is None and strategy != "remote":
         raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
-    others = {"rollout_config": RolloutConfig(timeout_seconds=timeout)}
+    others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
     trainer = Trainer(
         algorithm=make_algorithm(algorithm, model, config, settings, **others),
         concurrency=concurrency,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm.base import PolicySpec
@@ -53,8 +54,10 @@ async def serve_models(
     host: str = "127.0.0.1",
     port: int | None = None,
     secret: bytes | None = None,
+    folder: Path | None = None,
 ) -> Served:
-    """Start a backend, if there is a policy to sample from, and the gateway; `stack` stops them in reverse order.
+    """Start a backend, if there is a policy to sample from, and the gateway; `stack` stops them in reverse order. The
+    backend may leave logs in `folder`.
 
     Raises ModelError, ConfigError or GatewayError; what had been started by then is the stack's to stop.
     """
@@ -63,6 +66,8 @@ async def serve_models(
     backend = rendering = None
     alias = POLICY
     if policy is not None:
+        if folder is not None:
+            policy = replace(policy, model=replace(policy.model, folder=str(folder)))
         backend, rendering = await _start_backend(stack, policy)
         alias, *others = policy.model.trained
         served |= {name: Trained(backend.engine(name), rendering) for name in others}

@@ -387,6 +387,7 @@ class Trainer(GivenByName):
             host=strategy.gateway_host,
             port=self.port,
             secret=strategy.secret,
+            folder=self.run_dir,
         )
 
     async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:

@@ -23,6 +23,7 @@ from agentlightning.metrics import SilentConsole, read_metrics
 from ..engine.conftest import random_ids
 from ..engine.test_model_process import row
 from .bigram import BigramBackend, BigramLearner
+from .vllm.on_fake import LoraOnFake, VLLMOnFake
 
 PROMPT = random_ids(12, 1)
 STEP = OptimParams(learning_rate=0.05)
@@ -33,7 +34,10 @@ async def sample(backend: Backend, *, tokens: int = 8, seed: int | None = 0) -> 
     return concat([chunk async for chunk in backend.engine(POLICY).generate(PROMPT, params)])
 
 
-@pytest_asyncio.fixture(params=["embedded", "inprocess", BigramBackend], ids=["embedded", "inprocess", "own"])
+@pytest_asyncio.fixture(
+    params=["embedded", "inprocess", BigramBackend, VLLMOnFake, LoraOnFake],
+    ids=["embedded", "inprocess", "own", "vllm", "vllm-lora"],
+)
 async def backend(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Backend]:
     made = make_backend(request.param, ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=512, seed=0))
     await made.start()
@@ -72,7 +76,7 @@ async def test_a_checkpoint_brings_weights_optimiser_and_version_back(backend: B
         await second.close()
 
 
-@pytest.mark.parametrize("backend", ["embedded", "inprocess"], indirect=True)
+@pytest.mark.parametrize("backend", ["embedded", "inprocess", VLLMOnFake], indirect=True)
 async def test_a_paused_backend_starts_nothing(backend: Backend) -> None:
     await backend.pause()
     waiting = asyncio.create_task(sample(backend))
@@ -83,7 +87,7 @@ async def test_a_paused_backend_starts_nothing(backend: Backend) -> None:
 
 
 def test_what_is_no_backend_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it can be 'embedded' or 'inprocess', or a callable"):
+    with pytest.raises(ConfigError, match="it can be 'embedded' or 'inprocess' or 'vllm', or a callable"):
         agl.GRPO(model="calc", backend="warp")
 
 

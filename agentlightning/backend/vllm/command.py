@@ -1,0 +1,88 @@
+"""How a vLLM server is started for a policy: arguments and environment. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentlightning.backend.vllm.options import VLLMOptions
+
+WORKER = "agl_vllm_worker.Publication"
+"""What vLLM mixes into its workers; its file is in the folder below."""
+WORKER_FOLDER = Path(__file__).parent / "worker"
+
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM makes room for."""
+
+MAX_LOGPROBS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a server is to hold."""
+
+    model: str
+    """The base model's directory or hub id."""
+    dtype: str
+    on_cpu: bool
+    max_context: int
+    max_concurrency: int
+    lora_rank: int | None = None
+    """Of the adapters; None: all weights are trained."""
+    adapters: int = 0
+    """How many policies have one."""
+
+
+def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> list[str]:
+    """The command line. What `options.args` repeats wins, because it comes last."""
+    lora = []
+    if served.lora_rank is not None:
+        room = next(r for r in _LORA_RANKS if r >= served.lora_rank)
+        # Of each policy the adapter before stays as long as requests are under way that began with it.
+        lora = ["--enable-lora", "--max-lora-rank", str(room)]
+        lora += ["--max-loras", str(2 * served.adapters), "--max-cpu-loras", str(4 * served.adapters)]
+    # vLLM 0.32 on a CPU ends when the prompt of a request with a seed is computed in pieces.
+    whole_prompts = ["--no-enable-chunked-prefill"] if served.on_cpu else []
+    return [
+        *(program, "serve", served.model, "--host", "127.0.0.1", "--port", str(port)),
+        *("--dtype", served.dtype, "--max-model-len", str(served.max_context)),
+        *("--max-num-seqs", str(served.max_concurrency)),
+        *("--tensor-parallel-size", str(options.tensor_parallel_size)),
+        *("--gpu-memory-utilization", str(options.gpu_memory_utilization)),
+        # Token ids in and out; the log-probs of what was drawn; no settings that the model's author thought best.
+        *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)),
+        *("--generation-config", "vllm", "--enable-prompt-tokens-details"),
+        *("--structured-outputs-config", json.dumps({"backend": "guidance"})),
+        *("--worker-extension-cls", WORKER),
+        *lora,
+        *whole_prompts,
+        *options.args,
+    ]
+
+
+_GPU_DEVICES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
+
+
+def is_on_cpu(device: str) -> bool:
+    """Whether vLLM has no GPU to compute on, for a policy with this `device`."""
+    return device == "cpu" or (device == "auto" and not any(path.exists() for path in _GPU_DEVICES))
+
+
+def environment(served: Served, options: VLLMOptions, replica: int) -> Mapping[str, str]:
+    """This process's environment, and what the server needs besides."""
+    path = os.pathsep.join(filter(None, [str(WORKER_FOLDER), os.environ.get("PYTHONPATH")]))
+    found = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if options.api_key is not None:
+        found["VLLM_API_KEY"] = options.api_key
+    if options.devices:
+        found["CUDA_VISIBLE_DEVICES"] = options.devices[replica]
+    return {**found, **options.env}

@@ -1,0 +1,210 @@
+"""A policy's `Engine`: token ids to a vLLM server and back, with log-probs, weight versions and a second try."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+import zlib
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from agentlightning.backend.vllm.api import ReplicaLost, UnknownAdapter
+from agentlightning.backend.vllm.fleet import Fleet
+from agentlightning.backend.vllm.gate import Gate
+from agentlightning.backend.vllm.plain import with_plain_logprobs
+from agentlightning.backend.vllm.publication import Publication, Target
+from agentlightning.backend.vllm.replica import Replica
+from agentlightning.backend.vllm.wire import Answer, chunk_of, restricts, sampling, split, versions_of
+from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.engine.limits import check_grammar, check_params, check_prompt
+from agentlightning.errors import EngineError
+from agentlightning.types.call import Int32Array
+
+TRIES = 5
+"""How often a request is sent, when replicas are lost while they sample it."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of all policies, since the start."""
+
+    sampled: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    running: int = 0
+    busy_seconds: float = 0.0
+    """Wall-clock seconds in which something was sampled."""
+    _since: float = field(default=0.0, repr=False)
+
+    def begin(self) -> None:
+        if not self.running:
+            self._since = time.perf_counter()
+        self.running += 1
+
+    def end(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self.busy_seconds += time.perf_counter() - self._since
+
+
+class Seeds:
+    """Seeds for requests that bring none: the same ones after the same `reseed`."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.reseed(seed)
+
+    def reseed(self, seed: int | None) -> None:
+        self._seed = seed
+        self._numbers = itertools.count()
+
+    def next(self) -> int | None:
+        if self._seed is None:
+            return None
+        return zlib.crc32(f"{self._seed}/{next(self._numbers)}".encode())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What the engines of all policies share."""
+
+    fleet: Fleet
+    gate: Gate
+    publication: Publication
+    in_flight: Literal["finish", "continue"]
+    info: EngineInfo
+    """As the learner's process knows the model, with the context that servers have."""
+    seeds: Seeds
+    counters: Counters = field(default_factory=Counters)
+
+
+class VLLMEngine:
+    """See `Engine`. `version` is that of what was published last."""
+
+    def __init__(self, policy: str, shared: Sampling, version: int = 0) -> None:
+        self._policy = policy
+        self._shared = shared
+        self.version = version
+
+    async def info(self) -> EngineInfo:
+        return msgspec.structs.replace(self._shared.info, version=self.version)
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. A request whose replica is lost is sampled again from its beginning by another, as
+        long as nothing of it was given out."""
+        info = self._shared.info
+        check_params(params)
+        check_prompt(prompt_ids, info.max_context, info.vocab_size)
+        if params.grammar is not None:
+            check_grammar(params.grammar)
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=self._shared.seeds.next())
+        key = params.owner or prompt_ids[:64].tobytes().hex()
+        for tried in range(1, TRIES + 1):
+            replica = await self._shared.fleet.pick(key)
+            given = False
+            try:
+                async with aclosing(self._sample(replica, prompt_ids, params, stream)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                return
+            except (ReplicaLost, UnknownAdapter) as lost:
+                replica.suspect(stale=not isinstance(lost, ReplicaLost))
+                if given or tried == TRIES:
+                    raise EngineError(f"A request was lost with its server, after {tried} tries. {lost}") from lost
+                await asyncio.sleep(0)
+
+    async def _sample(
+        self, replica: Replica, prompt_ids: Int32Array, params: SamplingParams, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        """One try on one replica."""
+        shared, scored = self._shared, restricts(params)
+        # What is given out in parts, or scored afterwards, must be of one weight version.
+        must_finish = shared.in_flight == "finish" or stream or scored
+        async with shared.gate.inside(must_finish=must_finish):
+            target = shared.publication.target(self._policy)
+            body = self._body(prompt_ids, params, target, scored)
+            replica.running += 1
+            shared.counters.begin()
+            try:
+                if stream and not scored:
+                    async with aclosing(self._parts(replica, body, params, target)) as parts:
+                        async for part in parts:
+                            yield part
+                else:
+                    for chunk in await self._whole(replica, body, prompt_ids, params, target):
+                        yield chunk
+                replica.served += 1
+            finally:
+                replica.running -= 1
+                shared.counters.end()
+
+    def _body(self, prompt_ids: Int32Array, params: SamplingParams, target: Target, scored: bool) -> dict[str, Any]:
+        info = self._shared.info
+        # Scoring asks for one token behind the response.
+        room = max(1, info.max_context - len(prompt_ids) - scored)
+        wanted = sampling(params, room=room, eos_ids=info.eos_ids, seed=params.seed)
+        return {**_of(target), "token_ids": prompt_ids.tolist(), "sampling_params": wanted}
+
+    async def _whole(
+        self, replica: Replica, body: dict[str, Any], prompt_ids: Int32Array, params: SamplingParams, target: Target
+    ) -> list[Chunk]:
+        answer = await replica.api.generate(body)
+        self._count(answer)
+        choice = answer.choices[0]
+        versions = versions_of(choice) if target.says_version else [(target.version, 0, 0)]
+        chunk = chunk_of(choice, params, version=versions[-1][0], cached_tokens=answer.cached_tokens)
+        if restricts(params):
+            chunk = await with_plain_logprobs(
+                lambda scoring: replica.api.generate({**_of(target), **scoring}), prompt_ids, chunk, params
+            )
+        return split(chunk, versions)
+
+    async def _parts(
+        self, replica: Replica, body: dict[str, Any], params: SamplingParams, target: Target
+    ) -> AsyncGenerator[Chunk, None]:
+        """No weights change meanwhile: all tokens are of the version that was current at the beginning."""
+        last: Chunk | None = None
+        cached = 0
+        async with aclosing(replica.api.stream(body)) as answers:
+            async for answer in answers:
+                self._count(answer)
+                cached = max(cached, answer.cached_tokens)
+                for choice in answer.choices:  # none in the part with the usage, which comes last
+                    part = chunk_of(choice, params, version=target.version)
+                    if choice.finish_reason is None:
+                        yield part
+                        continue
+                    last = part
+                    if target.says_version:
+                        _refuse_other(versions_of(choice), target.version)
+        if last is None:
+            raise ReplicaLost(f"The vLLM server at {replica.api.url} ended an answer half-way.")
+        yield msgspec.structs.replace(last, cached_tokens=cached)
+
+    def _count(self, answer: Answer) -> None:
+        if answer.usage is None:
+            return
+        counters = self._shared.counters
+        counters.sampled += answer.usage.completion_tokens or 0
+        counters.cached += answer.cached_tokens
+        counters.prefilled += max(0, answer.usage.prompt_tokens - answer.cached_tokens)
+
+
+def _of(target: Target) -> dict[str, Any]:
+    return {} if target.adapter is None else {"model": target.adapter}
+
+
+def _refuse_other(versions: Sequence[tuple[int, int, int]], wanted: int) -> None:
+    if other := {version for version, _, _ in versions} - {wanted}:
+        raise EngineError(
+            f"A response that was to be sampled by weight version {wanted} was sampled by {min(other)}: somebody else "
+            "changes the weights of this vLLM server."
+        )

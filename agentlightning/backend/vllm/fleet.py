@@ -1,0 +1,79 @@
+"""`Fleet`: all replicas. Which of them samples a request, and what becomes of requests when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Sequence
+from typing import NoReturn
+
+from agentlightning.backend.vllm.replica import Replica
+from agentlightning.errors import AgentLightningError, BackendDied, message_of
+
+SLACK = 4
+"""So many more requests than the least busy replica may one have, before what belongs to it goes elsewhere."""
+
+
+class Fleet:
+    """Started once, closed once. Usable as long as one replica is, or will be."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.replicas = tuple(replicas)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Wait until all are ready. Raises EngineError when one cannot be; then none is left running."""
+        self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
+        ready = [asyncio.create_task(replica.ready.wait()) for replica in self.replicas]
+        all_ready = asyncio.ensure_future(asyncio.gather(*ready))
+        try:
+            await asyncio.wait([all_ready, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            if not all_ready.done():
+                for task in self._tasks:
+                    if task.done():
+                        task.result()
+        except AgentLightningError:
+            await self.close()
+            raise
+        finally:
+            all_ready.cancel()
+
+    async def close(self) -> None:
+        """End all of them. Idempotent."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def watch(self) -> NoReturn:
+        """Wait until the last replica has given up."""
+        raise BackendDied(await self._over())
+
+    @property
+    def ready(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.ready.is_set()]
+
+    async def pick(self, key: str) -> Replica:
+        """A ready replica; waits for one. The same for the same key, so that it finds its prompts' contexts there,
+        unless that one has much more to do than another. Raises BackendDied when none will ever be ready again."""
+        while not (ready := self.ready):
+            await self._until_one_is_ready()
+        home = max(ready, key=lambda replica: zlib.crc32(f"{replica.name}\0{key}".encode()))
+        idle = min(ready, key=lambda replica: replica.running)
+        return home if home.running <= idle.running + SLACK else idle
+
+    async def _until_one_is_ready(self) -> None:
+        over = asyncio.create_task(self._over())
+        waits = [over, *(asyncio.create_task(replica.ready.wait()) for replica in self.replicas)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if over.done() and not self.ready:
+                raise BackendDied(over.result())
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _over(self) -> str:
+        """Wait until all have given up; why."""
+        await asyncio.wait(self._tasks)
+        causes = [message_of(e) for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
+        return "\n".join(causes) or "The vLLM servers were stopped."

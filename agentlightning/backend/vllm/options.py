@@ -1,0 +1,89 @@
+"""What users set of the vLLM backend, with `backend_options`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import ConfigError, missing_extra
+
+
+class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each is a key of `backend_options`."""
+
+    replicas: int = 1
+    """Servers that are started; each holds the whole model."""
+    urls: tuple[str, ...] = ()
+    """Base URLs of servers that run already, on this machine or with its folders; then none is started."""
+    api_key: str | None = None
+    """Of the servers."""
+    tensor_parallel_size: int = 1
+    """GPUs that one server spreads the model over."""
+    gpu_memory_utilization: float = 0.45
+    """Share of a GPU's memory that a server takes. The learner needs the rest of the one that it shares."""
+    devices: tuple[str, ...] = ()
+    """For each replica the value of CUDA_VISIBLE_DEVICES, for example ("1", "2"); empty: they see all."""
+    args: tuple[str, ...] = ()
+    """More arguments of `vllm serve`."""
+    env: dict[str, str] = {}
+    """More variables of its environment."""
+    command: str | None = None
+    """The `vllm` to start, for one in an environment of its own; None: the one beside this Python, or on the path."""
+    start_seconds: float = 1800.0
+    """How long a server may take to load the model."""
+    restarts: int = 3
+    """How often in a row a server that dies is started again, before the run is stopped."""
+    exchange: str | None = None
+    """Folder through which weights get across; None: shared memory where there is some, else the folder for temporary
+    files."""
+
+
+def parse_options(given: Mapping[str, Any]) -> VLLMOptions:
+    """Raises ConfigError for what is no option, or one that would have no effect."""
+    try:
+        options = msgspec.convert(dict(given), VLLMOptions, strict=True)
+    except msgspec.ValidationError as error:
+        known = ", ".join(VLLMOptions.__struct_fields__)
+        raise ConfigError(f"backend_options of the vllm backend: {error}. There are: {known}.") from None
+    checks = {
+        "replicas must be 1 or more": options.replicas >= 1,
+        "tensor_parallel_size must be 1 or more": options.tensor_parallel_size >= 1,
+        "gpu_memory_utilization must be above 0 and at most 1": 0 < options.gpu_memory_utilization <= 1,
+        "devices must name as many as there are replicas": len(options.devices) in (0, options.replicas),
+        "urls must begin with http:// or https://": all(u.startswith(("http://", "https://")) for u in options.urls),
+    }
+    if options.urls:
+        ours = [n for n in _OF_OUR_SERVERS if getattr(options, n) != _DEFAULTS[n]]
+        checks[f"with urls no server is started, so {', '.join(ours)} would have no effect"] = not ours
+    if broken := [message for message, holds in checks.items() if not holds]:
+        raise ConfigError(f"backend_options of the vllm backend: {'; '.join(broken)}.")
+    return options
+
+
+_OF_OUR_SERVERS = (
+    "replicas", "tensor_parallel_size", "gpu_memory_utilization", "devices", "args", "env", "command", "restarts",
+)  # fmt: skip
+_DEFAULTS: Mapping[str, Any] = msgspec.structs.asdict(VLLMOptions())
+
+
+def find_vllm(command: str | None) -> str:
+    """The program that is started. Raises ConfigError where there is none."""
+    if command is not None:
+        found = shutil.which(command)
+        if found is None:
+            raise ConfigError(f"backend_options: there is no program '{command}' to start vLLM with.")
+        return found
+    beside = Path(sys.executable).with_name("vllm")
+    found = str(beside) if beside.is_file() else shutil.which("vllm")
+    if found is None:
+        hint = missing_extra("vllm", "vllm")
+        raise ConfigError(
+            f"{hint} Or install vLLM in an environment of its own, and name its program: "
+            "backend_options={'command': '/path/to/env/bin/vllm'}; or give urls of servers that run."
+        )
+    return found
