@@ -1,6 +1,10 @@
 """Every algorithm and every way of credit on the calculator agent, for the same number of rollouts.
 
-    python benchmarks/algorithms.py [--steps 16] [--seeds 1] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
+    python benchmarks/algorithms.py [--steps 16] [--seeds 5] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
+                                    [--results FILE.jsonl] [--docs docs/algorithms.md]
+
+It takes hours; with `--results` every run is written down when it ends, and one that is there already is not run again,
+so it can be interrupted and resumed. `--docs` puts the tables of what is there into the page.
 
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
 validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers
@@ -26,6 +30,11 @@ from rich.table import Table
 from agentlightning.metrics import read_metrics
 
 FAMILY = {
+    "MaxRL": "GRPO(advantage='maxrl')",
+    "pass@4": "GRPO(advantage='pass@4')",
+    "GRPO dppo_tv": "GRPO(loss='dppo_tv', minibatches=4)",
+    "GRPO gmpo": "GRPO(loss='gmpo', clip_low=0.4, clip_high=0.4, minibatches=4)",
+    "GRPO sapo": "GRPO(loss='sapo', minibatches=4)",
     "GRPO": "GRPO()",
     "REINFORCE": "REINFORCE()",
     "RLOO": "RLOO()",
@@ -120,19 +129,86 @@ def run(algorithm: str, steps: int, seed: int, *, task: str = "calculator") -> l
         return read_metrics(Path(folder) / "run" / "metrics.jsonl")
 
 
-def summary(runs: list[list[dict[str, Any]]]) -> dict[str, float]:
+class Results:
+    """Runs that are done, in a file of JSON lines if there is one: a run is known by what it was asked to do."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+        self._done: dict[str, list[dict[str, Any]]] = {}
+        if file is not None and file.is_file():
+            for line in file.read_text().splitlines():
+                one = json.loads(line)
+                self._done[json.dumps(one["asked"])] = one["rows"]
+
+    def run(self, algorithm: str, steps: int, seed: int, *, task: str) -> list[dict[str, Any]]:
+        """The metrics of the run, from the file or from a run of now."""
+        asked = {"algorithm": algorithm, "steps": steps, "seed": seed, "task": task}
+        key = json.dumps(asked)
+        if key not in self._done:
+            rows = [{k: v for k, v in row.items() if k in KEPT} for row in run(**asked)]
+            self._done[key] = rows
+            if self._file is not None:
+                with self._file.open("a") as opened:
+                    opened.write(json.dumps({"asked": asked, "rows": rows}) + "\n")
+        return self._done[key]
+
+
+KEPT = (
+    "step",
+    "reward",
+    "val_reward",
+    "rollouts",
+    "sampling_from",
+    "sampling_seconds",
+    "learning_from",
+    "learning_seconds",
+)
+"""What the tables and pictures need of a run's metrics."""
+
+
+def summary(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Means over the seeds; `interval` is the 95 % interval of `after` by Student's t, None for one seed."""
+
     def mean_of(values: list[float]) -> float:
         return statistics.mean(values)
 
     trained = [[m for m in rows if "reward" in m] for rows in runs]  # without the validation before the first step
+    after = [rows[-1]["val_reward"] for rows in runs]
+    half = STUDENT[len(after)] * statistics.stdev(after) / len(after) ** 0.5 if len(after) in STUDENT else None
     return {
         "before": mean_of([rows[0]["val_reward"] for rows in runs]),
-        "after": mean_of([rows[-1]["val_reward"] for rows in runs]),
+        "after": mean_of(after),
+        "interval": None if half is None else (mean_of(after) - half, mean_of(after) + half),
+        "seeds": len(runs),
         "last_steps": mean_of([mean_of([m["reward"] for m in rows[-4:]]) for rows in trained]),
         "area": mean_of([mean_of([m["reward"] for m in rows]) for rows in trained]),
         "val_mean": mean_of([mean_of([m["val_reward"] for m in rows[1:] if "val_reward" in m]) for rows in runs]),
         "rollouts": mean_of([sum(m["rollouts"] for m in rows) for rows in trained]),
     }
+
+
+STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
+"""The 97.5 % quantile of Student's t by number of seeds."""
+
+
+def documented(figures: dict[str, Any], steps: int) -> str:
+    """The figures as a table for the documentation."""
+    titles = ("algorithm", "seeds", "before", "after", "95 % interval", "mean training reward", "rollouts")
+    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    for name, f in figures.items():
+        if name == TEAM:
+            continue
+        interval = "" if f["interval"] is None else f"{f['interval'][0]:.2f} to {min(f['interval'][1], 1.0):.2f}"
+        cells = (f"`{name}`", f["seeds"], f"{f['before']:.2f}", f"{f['after']:.2f}", interval, f"{f['area']:.2f}")
+        lines.append(f"| {' | '.join(map(str, cells))} | {f['rollouts']:,.0f} |")
+    return "\n".join([f"{steps} steps.", "", *lines])
+
+
+def write_into(page: Path, table: str) -> None:
+    """Put the table between the page's marks."""
+    before, rest = page.read_text().split("<!-- measured -->\n")
+    _, after = rest.split("<!-- /measured -->")
+    page.write_text(f"{before}<!-- measured -->\n{table}\n<!-- /measured -->{after}")
 
 
 def team_summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -146,24 +222,27 @@ def team_summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help="algorithms, separated by commas")
     parser.add_argument("--quick", action="store_true", help="three algorithms, three steps")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this file")
+    parser.add_argument("--results", type=Path, help="write runs into this file, and take those that are there")
+    parser.add_argument("--docs", type=Path, help="put the table into this page, between its marks")
     parser.add_argument("--timeline", type=Path, help="draw when the run one step ahead sampled and learned")
     arguments = parser.parse_args()
     wanted = set((arguments.only or "").split(",")) - {""}
     if arguments.quick:
-        wanted, arguments.steps = {"GRPO", "RLOO", "PPO"}, 3
-    console = Console()
+        wanted, arguments.steps, arguments.seeds = {"GRPO", "RLOO", "PPO"}, 3, 1
+    console, results = Console(), Results(arguments.results)
     figures: dict[str, Any] = {}
     curves: dict[str, list[list[dict[str, Any]]]] = {}
     for table, task in ((FAMILY, "calculator"), (QUESTIONS, "eight questions")):
         for name, algorithm in table.items():
             if wanted and name not in wanted:
                 continue
-            curves[name] = [run(algorithm, arguments.steps, seed, task=task) for seed in range(arguments.seeds)]
+            seeds = range(arguments.seeds)
+            curves[name] = [results.run(algorithm, arguments.steps, seed, task=task) for seed in seeds]
             figures[name] = summary(curves[name])
             console.print(f"{name}: {figures[name]['before']:.3f} → {figures[name]['after']:.3f}")
     if figures:
@@ -171,6 +250,8 @@ def main() -> None:
     if not wanted or TEAM in wanted:
         figures[TEAM] = team_summary(run("GRPO()", arguments.steps, 0, task=TEAM))
         console.print(_team_table(figures[TEAM]))
+    if arguments.docs:
+        write_into(arguments.docs, documented(figures, arguments.steps))
     if arguments.plot:
         plot(curves, arguments.plot)
     if arguments.timeline and AHEAD in curves:
