@@ -1,6 +1,6 @@
 """Builds the environments that real agent frameworks need, runs `tests/clients` in each, writes the table of the docs.
 
-    python scripts/clients.py [--folder .clients] [--only NAME] [--table docs/clients.md]
+    python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md]
 
 Frameworks disagree about versions of `openai` and `mcp`, hence four environments, and one for Node.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
@@ -129,20 +129,31 @@ def table(report: Path) -> str:
         line = json.loads(file.read_text())
         rows.setdefault((line["package"], line["wire"]), []).append(line)
     lines = [
-        "| package | wire format | streamed | captured exactly | go on from earlier tokens | by | change |",
-        "|---|---|---|---|---|---|---|",
+        "| package | wire format | streamed | captured exactly | continued exactly "
+        "| named agents | required tools held | by | change |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (package, wire), runs in sorted(rows.items()):
-        total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
-        later = total["calls"] - total["rollouts"]
-        where = " (Node)" if runs[0]["node"] else ""
-        streams = "yes" if any(run["stream"] for run in runs) else "no"
-        lines.append(
-            f"| {package} {runs[0]['version']}{where} | {wire} | {streams} "
-            f"| {total['exact']} of {total['calls']} | {total['continued']} of {later} "
-            f"| {'the script' if runs[0]['scripted'] else 'the model'} | `{runs[0]['change']}` |"
-        )
+    lines += [_row(package, wire, lines_of) for (package, wire), lines_of in sorted(rows.items())]
     return "\n".join(lines)
+
+
+def _row(package: str, wire: str, lines: list[dict[str, Any]]) -> str:
+    runs = [line for line in lines if "calls" in line]
+    required = sum(line.get("required", 0) for line in lines)
+    total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
+    where = " (Node)" if runs[0]["node"] else ""
+    cells = [
+        f"{package} {runs[0]['version']}{where}",
+        wire,
+        "yes" if any(run["stream"] for run in runs) else "no",
+        f"{total['exact']} of {total['calls']}",
+        f"{total['continued']} of {total['calls'] - total['rollouts']}",
+        "by the framework" if runs[0]["named"] else "by the URL",
+        f"{required} of {required}" if required else "–",
+        "the script" if runs[0]["scripted"] else "the model",
+        f"`{runs[0]['change']}`",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def write_table(page: Path, text: str) -> None:
@@ -157,14 +168,17 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=ROOT / ".clients", help="where the environments are kept")
     parser.add_argument("--only", choices=ENVIRONMENTS, help="one environment")
     parser.add_argument("--table", type=Path, help="page whose table is written anew")
+    parser.add_argument("--report", type=Path, help="keep what was measured here; the table is of all that is there")
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
     build_node()
     with tempfile.TemporaryDirectory() as folder:
-        passed = {name: run(name, build(name, options.folder.resolve()), Path(folder)) for name in names}
-        print(table(Path(folder)))
+        report: Path = options.report or Path(folder)
+        report.mkdir(parents=True, exist_ok=True)
+        passed = {name: run(name, build(name, options.folder.resolve()), report.resolve()) for name in names}
+        print(table(report))
         if options.table:
-            write_table(options.table, table(Path(folder)))
+            write_table(options.table, table(report))
     failed = [name for name, ok in passed.items() if not ok]
     if failed:
         sys.exit(f"failed in: {', '.join(failed)}")

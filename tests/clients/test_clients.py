@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
+import agentlightning as agl
 from agentlightning.types import Outcome
 from tests.clients import agents
 from tests.clients.conftest import OTHER, TRAINED, Run, World
+from tests.clients.tool import Booking
 
 pytestmark = [
     pytest.mark.clients,
@@ -63,6 +65,26 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     assert result["calls"] == result["sampled"] == result["exact"] >= 2 * len(TASKS)
     assert result["continued"] == (result["calls"] - len(TASKS) if getattr(agent, "CONTINUES", True) else 0)
     check_attribution(run)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_required_tool_is_called_by_its_schema(world: World, name: str) -> None:
+    """Where the framework can ask for it: by a model that would never call this tool by itself."""
+    agent = load(name)
+    if not hasattr(agent, "book_room"):
+        pytest.skip("has no way of its own to require a call")
+    booked: list[Booking] = []
+
+    async def solve(question: str, llm: agl.LLM, _stream: bool) -> str:
+        booked.append(Booking.model_validate(await agent.book_room(question, llm)))
+        return ""
+
+    run = await world.run(solve, False, TASKS, scripted=False)
+    errors = {r.attempt.error for r in run.rollouts if r.attempt.outcome is not Outcome.OK}
+    assert not errors, errors
+    assert len(booked) == len(TASKS)
+    assert len(run.all_calls()) == len(run.sampled) == run.exact() >= len(TASKS)
+    note(f"{name}-required", {"package": agent.PACKAGE, "wire": agent.WIRE, "required": len(booked)})
 
 
 def named(agent: ModuleType) -> bool:
@@ -117,13 +139,17 @@ def check_attribution(run: Run) -> None:
 
 def report(name: str, agent: ModuleType, result: dict[str, Any]) -> None:
     """A line for the table in the documentation, where somebody asked for it."""
+    line = {
+        "package": agent.PACKAGE,
+        "wire": agent.WIRE,
+        "change": agent.CHANGE,
+        "named": named(agent),
+        "node": "VERSION" in vars(agent),
+        **result,
+    }
+    note(f"{name}-{result['stream']}", line)
+
+
+def note(name: str, line: dict[str, Any]) -> None:
     if folder := os.environ.get("AGL_CLIENTS_REPORT"):
-        line = {
-            "package": agent.PACKAGE,
-            "wire": agent.WIRE,
-            "change": agent.CHANGE,
-            "named": named(agent),
-            "node": "VERSION" in vars(agent),
-            **result,
-        }
-        Path(folder, f"{name}-{result['stream']}.json").write_text(json.dumps(line))
+        Path(folder, f"{name}.json").write_text(json.dumps(line))

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from contextvars import ContextVar
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
 
 from examples.calc.calc_agent import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
-__all__ = ["CALC_TOOL", "MAX_TURNS", "PARAMETERS", "SYSTEM_PROMPT", "agent_name", "calc", "calculate"]
+__all__ = [
+    "BOOK_TOOL",
+    "CALC_TOOL",
+    "MAX_TURNS",
+    "PARAMETERS",
+    "SYSTEM_PROMPT",
+    "Booking",
+    "agent_name",
+    "book",
+    "calc",
+    "calculate",
+]
 
 PARAMETERS = CALC_TOOL["function"]["parameters"]
 agent_name: ContextVar[str] = ContextVar("agent_name", default="solver")
@@ -25,3 +40,26 @@ def calc(a: float, op: str, b: float) -> str:
     if op not in operations:
         return "Error: op must be one of + - * /"
     return f"{operations[op]:g}"
+
+
+class Booking(BaseModel):
+    """What a call of `book` says. Nothing that the tiny model was trained on looks like it."""
+
+    room: Literal["red", "blue"]
+    seats: int = Field(ge=1, le=9)
+
+
+BOOK_TOOL: Any = {
+    "type": "function",
+    "function": {"name": "book", "description": "Books a room.", "parameters": Booking.model_json_schema()},
+}
+
+
+def book(room: Literal["red", "blue"], seats: Annotated[int, Field(ge=1, le=9)]) -> str:
+    """Books a room.
+
+    Args:
+        room: The room.
+        seats: For how many people.
+    """
+    return json.dumps({"room": room, "seats": seats})

@@ -1,9 +1,13 @@
 """AG2's two agents: one that thinks, one that carries out its tool calls."""
 
-from autogen import ConversableAgent, LLMConfig, register_function
+import asyncio
+import json
+from typing import Any
+
+from autogen import ConversableAgent, LLMConfig, OpenAIWrapper, register_function
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import BOOK_TOOL, SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "ag2", "Chat Completions", (False, True)
 CHANGE = 'LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy"})'
@@ -23,3 +27,12 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     register_function(calc, caller=thinker, executor=worker, description="One operation on two numbers.")
     result = await worker.a_initiate_chat(thinker, message=question, max_turns=3, silent=True)
     return str(result.chat_history[-1]["content"])
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    config = {"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy", "tools": [BOOK_TOOL]}
+    client = OpenAIWrapper(config_list=[config | {"tool_choice": "required"}])
+    asked = [{"role": "user", "content": question}]
+    said = await asyncio.to_thread(client.create, messages=asked, cache_seed=None)
+    return json.loads(said.choices[0].message.tool_calls[0].function.arguments)

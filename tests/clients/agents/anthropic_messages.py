@@ -6,7 +6,7 @@ from typing import Any
 from anthropic import AsyncAnthropic
 
 import agentlightning as agl
-from tests.clients.tool import MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, calculate
+from tests.clients.tool import MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, Booking, calculate
 
 PACKAGE, WIRE, STREAMS = "anthropic", "Anthropic Messages", (False, True)
 CHANGE = "Anthropic(base_url=llm.endpoint, api_key=llm.api_key)"
@@ -36,3 +36,14 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
             ]
             messages.append({"role": "user", "content": results})
     return ""
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    tool = {"name": "book", "description": "Books a room.", "input_schema": Booking.model_json_schema()}
+    async with AsyncAnthropic(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        said = await client.messages.create(
+            model=llm.model, max_tokens=200, messages=[{"role": "user", "content": question}], tools=[tool],
+            tool_choice={"type": "any"},
+        )  # fmt: skip
+    return next(block for block in said.content if block.type == "tool_use").input

@@ -1,5 +1,7 @@
 """LangChain's agent on LangGraph, with langchain-openai."""
 
+from typing import Any
+
 from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -7,7 +9,7 @@ from langchain_openai import ChatOpenAI
 from pydantic import SecretStr
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "langchain-openai", "Chat Completions", (False, True)
 CHANGE = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
@@ -26,3 +28,10 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
         if mode == "values":
             last = str(part["messages"][-1].content)
     return last
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr(llm.api_key or ""))
+    said = await model.bind_tools([Booking], tool_choice="any").ainvoke(question)
+    return said.tool_calls[0]["args"]

@@ -5,10 +5,12 @@ from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
+import json
+
 import litellm
 
 import agentlightning as agl
-from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
+from tests.clients.tool import BOOK_TOOL, CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "litellm", "Chat Completions", (False, True)
 CHANGE = 'litellm.acompletion(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, …)'
@@ -32,3 +34,11 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
             content = calculate(call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
     return ""
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    said = await litellm.acompletion(
+        f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key, tools=[BOOK_TOOL], tool_choice="required",
+        messages=[{"role": "user", "content": question}],
+    )  # fmt: skip
+    return json.loads(said.choices[0].message.tool_calls[0].function.arguments)

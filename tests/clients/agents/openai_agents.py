@@ -4,11 +4,14 @@ import os
 
 os.environ.setdefault("OPENAI_AGENTS_DISABLE_TRACING", "1")
 
-from agents import Agent, OpenAIResponsesModel, Runner, function_tool
+import json
+from typing import Any
+
+from agents import Agent, ModelSettings, OpenAIResponsesModel, Runner, function_tool
 from openai import AsyncOpenAI
 
 import agentlightning as agl
-from tests.clients.tool import MAX_TURNS, SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import MAX_TURNS, SYSTEM_PROMPT, agent_name, book, calc
 
 PACKAGE, WIRE, STREAMS = "openai-agents", "Responses", (False, True)
 CHANGE = "OpenAIResponsesModel(llm.model, AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key))"
@@ -26,3 +29,13 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
         async for _ in result.stream_events():
             pass
         return str(result.final_output)
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        agent = Agent(
+            name=agent_name.get(), model=OpenAIResponsesModel(llm.model, client), tools=[function_tool(book)],
+            model_settings=ModelSettings(tool_choice="required"), tool_use_behavior="stop_on_first_tool",
+        )  # fmt: skip
+        return json.loads((await Runner.run(agent, question)).final_output)

@@ -1,11 +1,12 @@
 """The official client, Chat Completions."""
 
+import json
 from typing import Any
 
 from openai import AsyncOpenAI
 
 import agentlightning as agl
-from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
+from tests.clients.tool import BOOK_TOOL, CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "openai", "Chat Completions", (False, True)
 CHANGE = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
@@ -32,3 +33,12 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
                 result = calculate(call.function.arguments)
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        said = await client.chat.completions.create(
+            model=llm.model, messages=[{"role": "user", "content": question}], tools=[BOOK_TOOL], tool_choice="required"
+        )
+    return json.loads(said.choices[0].message.tool_calls[0].function.arguments)

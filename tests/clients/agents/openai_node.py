@@ -1,5 +1,8 @@
 """OpenAI's client for Node: a program that is given the base URL and no key."""
 
+import json
+from typing import Any
+
 import agentlightning as agl
 from tests.clients import node
 
@@ -11,3 +14,7 @@ SCRIPTED = False
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     return await node.run("openai.mjs", question, llm, stream)
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    return json.loads(await node.run("openai.mjs", question, llm, False, required=True))

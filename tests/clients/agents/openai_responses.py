@@ -1,11 +1,12 @@
 """The official client, Responses, stateful: each turn sends only what is new."""
 
+import json
 from typing import Any
 
 from openai import AsyncOpenAI
 
 import agentlightning as agl
-from tests.clients.tool import MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, calculate
+from tests.clients.tool import BOOK_TOOL, MAX_TURNS, PARAMETERS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "openai", "Responses", (False, True)
 CHANGE = "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"
@@ -38,3 +39,15 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
                 for call in calls
             ]
     return ""
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+        said = await client.responses.create(
+            model=llm.model,
+            input=question,
+            tools=[{"type": "function", **BOOK_TOOL["function"]}],
+            tool_choice="required",
+        )
+    return json.loads(next(item for item in said.output if item.type == "function_call").arguments)

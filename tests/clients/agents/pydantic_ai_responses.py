@@ -1,11 +1,13 @@
 """Pydantic AI over Responses, its default."""
 
+from typing import Any
+
 from pydantic_ai import Agent
 from pydantic_ai.models.openai import OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "pydantic-ai-slim", "Responses", (False, True)
 CHANGE = "OpenAIResponsesModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))"
@@ -25,3 +27,10 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
         return str((await agent.run(question)).output)
     async with agent.run_stream(question) as result:
         return str(await result.get_output())
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    provider = OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key)
+    agent = Agent(OpenAIResponsesModel(llm.model, provider=provider), output_type=Booking, name=agent_name.get())
+    return (await agent.run(question)).output.model_dump()

@@ -1,10 +1,12 @@
 """Strands Agents, which always stream."""
 
+from typing import Any
+
 from strands import Agent, tool
 from strands.models.openai import OpenAIModel
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "strands-agents", "Chat Completions", (True,)
 CHANGE = 'OpenAIModel(client_args={"base_url": llm.endpoint, "api_key": "dummy"}, model_id=llm.model)'
@@ -18,3 +20,10 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
         model=model, tools=[tool(calc)], system_prompt=SYSTEM_PROMPT, callback_handler=None, name=agent_name.get()
     )
     return str(await agent.invoke_async(question))
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+
+    model = OpenAIModel(client_args={"base_url": llm.endpoint, "api_key": "dummy"}, model_id=llm.model)
+    agent = Agent(model=model, callback_handler=None, structured_output_model=Booking)
+    return (await agent.invoke_async(question)).structured_output.model_dump()

@@ -19,9 +19,16 @@ def version(package: str) -> str:
     return json.loads(file.read_text())["version"]
 
 
-async def run(program: str, question: str, llm: agl.LLM, stream: bool) -> str:
-    """What the program prints."""
-    arguments = [str(HOME / program), question, llm.endpoint, llm.model, "stream" if stream else ""]
+async def run(program: str, question: str, llm: agl.LLM, stream: bool, *, required: bool = False) -> str:
+    """What the program prints; the arguments of its one call where a call is `required`."""
+    arguments = [
+        str(HOME / program),
+        question,
+        llm.endpoint,
+        llm.model,
+        "stream" if stream else "",
+        "required" if required else "",
+    ]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec("node", *arguments, stdout=pipe, stderr=pipe)
     out, err = await process.communicate()

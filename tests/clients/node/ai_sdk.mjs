@@ -1,9 +1,15 @@
 // Vercel's AI SDK, with a dummy key.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
-import { DESCRIPTION, PARAMETERS, SYSTEM, baseURL, calc, model, question, stream } from "./tool.mjs";
+import { BOOKING, DESCRIPTION, PARAMETERS, SYSTEM, baseURL, calc, model, question, required, stream } from "./tool.mjs";
 
 const provider = createOpenAICompatible({ name: "agentlightning", baseURL, apiKey: "dummy" });
+if (required) {
+  const book = tool({ inputSchema: jsonSchema(BOOKING) });
+  const asked = { model: provider(model), prompt: question, tools: { book }, toolChoice: "required" };
+  console.log(JSON.stringify((await generateText(asked)).toolCalls[0].input));
+  process.exit();
+}
 const asked = {
   model: provider(model),
   system: SYSTEM,
