@@ -210,6 +210,8 @@ def _with_words(original: Callable[..., Any], rows: dict[str, Old]) -> Callable[
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if rows.keys().isdisjoint(kwargs):
+            return original(*args, **kwargs)
         given = {word for word in rows.keys() & kwargs.keys() if word not in today or _described(kwargs[word])}
         if not given:
             return original(*args, **kwargs)

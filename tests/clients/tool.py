@@ -1,7 +1,5 @@
 """The one tool of all agents, and what they are told."""
 
-from __future__ import annotations
-
 import json
 from contextvars import ContextVar
 from typing import Annotated, Any, Literal

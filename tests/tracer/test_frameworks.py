@@ -1,0 +1,79 @@
+"""Agents' names, with stand-ins for the frameworks that keep them where the real packages do (see `tests/clients`)."""
+
+from __future__ import annotations
+
+import sys
+from contextvars import ContextVar
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agentlightning.tracer.frameworks import framework_agent_name
+
+RUNS = """
+class Agent:
+    def __init__(self, name, inner=None):
+        self.name, self.inner = name, inner
+
+    def run(self, ask):
+        return self.inner.run(ask) if self.inner else ask()
+"""
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, code: str = "", **members: Any) -> ModuleType:
+    module = ModuleType(name)
+    vars(module).update(members)
+    exec(code, vars(module))
+    monkeypatch.setitem(sys.modules, name.partition(".")[0], module)
+    monkeypatch.setitem(sys.modules, name, module)
+    return module
+
+
+def test_the_innermost_agent_whose_method_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = stand_in(monkeypatch, "smolagents.agents", RUNS)
+    assert framework_agent_name() is None
+    manager = agents.Agent("manager", agents.Agent("writer"))
+    assert manager.run(framework_agent_name) == "writer"
+    assert agents.Agent("manager", agents.Agent(None)).run(framework_agent_name) == "manager"
+    assert agents.Agent(None).run(framework_agent_name) is None
+
+
+def test_methods_of_other_modules_are_no_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = stand_in(monkeypatch, "smolagents.agents_of_mine", RUNS)
+    assert agents.Agent("writer").run(framework_agent_name) is None
+
+
+@pytest.mark.parametrize(
+    ("metadata", "name"),
+    [
+        ({"lc_agent_name": "writer", "langgraph_checkpoint_ns": "model:1"}, "writer"),
+        ({"langgraph_checkpoint_ns": "write_query:1"}, "write_query"),
+        ({"langgraph_checkpoint_ns": "research:1|model:2"}, "research"),
+        ({"langgraph_checkpoint_ns": "model:2"}, "model"),
+        ({}, ""),
+    ],
+)
+def test_langgraphs_nodes_and_names(monkeypatch: pytest.MonkeyPatch, metadata: dict[str, str], name: str) -> None:
+    config: ContextVar[Any] = ContextVar("config")
+    config.set({"metadata": metadata})
+    stand_in(monkeypatch, "langchain_core.runnables.config", var_child_runnable_config=config)
+    assert (framework_agent_name() or "") == name
+
+
+def test_openais_agents_are_the_span_around(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: ContextVar[Any] = ContextVar("current", default=None)
+    scope = SimpleNamespace(get_current_span=current.get)
+    stand_in(monkeypatch, "agents.tracing.scope", Scope=scope)
+    assert framework_agent_name() is None
+    for kind, name in (("agent", "outer"), ("agent", "writer"), ("function", "search")):
+        span = SimpleNamespace(span_data=SimpleNamespace(type=kind, name=name))
+        span._prev_span_token = current.set(span)
+    assert framework_agent_name() == "writer"
+
+
+def test_another_version_of_a_framework_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("agents.tracing.scope", "langchain_core.runnables.config", "pydantic_ai._run_context"):
+        stand_in(monkeypatch, name)
+    stand_in(monkeypatch, "workflows.runtime.types.results", StepWorkerStateContextVar=ContextVar("step"))
+    assert framework_agent_name() is None
