@@ -42,6 +42,13 @@ class LLM(Resource):
         base = re.sub(r"/v1/?$", "", self.endpoint.rstrip("/"))
         return self.model_copy(update={"endpoint": f"{base}/agent/{quote(name, safe='')}/v1"})
 
+    def for_model(self, name: str) -> Self:
+        """The same endpoint for another model behind it, such as a judge of `Trainer(models={"judge": …})`.
+
+        What is asked of it is recorded in the same rollout and never trained. Training's sampling settings stay behind.
+        """
+        return self.model_copy(update={"model": name, "sampling_parameters": {}})
+
     def with_key_in_url(self) -> Self:
         """The same endpoint for clients that are told no model either: a name that is not known means the policy there.
 

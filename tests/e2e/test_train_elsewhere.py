@@ -27,7 +27,9 @@ async def agent(task, llm):
     messages = [{"role": "user", "content": task["question"]}]
     said = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=8)
     text = said.choices[0].message.content or ""
-    verdict = await client.chat.completions.create(model="judge", messages=[{"role": "user", "content": text}])
+    judge = llm.for_model("judge")
+    client = AsyncOpenAI(base_url=judge.endpoint, api_key="dummy")
+    verdict = await client.chat.completions.create(model=judge.model, messages=[{"role": "user", "content": text}])
     assert verdict.choices[0].message.content == "fine"
     return float(len(text) % 2)
 """

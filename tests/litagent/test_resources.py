@@ -34,3 +34,8 @@ def test_a_missing_name_says_which_there_are() -> None:
         assert str(raised.value).startswith("There is no resource 'judge'; there are: 'llm', 'prompt'.")
     assert given.get("judge") is None
     assert "judge" not in given
+
+
+def test_another_model_behind_the_same_endpoint() -> None:
+    judge = ENDPOINT.model_copy(update={"sampling_parameters": {"temperature": 1.0}}).for_model("judge")
+    assert (judge.endpoint, judge.model, judge.sampling_parameters) == (ENDPOINT.endpoint, "judge", {})
