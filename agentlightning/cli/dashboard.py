@@ -13,7 +13,7 @@ from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import find_live
+from agentlightning.trainer.live import RUN_FILE, find_live
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -48,8 +48,10 @@ async def _show(location: Location, host: str, port: int, key: str | None, brows
     if location.path is not None and (live := await find_live(location.path.parent)) is not None:
         _tell(dashboard_url(live.url), browser)
         return
+    beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
     async with location.opened() as store:
-        server = served_with_dashboard(store, host, port, admin_key=key, live=location.dsn is not None)
+        live = location.dsn is not None
+        server = served_with_dashboard(store, host, port, admin_key=key, live=live, folder=beside)
         await server.start()
         try:
             console.print(f"{location}  (Ctrl-C stops)")
@@ -57,6 +59,10 @@ async def _show(location: Location, host: str, port: int, key: str | None, brows
             await interrupted()
         finally:
             await server.stop()
+
+
+def _is_of_a_run(location: Location) -> bool:
+    return location.path is not None and (location.path.parent / RUN_FILE).is_file()
 
 
 def _tell(url: str, browser: bool) -> None:

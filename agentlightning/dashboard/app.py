@@ -38,6 +38,7 @@ Answer = Callable[[SqlLightningStore, Request], Awaitable[Any]]
 
 API: dict[str, Answer] = {
     "/runs": runs.listed,
+    "/why": runs.diagnosis,
     "/runs/{run_id}": runs.one,
     "/runs/{run_id}/steps": runs.steps,
     "/runs/{run_id}/events": runs.events,
@@ -53,15 +54,26 @@ API: dict[str, Answer] = {
 
 
 class Dashboard:
-    """The pages of one store. `key` logs in where `loopback` is False; `live`: whether a run may be going on in it."""
+    """The pages of one store. `key` logs in where `loopback` is False; `live`: whether a run may be going on in it;
+    `folder` holds other runs to compare with.
+    """
 
-    def __init__(self, store: SqlLightningStore, *, key: str | None, loopback: bool, live: bool = True) -> None:
+    def __init__(
+        self,
+        store: SqlLightningStore,
+        *,
+        key: str | None,
+        loopback: bool,
+        live: bool = True,
+        folder: Path | None = None,
+    ) -> None:
         self._store = store
         self._loopback = loopback
         self._live = live
         self._access = Access(key, loopback=loopback)
         self._news = News(store)
         self._app = Starlette(routes=self._routes())
+        self._app.state.folder = folder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -223,12 +235,13 @@ def served_with_dashboard(
     admin_key: str | None = None,
     secret: bytes | None = None,
     live: bool = True,
+    folder: Path | None = None,
 ) -> LightningStoreServer:
     """A store's server, not yet started, that shows the dashboard too, at `dashboard_url`.
 
     On loopback it is open to whoever uses this machine; elsewhere one logs in with `admin_key`.
     """
-    dashboard = Dashboard(store, key=admin_key, loopback=is_local_name(host), live=live)
+    dashboard = Dashboard(store, key=admin_key, loopback=is_local_name(host), live=live, folder=folder)
     return LightningStoreServer(store, host, port, admin_key=admin_key, secret=secret, pages=dashboard)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 
+from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
+from agentlightning.doctor import diagnose, gather
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run
@@ -20,23 +24,31 @@ SAID = ("note", "warning", "verdict", "event")
 
 
 async def listed(store: SqlLightningStore, request: Request) -> Any:
-    """The latest runs, each with its last metrics and a small curve of rewards."""
+    """The latest runs, each with its last metrics and a small curve of rewards; and those in folders beside."""
     found = await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS)
-    return {"runs": [await _in_list(store, run) for run in found], "total": found.total}
+    here = [_in_list(_head(run), run.settings, await _steps(store, run.run_id, 0)) for run in found]
+    known = {run.run_id for run in found}
+    beside = [run for run_id, run in (await _beside(request)).items() if run_id not in known]
+    others = [_in_list(_head_beside(run), run["settings"], run["rows"]) for run in beside]
+    everything = sorted(here + others, key=lambda run: run["start_time"], reverse=True)
+    return {"runs": everything[:MOST_RUNS], "total": found.total + len(others)}
 
 
-async def _in_list(store: SqlLightningStore, run: Run) -> dict[str, Any]:
-    rows = await _steps(store, run.run_id, 0)
+async def _beside(request: Request) -> dict[str, dict[str, Any]]:
+    return await asyncio.to_thread(neighbours, request.app.state.folder)
+
+
+def _in_list(head: dict[str, Any], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     curve = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
     validated = [(row["step"], row["val_reward"]) for row in rows if row.get("val_reward") is not None]
     stride = max(1, len(curve) // SPARK_POINTS)
     return {
-        **_head(run),
+        **head,
         "curve": curve[::stride],
         "validated": validated,
         "reward": curve[-1][1] if curve else None,
         "steps_done": rows[-1].get("step") if rows else None,
-        "model": run.settings.get("model"),
+        "model": settings.get("model"),
     }
 
 
@@ -51,25 +63,49 @@ def _head(run: Run) -> dict[str, Any]:
         "end_time": run.end_time,
         "steps": run.settings.get("steps"),
         "state": shown(run.state),
+        "elsewhere": None,
     }
 
 
+def _head_beside(run: dict[str, Any]) -> dict[str, Any]:
+    head = {name: value for name, value in run.items() if name not in ("rows", "settings")}
+    return {**head, "steps": run["settings"].get("steps")}
+
+
 async def one(store: SqlLightningStore, request: Request) -> Any:
-    run = await store.get_run_by_id(request.path_params["run_id"])
-    if run is None:
-        raise NotFoundError("There is no such run in this store. The list of runs shows those there are.")
-    return {**_head(run), "settings": shown(run.settings)}
+    run_id = request.path_params["run_id"]
+    run = await store.get_run_by_id(run_id)
+    if run is not None:
+        return {**_head(run), "settings": shown(run.settings)}
+    if (beside := (await _beside(request)).get(run_id)) is not None:
+        return {**_head_beside(beside), "settings": shown(beside["settings"])}
+    raise NotFoundError("There is no such run in this store. The list of runs shows those there are.")
 
 
 async def steps(store: SqlLightningStore, request: Request) -> Any:
     """The metrics of each step from `from` on."""
-    return {"steps": await _steps(store, request.path_params["run_id"], number(request, "from") or 0)}
+    run_id, first = request.path_params["run_id"], number(request, "from") or 0
+    rows = await _steps(store, run_id, first)
+    if not rows and await store.get_run_by_id(run_id) is None:
+        rows = [row for row in (await _beside(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
+    return {"steps": rows}
 
 
 async def _steps(store: SqlLightningStore, run_id: str, first: int) -> list[dict[str, Any]]:
     found = await store.query_run_events(run_id, kind_in=["step"], step_min=first, limit=MOST_STEPS)
     rows = {event.step: {**event.data, "step": event.step, "time": event.time} for event in found}
     return [rows[step] for step in sorted(rows, key=lambda step: step or 0)]
+
+
+async def diagnosis(store: SqlLightningStore, request: Request) -> Any:
+    """What the doctor finds in a run: a verdict in words, and findings with the first thing to try."""
+    run_id = request.query_params.get("run", "")
+    run = await store.get_run_by_id(run_id)
+    if run is None:
+        raise NotFoundError("There is no such run in this store, so nothing can be said about it here.")
+    evidence = await gather(store, run)
+    found = await asyncio.to_thread(diagnose, evidence)
+    return shown(found.to_json())
 
 
 async def events(store: SqlLightningStore, request: Request) -> Any:

@@ -127,7 +127,7 @@ async def open_door(stack: AsyncExitStack, store: LightningStore, address: Addre
         if not isinstance(store, SqlLightningStore):
             return None  # it is read there
         key = secrets.token_hex(32)
-        server = served_with_dashboard(store, port=0, admin_key=key)
+        server = served_with_dashboard(store, port=0, admin_key=key, folder=run_dir.parent)
         await server.start()
         stack.push_async_callback(server.stop)
         address = Address(server.endpoint, key)

@@ -5,6 +5,9 @@ export const theme = createTheme({
   primaryShade: { light: 8, dark: 4 },
   fontFamily: 'Inter, ui-sans-serif, system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif',
   fontFamilyMonospace: 'ui-monospace, "SF Mono", "JetBrains Mono", Menlo, Consolas, "DejaVu Sans Mono", monospace',
+  colors: {
+    dark: ["#ececf3", "#c9c9d6", "#a2a2b5", "#7b7b8f", "#3d3d4d", "#2b2b38", "#1d1d27", "#15151d", "#111118", "#0b0b10"],
+  },
   defaultRadius: "md",
   headings: { fontWeight: "650" },
   cursorType: "pointer",

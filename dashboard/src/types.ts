@@ -18,6 +18,8 @@ export interface RunHead {
   start_time: number;
   end_time: number | null;
   steps: number | null;
+  /** The folder of a run that has a store of its own: only its curves and settings are known here. */
+  elsewhere: string | null;
   state: { doing?: string | null; step?: number; run_dir?: string };
 }
 
@@ -40,6 +42,11 @@ export interface RunEvent {
   time: number;
   step: number | null;
   data: Record<string, unknown>;
+}
+
+export interface Diagnosis {
+  verdict: string;
+  findings: { code: string; severity: string; words: string; fix: string }[];
 }
 
 export interface ListedRollout {

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+from agentlightning.dashboard import served_with_dashboard
+from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import LLM, Run
-from tests.dashboard.conftest import EVIL, Ask
+from tests.dashboard.conftest import EVIL, Ask, send
 
 
 async def test_runs_have_curves_settings_and_verdicts(ask: Ask) -> None:
@@ -114,3 +117,32 @@ async def test_news_come_at_once_when_something_changes_and_when_it_ends(
         third = json.loads((await response.content.readline()).removeprefix(b"data: "))
         assert third["rollouts"]["queuing"] == 2
         assert (await response.content.read()).strip() == b""
+
+
+async def test_the_doctor_says_what_a_run_comes_to(ask: Ask) -> None:
+    told = await ask("/why?run=run-1")
+    assert told["verdict"]
+    assert [{"severity", "words", "fix"} <= set(finding) for finding in told["findings"]].count(False) == 0
+    assert "no such run" in (await ask("/why?run=none", 404))["detail"]
+
+
+async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "other"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"run_id": "other", "algorithm": "RLOO", "settings": {"steps": 3}}')
+    (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.75, "time": 5.0}\n')
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "run.json").write_text("[")
+    found = neighbours(tmp_path / "runs")
+    assert (found["other"]["algorithm"], found["other"]["rows"][0]["reward"]) == ("RLOO", 0.75)
+    assert neighbours(tmp_path / "nowhere") == {}
+    store = SqliteLightningStore(tmp_path / "store.db")
+    server = served_with_dashboard(store, port=0, folder=tmp_path / "runs")
+    await server.start()
+    async with aiohttp.ClientSession(f"{server.endpoint}/dashboard/api/") as session:
+        (run,) = json.loads((await send(session, "GET", "runs"))[2])["runs"]
+        assert (run["run_id"], run["curve"], run["elsewhere"]) == ("other", [[1, 0.75]], str(folder))
+        assert '"steps":3' in (await send(session, "GET", "runs/other"))[2]
+        assert '"reward":0.75' in (await send(session, "GET", "runs/other/steps"))[2]
+    await server.stop()
+    await store.close()

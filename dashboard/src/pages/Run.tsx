@@ -10,7 +10,7 @@ import { RewardNumber, Status } from "../parts/Badges.tsx";
 import { Chart, COLORS, Legend, type Series } from "../parts/Chart.tsx";
 import { Id } from "../parts/Copy.tsx";
 import { Icon } from "../parts/Icons.tsx";
-import { Log, Verdicts } from "../parts/Verdicts.tsx";
+import { DiagnosisView, Log, Verdicts } from "../parts/Verdicts.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
 import type { Run, RunEvent, StepRow } from "../types.ts";
 import RolloutsPage from "./Rollouts.tsx";
@@ -32,14 +32,18 @@ export default function RunPage({ id, tab }: { id: string; tab: string }) {
             ))}
           </nav>
           {tab === "overview" && <Overview run={run} />}
-          {tab === "rollouts" && <RolloutsPage run={id} />}
-          {tab === "log" && <Events run={run} />}
+          {tab === "rollouts" && (run.elsewhere ? <Elsewhere run={run} /> : <RolloutsPage run={id} />)}
+          {tab === "log" && (run.elsewhere ? <Elsewhere run={run} /> : <Events run={run} />)}
           {tab === "settings" && <Settings run={run} />}
           {!TABS.some(([name]) => name === tab) && <Empty title="There is no such part of a run" />}
         </>
       )}
     </Loaded>
   );
+}
+
+function Elsewhere({ run }: { run: Run }) {
+  return <div className="card"><Empty title="This run has a store of its own">Its rollouts are shown by <code>agl dashboard {run.elsewhere}</code></Empty></div>;
 }
 
 function Head({ run }: { run: Run }) {
@@ -91,7 +95,7 @@ export function titleOf(name: string): string {
 function Overview({ run }: { run: Run }) {
   const path = `/runs/${encodeURIComponent(run.run_id)}`;
   const steps = useData<{ steps: StepRow[] }>(`${path}/steps`, { keep: true });
-  const events = useData<{ events: RunEvent[] }>(`${path}/events`, { keep: true });
+  const events = useData<{ events: RunEvent[] }>(run.elsewhere ? null : `${path}/events`, { keep: true });
   const [, go] = useLocation();
   const [wanted, setWanted] = useState("");
   return (
@@ -116,7 +120,7 @@ function Overview({ run }: { run: Run }) {
               <section className="card card-pad" aria-label="Findings">
                 <div className="card-title"><h2>What it comes to</h2><Link className="small link" href={`${path}/log`}>whole log</Link></div>
                 <Summary rows={rows} />
-                <Loaded query={events}>{(found) => <Verdicts events={found.events} most={6} />}</Loaded>
+                {run.elsewhere ? <p className="small muted">What it said is in its own store.</p> : <><DiagnosisView run={run} /><Loaded query={events}>{(found) => <Verdicts events={found.events} most={4} />}</Loaded></>}
               </section>
             </div>
             <div className="row wrap" style={{ justifyContent: "space-between" }}>

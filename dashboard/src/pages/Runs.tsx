@@ -20,7 +20,7 @@ export function Runs() {
       <div className="head">
         <div>
           <h1>Runs</h1>
-          <div className="head-facts">{query.data ? `${query.data.total} in this store` : " "}</div>
+          <div className="head-facts">{query.data ? `${query.data.total} here and in the folders beside` : " "}</div>
         </div>
         <Button disabled={chosen.length < 2} onClick={() => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)}>
           {chosen.length < 2 ? "Choose two runs to compare" : `Compare ${chosen.length} runs`}
@@ -63,7 +63,7 @@ function Row({ run, chosen, toggle }: { run: ListedRun; chosen: boolean; toggle:
   return (
     <tr className="go" onClick={() => go(href)}>
       <td onClick={(event) => event.stopPropagation()}><Checkbox size="xs" checked={chosen} onChange={toggle} aria-label={`Compare ${run.run_id}`} /></td>
-      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{run.algorithm || "run"}</b></Link> <span className="muted">{run.agent}</span><div className="mono muted">{run.run_id}</div></td>
+      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{run.algorithm || "run"}</b></Link> <span className="muted">{run.agent}</span><div className="mono muted">{run.elsewhere ? `${run.elsewhere.split("/").pop()} (a store of its own)` : run.run_id}</div></td>
       <td><Status value={statusOf(run)} /></td>
       <td className="small">{modelName(run.model)}</td>
       <td className="small"><Progress done={run.steps_done} of={run.steps} /></td>

@@ -112,7 +112,7 @@ function ticks(low: number, high: number, count: number): number[] {
   const size = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 2.5, 5, 10].map((m) => m * size).find((s) => s >= raw) ?? raw;
   const found: number[] = [];
-  for (let v = Math.floor(low / step) * step; v < high + step * 0.999; v += step) found.push(Number(v.toPrecision(10)));
+  for (let v = Math.floor(low / step) * step; v < high + step * 0.999; v += step) found.push(Math.abs(v) < step / 1e6 ? 0 : Number(v.toPrecision(10)));
   return found;
 }
 

@@ -8,7 +8,7 @@ export function Id({ value, whole = false }: { value: string; whole?: boolean })
     <CopyButton value={value}>
       {({ copied, copy }) => (
         <Tooltip label={copied ? "Copied" : `Copy ${value}`} openDelay={300}>
-          <UnstyledButton className="mono" aria-label={`Copy ${value}`} onClick={(event) => { event.stopPropagation(); copy(); }}>
+          <UnstyledButton className="mono" onClick={(event) => { event.stopPropagation(); copy(); }}>
             {whole ? value : short(value)}
           </UnstyledButton>
         </Tooltip>

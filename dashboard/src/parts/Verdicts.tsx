@@ -1,7 +1,9 @@
 // What a run said of itself: findings first, with what to do about them.
 
-import { textOf, clock } from "../format.ts";
-import type { RunEvent } from "../types.ts";
+import { useQuery } from "@tanstack/react-query";
+import { get } from "../api.ts";
+import { clock, textOf } from "../format.ts";
+import type { Diagnosis, Run, RunEvent } from "../types.ts";
 import { Empty } from "./States.tsx";
 
 interface Finding {
@@ -10,7 +12,7 @@ interface Finding {
   fix: string | null;
 }
 
-const TONE: Record<string, string> = { error: "bad", critical: "bad", warning: "warn", verdict: "accent", good: "good", info: "", note: "", event: "" };
+const TONE: Record<string, string> = { problem: "bad", error: "bad", critical: "bad", warning: "warn", verdict: "accent", good: "good", info: "", note: "", event: "" };
 
 /** An event as a finding: doctor and why give a severity, words and a fix; other events have a text or a name. */
 function findingOf(event: RunEvent): Finding {
@@ -21,8 +23,29 @@ function findingOf(event: RunEvent): Finding {
 
 export function Verdicts({ events, most }: { events: RunEvent[]; most: number }) {
   const found = events.filter((event) => event.kind === "verdict" || event.kind === "warning" || event.data.severity).slice(0, most);
-  if (found.length === 0) return <p className="small muted" style={{ margin: 0 }}>Nothing to act on so far.</p>;
-  return <div>{found.map((event, index) => <Line key={index} event={event} />)}</div>;
+  if (found.length === 0) return null;
+  return <div style={{ borderTop: "1px solid var(--grid)" }}>{found.map((event, index) => <Line key={index} event={event} />)}</div>;
+}
+
+const EVERY = 30_000;
+
+/** What the doctor says of the run; asked again now and then while it goes on. */
+export function DiagnosisView({ run }: { run: Run }) {
+  const path = `/why?run=${encodeURIComponent(run.run_id)}`;
+  const query = useQuery<Diagnosis, Error>({ queryKey: [path], queryFn: () => get<Diagnosis>(path), staleTime: EVERY, refetchInterval: run.status === "running" ? EVERY : false });
+  if (query.error) return <p className="small muted">The doctor has nothing to say: {query.error.message}</p>;
+  if (!query.data) return <p className="small muted" role="status">The doctor is looking…</p>;
+  return (
+    <div>
+      <p className="said" style={{ margin: "0 0 6px", fontSize: 14 }}>{textOf(query.data.verdict)}</p>
+      {query.data.findings.map((finding) => (
+        <div key={finding.code} className="verdict">
+          <span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span>
+          <div className="grow"><div className="said">{textOf(finding.words)}</div>{finding.fix && <div className="muted"><b>Try:</b> {textOf(finding.fix)}</div>}</div>
+        </div>
+      ))}
+    </div>
+  );
 }
 
 function Line({ event }: { event: RunEvent }) {
