@@ -67,6 +67,9 @@ def test_it_learns(kind: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert rows[-1]["val_reward"] > rows[0]["val_reward"] + 0.08, [(m.get("reward"), m.get("val_reward")) for m in rows]
+    if kind == "ppo":
+        explained = [m["explained_variance"] for m in rows[1:]]
+        assert max(explained) > 0.3, explained
     if kind == "ahead":
         assert any(m["staleness"] > 0 for m in rows[1:])
         overlapped = sum(
