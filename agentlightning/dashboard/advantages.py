@@ -37,7 +37,7 @@ async def advantages_of(store: SqlLightningStore, rollout: Rollout) -> Worth:
         return Worth({}, rule)
     ids = await _compared(store, rollout.run_id or "", step, str(group))
     try:
-        batches = credit(await collect(store, ids), rule)
+        batches = credit(await collect(store, ids, run.settings.get("reward_weights")), rule)
     except AgentLightningError as error:  # also where numpy is not installed
         return Worth({}, str(error))
     return Worth({c.call.info.call_id: c.advantages.tolist() for batch in batches for c in batch}, None)
@@ -59,8 +59,10 @@ def _rule(run: Run) -> CreditRule | str:
     if "advantage" not in settings:
         return f"{run.algorithm} compares no siblings."
     mode, advantage = str(settings.get("credit", "broadcast")), settings["advantage"]
-    if mode not in CREDIT_MODES or CREDIT_MODES[mode].critic:
-        return "They came from a critic, whose predictions are not recorded."
+    if mode not in CREDIT_MODES or not CREDIT_MODES[mode].compares:
+        return "They came from a critic or a teacher, whose numbers are not recorded."
+    if settings.get("baseline", "none") != "none":
+        return "A baseline of earlier steps was subtracted, which is not recorded."
     try:
         rule = CreditRule(
             mode=mode,

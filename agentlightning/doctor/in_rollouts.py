@@ -208,6 +208,8 @@ def _context(evidence: Evidence) -> str:
 
 
 def _rewards(evidence: Evidence) -> Iterator[Finding]:
+    if evidence.settings.get("credit") == "teacher":
+        return  # rewards play no part
     rated = [e for e in evidence.episodes if e.good and e.reward is not None]
     if len(rated) >= 8 and len({e.reward for e in (*evidence.early, *rated) if e.reward is not None}) == 1:
         yield problem(

@@ -294,3 +294,9 @@ async def test_a_run_that_is_not_there_is_refused(store: InMemoryLightningStore)
 
 async def test_an_empty_store_is_nothing_to_worry_about(store: InMemoryLightningStore) -> None:
     assert [f.code for f in (await why(store)).findings] == ["nothing_ran"]
+
+
+async def test_rewards_of_a_distilled_run_are_no_matter(store: InMemoryLightningStore) -> None:
+    recording = Recording(groups=groups(lambda g, m: Told(reward=1.0)), settings={"credit": "teacher"})
+    found = await why(store, await write(store, recording))
+    assert "constant_reward" not in [f.code for f in found.findings]
