@@ -17,6 +17,7 @@ from agentlightning.algorithm.family import (
     ReinforcePP,
     ReinforcePPBaseline,
 )
+from agentlightning.algorithm.gepa import GEPA
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.mixture import Mixture
 from agentlightning.algorithm.prompts import Prices
@@ -28,6 +29,7 @@ __all__ = [
     "CISPO",
     "DAPO",
     "DPO",
+    "GEPA",
     "GRPO",
     "GSPO",
     "PPO",

@@ -23,17 +23,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "budget_rollouts": 1500,
         "budget_critic_tokens": 300_000,
     },
+    "gepa": {
+        "iterations": 60,
+        "reflection_minibatch_size": 5,
+        "budget_rollouts": 1500,
+        "budget_critic_tokens": 300_000,
+    },
 }
 
 
 def trainer_for(
     algorithm: str, url: str, model: str, critic: str, *, seed: int = 0, key: str | None = None, **of_the_trainer: Any
-) -> tuple[agl.Trainer, agl.APO]:
+) -> tuple[agl.Trainer, agl.APO | agl.GEPA]:
     """A trainer for the example; agent and critic are models of the same server."""
-    kinds = {"apo": agl.APO}
+    kinds = {"apo": agl.APO, "gepa": agl.GEPA}
     settings = {"critic_url": url, "critic_key": key, "seed": seed, **SETTINGS[algorithm]}
     if algorithm == "apo":
         settings |= {"gradient_model": critic, "apply_edit_model": critic}
+    else:
+        settings |= {"reflection_model": critic}
     tuner = kinds[algorithm](**settings)
     trainer = agl.Trainer(
         algorithm=tuner,

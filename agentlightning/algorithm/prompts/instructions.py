@@ -51,7 +51,7 @@ def critique_prompt(
     text: str, name: str, template: str, trials: Sequence[Trial], reward_range: tuple[float, float]
 ) -> str:
     """The question what is wrong."""
-    runs = "\n".join(json.dumps(_shown(t), ensure_ascii=False)[:_LONGEST] for t in trials)
+    runs = "\n".join(json.dumps(shown(t), ensure_ascii=False)[:_LONGEST] for t in trials)
     low, high = (f"{r:g}" for r in reward_range)
     return _filled(text, name=name, template=json.dumps(template, ensure_ascii=False), runs=runs, low=low, high=high)
 
@@ -87,7 +87,8 @@ def foreign_texts(trials: Sequence[Trial]) -> Iterator[str]:
                 yield _text(message.get("content") or "")
 
 
-def _shown(t: Trial) -> dict[str, Any]:
+def shown(t: Trial) -> dict[str, Any]:
+    """A trial as the critic sees it."""
     run: dict[str, Any] = {"reward": t.reward, "ended": t.outcome.value, "task": t.input}
     if t.error:
         run["error"] = t.error[-800:]
