@@ -48,6 +48,17 @@ def test_trainer_settings() -> None:
     assert settings_table("Trainer") == {p.name: documented(p.default) for p in parameters}
 
 
+@pytest.mark.parametrize(("heading", "kind"), [("APO", agl.APO), ("GEPA", agl.GEPA)])
+def test_settings_of_prompt_optimisers(heading: str, kind: type[agl.APO] | type[agl.GEPA]) -> None:
+    text = (ROOT / "docs" / "prompts.md").read_text()
+    table: dict[str, str] = {}
+    for part in ("Of both", heading):
+        section = text.split(f"\n### {part}\n")[1].split("\n### ")[0]
+        table |= dict(re.findall(r"^\| `(\w+)` \| *(.*?) *\|", section, flags=re.MULTILINE))
+    wanted = {f.name: "" if f.default is MISSING else documented(f.default) for f in fields(kind)}
+    assert table == wanted
+
+
 def test_every_outcome_is_explained() -> None:
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     assert {outcome for outcome in agl.Outcome if f"| `{outcome.value}` |" not in text} == set()

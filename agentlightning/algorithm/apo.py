@@ -7,7 +7,6 @@ A critic reads runs of the agent and says what is wrong with its prompt (the "gr
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from agentlightning.algorithm.prompts.instructions import (
     foreign_texts,
     read_edit,
 )
-from agentlightning.algorithm.prompts.run import PromptRun, ends_in_words
+from agentlightning.algorithm.prompts.run import PromptRun, ends_in_words, shuffled
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
 from agentlightning.algorithm.sampling import Stopped
@@ -112,22 +111,29 @@ class APO(PromptSettings):
         self, run: PromptRun, beam: Sequence[Candidate], number: int
     ) -> tuple[list[Candidate], list[Trial]]:
         """Edited candidates, and the trials on training tasks that they were made from."""
-        rng = random.Random(f"{self.seed} {number}")
         parents = [beam[n % len(beam)] for n in range(self.beam_width)]
         size = min(self.gradient_batch_size, len(run.train))
-        batches = [rng.sample(range(len(run.train)), size) for _ in parents]
+        batches = [shuffled(range(len(run.train)), self.seed, number, slot)[:size] for slot in range(len(parents))]
         asked = [Asked(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
         trials = await run.evaluate(asked, f"round {number}: runs for the critic")
         jobs: list[_Job] = []
         names = sorted(run.templates)
-        for slot, (parent, batch) in enumerate(zip(parents, trials, strict=True)):
-            if all(t.reward == self.reward_range[1] for t in batch):
+        for slot, parent in enumerate(parents):
+            worst = self._worst(run, parent)
+            if all(t.reward == self.reward_range[1] for t in worst):
                 continue  # nothing that a critic could say
             for branch in range(self.branch_factor):
                 name = names[(slot * self.branch_factor + branch + number - 1) % len(names)]
-                shown = rng.sample(list(batch), len(batch))
+                order = shuffled(range(len(worst)), self.seed, number, slot, branch)
+                shown = [worst[0], *(worst[i] for i in order if i)][:size]
                 jobs.append(_Job(parent, name, shown, len(jobs)))
         return await self._edited(run, jobs), [t for batch in trials for t in batch]
+
+    def _worst(self, run: PromptRun, parent: Candidate) -> list[Trial]:
+        """Twice as many of a candidate's training trials as a critique shows, those that earned least first."""
+        low = self.reward_range[0]
+        seen = sorted(run.known(parent, "train").values(), key=lambda t: low if t.reward is None else t.reward)
+        return seen[: 2 * self.gradient_batch_size]
 
     async def _edited(self, run: PromptRun, jobs: Sequence[_Job]) -> list[Candidate]:
         """What the critic makes of each job, without edits that failed or must not be run."""

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli import agent_commands, look_commands
+from agentlightning.cli import agent_commands, look_commands, optimize_command
 from agentlightning.cli.store_commands import store_app
 
 app = typer.Typer(
@@ -72,6 +72,7 @@ def demo(
 
 
 app.command()(agent_commands.train)
+app.command(epilog=optimize_command.EPILOG)(optimize_command.optimize)
 app.command()(agent_commands.run)
 
 

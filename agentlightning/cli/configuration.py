@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ def make_algorithm(
     given = dict(read_config(config)) if config is not None else {}
     chosen = _algorithm(str(name or given.pop("algorithm", "GRPO")))
     given.pop("algorithm", None)
-    given |= _parsed(settings, chosen)
+    known = sorted(f.name for f in fields(chosen) if f.init and f.name not in _OF_THE_COMMAND)
+    given |= parsed_settings(settings, known)
     given["model"] = model or given.get("model", "calc")
     return chosen(**others, **given)
 
@@ -83,9 +84,8 @@ def _algorithm(name: str) -> type[GRPO]:
     return by_name[name.lower()]
 
 
-def _parsed(settings: Sequence[str], kind: type[GRPO]) -> dict[str, Any]:
-    """`name=value` as keyword arguments; values are JSON, or text that is none."""
-    known = sorted(f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND)
+def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str, Any]:
+    """`name=value` as keyword arguments; values are JSON, or text that is none. Raises ConfigError for other names."""
     given: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")

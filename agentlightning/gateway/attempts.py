@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,19 @@ import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.prompts import prompts_in
 from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
-from agentlightning.types import FINISHED_ATTEMPT, Attempt, AttemptedRollout, AttemptStatus, RolloutMode
+from agentlightning.types import (
+    FINISHED_ATTEMPT,
+    Attempt,
+    AttemptedRollout,
+    AttemptStatus,
+    RolloutMode,
+    SystemPrompt,
+    ToolDescription,
+)
 
 _ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
 """An attempt whose worker was only slow may go on."""
@@ -75,6 +84,8 @@ class LiveAttempt:
     closed: bool = False
     ended: str | None = None
     """Why its open calls were ended, if it was not their clients."""
+    prompts: Sequence[SystemPrompt | ToolDescription] = ()
+    """What is put into its requests."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
 
@@ -190,10 +201,16 @@ class Attempts:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
         now = time.monotonic()
         live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
+        live.prompts = await self._prompts(rollout.resources_id)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
             await self._restore(live)
         self._live[(rollout_id, attempt_id)] = live
         return live
+
+    async def _prompts(self, resources_id: str | None) -> Sequence[SystemPrompt | ToolDescription]:
+        """Those among a rollout's resources."""
+        update = await self._store.get_resources_by_id(resources_id) if resources_id else None
+        return prompts_in(update.resources) if update else ()
 
     async def _look_up(self, rollout_id: str, attempt_id: str) -> tuple[AttemptedRollout, Attempt]:
         rollout = await self._store.get_rollout_by_id(rollout_id)

@@ -3,7 +3,16 @@
 from agentlightning.types.call import Call, CallInfo, CallRecord, Divergence, Segment, VersionRun
 from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
 from agentlightning.types.record import RolloutRecord
-from agentlightning.types.resource import LLM, NamedResources, PromptTemplate, ProxyLLM, Resource, ResourcesUpdate
+from agentlightning.types.resource import (
+    LLM,
+    NamedResources,
+    PromptTemplate,
+    ProxyLLM,
+    Resource,
+    ResourcesUpdate,
+    SystemPrompt,
+    ToolDescription,
+)
 from agentlightning.types.rollout import (
     DEFAULT_LEASE_SECONDS,
     DEFAULT_TIMEOUT_SECONDS,
@@ -70,6 +79,8 @@ __all__ = [
     "Span",
     "SpanContext",
     "SpanStatus",
+    "SystemPrompt",
+    "ToolDescription",
     "Triplet",
     "VersionRun",
     "Worker",

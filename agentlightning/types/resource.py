@@ -127,6 +127,33 @@ class PromptTemplate(Resource):
         return SandboxedEnvironment().from_string(self.template).render(**kwargs)
 
 
+class _Literal(PromptTemplate):
+    """A text that the gateway puts into the requests of an agent that cannot be edited."""
+
+    agent: str | None = None
+    """A regular expression: only requests of agents whose name it finds something in; None is all requests."""
+
+    @property
+    def literal(self) -> bool:
+        return True
+
+
+class SystemPrompt(_Literal):
+    """The system prompt of an agent that cannot be edited; an empty text changes nothing."""
+
+    resource_type: str = "system_prompt"
+    how: Literal["replace", "before", "after"] = "replace"
+    """Instead of the agent's own, or before or after it."""
+
+
+class ToolDescription(_Literal):
+    """The description of one of an agent's tools."""
+
+    resource_type: str = "tool_description"
+    tool: str
+    """The tool's name."""
+
+
 def _poml(template: str, values: dict[str, Any]) -> str:
     """The text of all messages that the template makes."""
     try:

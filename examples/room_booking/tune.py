@@ -16,9 +16,9 @@ from examples.room_booking.stand_in import StandIn
 TRAIN, VAL = make_tasks(60, seed=1), make_tasks(120, seed=2)
 SETTINGS: dict[str, dict[str, Any]] = {
     "apo": {
-        "beam_width": 2,
+        "beam_width": 3,
         "branch_factor": 3,
-        "beam_rounds": 6,
+        "beam_rounds": 7,
         "val_batch_size": 24,
         "budget_rollouts": 1500,
         "budget_critic_tokens": 300_000,

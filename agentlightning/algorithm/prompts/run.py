@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import math
 import random
 import time
 from collections import Counter
@@ -95,7 +94,7 @@ class PromptRun:
         self._journal = Journal(context.run_dir / JOURNAL_FILE)
         self._asked: Counter[str] = Counter()
         self._began = time.monotonic()
-        self.val_order: Sequence[int] = random.Random(settings.seed).sample(range(len(val)), len(val))
+        self.val_order: Sequence[int] = shuffled(range(len(val)), settings.seed)
         """The validation tasks in the order in which they are used."""
 
     @classmethod
@@ -301,6 +300,11 @@ async def ends_in_words(work: Any, run: PromptRun) -> None:
         run.note(f"Stopped at {spent}.")
 
 
+def shuffled(numbers: Sequence[int], *seed: int) -> list[int]:
+    """In an order that the seed alone decides."""
+    return random.Random(repr(seed)).sample(numbers, len(numbers))
+
+
 def _key(question: Question) -> str:
     return "ask-" + hashlib.sha256(json.dumps(question.body, sort_keys=True).encode()).hexdigest()[:24]
 
@@ -309,7 +313,6 @@ def _split(tasks: Dataset[Any], seed: int) -> tuple[list[Any], list[Any]]:
     """Training and validation tasks out of one set; at least one of each."""
     if len(tasks) < 2:
         raise ConfigError("One task is too few: give some for training and others for validation.")
-    order = random.Random(seed).sample(range(len(tasks)), len(tasks))
-    held_out = max(1, math.floor(len(tasks) / 2))
-    chosen = [tasks[i] for i in order]
+    held_out = len(tasks) // 2
+    chosen = [tasks[i] for i in shuffled(range(len(tasks)), seed)]
     return chosen[held_out:], chosen[:held_out]

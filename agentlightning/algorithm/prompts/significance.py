@@ -11,11 +11,9 @@ makes the capital independent of the order of the differences.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean
 
-_BETS = [step / 20 for step in range(1, 20)]
+_BETS = tuple(0.05 * n for n in range(1, 20))
 """Fractions of the capital that are staked; below 1, so that no difference within the bounds ruins a gambler."""
 
 
@@ -25,13 +23,14 @@ def evidence(differences: Sequence[float], width: float = 1.0) -> float:
     `differences` holds a reward difference per task, each within ±`width`; no difference gives 1. Raises ValueError for
     one that is outside: the bound is what the guarantee rests on.
     """
-    largest = max(map(abs, differences), default=0.0)
-    if largest / width > 1.0 + 1e-9:
-        raise ValueError(f"A difference of {largest:g} is outside of ±{width:g}.")
-    scaled = [min(max(difference / width, -1.0), 1.0) for difference in differences]
-    capitals = [math.fsum(math.log1p(bet * d) for d in scaled) for bet in _BETS]
-    top = max(capitals)
-    return math.exp(min(top, 700.0)) * fmean(math.exp(capital - top) for capital in capitals)
+    import numpy as np
+
+    scaled = np.asarray(differences, dtype=np.float64) / width
+    if scaled.size and np.abs(scaled).max() > 1.0 + 1e-9:
+        raise ValueError(f"A difference of {np.abs(scaled).max() * width:g} is outside of ±{width:g}.")
+    capitals = np.log1p(np.asarray(_BETS)[:, None] * np.clip(scaled, -1.0, 1.0)[None, :]).sum(axis=1)
+    top = float(capitals.max())
+    return float(np.exp(min(top, 700.0)) * np.exp(capitals - top).mean())
 
 
 def threshold(alpha: float, tests: int) -> float:

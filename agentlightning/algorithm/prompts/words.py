@@ -9,7 +9,6 @@ from agentlightning.algorithm.prompts.evaluation import pairs
 from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.files import atomic_write
-from agentlightning.metrics.intervals import paired_difference
 
 BEST_FOLDER = "best"
 MOST_REASONS = 3
@@ -56,6 +55,8 @@ def _outcome(run: PromptRun) -> list[str]:
                 f"could tell.\n{difference(run.seed, candidate)}"
             )
         return lines
+    from agentlightning.metrics.intervals import paired_difference
+
     both = list(pairs(run.known(run.seed), run.known(run.incumbent)))
     before, after = [a for a, _ in both], [b for _, b in both]
     gain, (low, high) = paired_difference(before, after)

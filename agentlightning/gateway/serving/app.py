@@ -21,6 +21,7 @@ from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.dialects.fields import required
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.limits import RequestLimits, in_background
+from agentlightning.gateway.prompts import with_prompts
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Place, refusal_span, trace_id_of
 from agentlightning.gateway.routing.upstream import Upstream
@@ -175,6 +176,8 @@ class GatewayApp:
         try:
             self._check_open(live)
             given, large = await self._limits.decoded(body)
+            if live.prompts and not place.judge:
+                given = with_prompts(dialect.name, given, live.prompts, place.agent)
             model = required(given, "model", str)
             if found["key"] is not None and model not in self._router.names():
                 model = self._router.names()[0]  # a client that was given nothing but a URL

@@ -1,0 +1,126 @@
+"""`agl optimize`: prompt optimisers on any agent, with prompts from files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.console import Console
+
+from agentlightning.algorithm import APO, GEPA, Prices
+from agentlightning.cli.configuration import parsed_settings
+from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.keys import not_empty
+from agentlightning.litagent import LitAgent
+from agentlightning.trainer import Trainer
+from agentlightning.types import PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
+
+console = Console(highlight=False, soft_wrap=True)
+
+KINDS: Mapping[str, type[APO] | type[GEPA]] = {"apo": APO, "gepa": GEPA}
+MODEL_SETTINGS = {"apo": ("gradient_model", "apply_edit_model"), "gepa": ("reflection_model",)}
+"""Where the critic's model is named."""
+_OF_THE_COMMAND = ("async_openai_client", "rollout_config", "prices")
+_PRICES = ("critic_input", "critic_output", "agent_input", "agent_output")
+
+
+def read_prompts(
+    prompts: Sequence[str],
+    system_prompts: Sequence[str],
+    tools: Sequence[str],
+    place: Literal["replace", "before", "after"],
+) -> dict[str, PromptTemplate]:
+    """The templates that are tuned, by name. Raises ConfigError where there is none, or a file is not there."""
+    found: dict[str, PromptTemplate] = {}
+    for given in prompts:
+        name, text = _named(given, "prompt_template")
+        engine = "jinja" if "{{" in text else "f-string"
+        found[name] = PromptTemplate(template=text, engine=engine)
+    for given in system_prompts:
+        agent, text = _named(given, "")
+        found[f"system_{agent}" if agent else "system_prompt"] = SystemPrompt(
+            template=text, agent=agent or None, how=place
+        )
+    for given in tools:
+        tool, text = _named(given, "")
+        if not tool:
+            raise ConfigError(f"--tool-description {given}: give TOOL=FILE.")
+        found[f"tool_{tool}"] = ToolDescription(template=text, tool=tool)
+    if not found:
+        raise ConfigError("There is no prompt to tune: give --prompt FILE, or --system-prompt FILE for a program.")
+    return found
+
+
+def _named(given: str, otherwise: str) -> tuple[str, str]:
+    """The name and the text of NAME=FILE or FILE."""
+    name, equals, file = given.partition("=")
+    path = Path(file if equals else given).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"There is no file '{path}' with a prompt.")
+    return (name if equals else otherwise), path.read_text(encoding="utf-8").rstrip("\n")
+
+
+def optimize_agent(
+    agent: LitAgent[Any],
+    tasks: list[Any],
+    val_tasks: list[Any] | None,
+    *,
+    algorithm: str,
+    prompts: dict[str, PromptTemplate],
+    endpoint: str | None,
+    endpoint_model: str,
+    api_key: str | None,
+    critic_url: str | None,
+    critic_model: str,
+    critic_key: str | None,
+    budget: Mapping[str, float | None],
+    prices: str | None,
+    settings: Sequence[str],
+    timeout: float | None,
+    concurrency: int,
+    run_dir: Path | None,
+    resume: Path | None,
+) -> None:
+    """Tune; the run says itself what came of it and where it is."""
+    if critic_url is None and endpoint is None:
+        raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
+    key = not_empty(api_key, "--api-key")
+    kind = KINDS[algorithm]
+    known = [f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND]
+    given: dict[str, Any] = dict.fromkeys(MODEL_SETTINGS[algorithm], critic_model)
+    given |= {f"budget_{name}": limit for name, limit in budget.items()}
+    given |= parsed_settings(settings, known)
+    tuner = kind(
+        critic_url=critic_url or endpoint,
+        critic_key=critic_key or (key if critic_url in (None, endpoint) else None),
+        prices=None if prices is None else _prices(prices),
+        rollout_config=RolloutConfig(timeout_seconds=timeout),
+        **given,
+    )
+    providers = {"llm": Provider(base_url=endpoint, api_key=key, model=endpoint_model)} if endpoint else {}
+    trainer = Trainer(
+        algorithm=tuner,
+        models=providers,
+        initial_resources={**prompts},
+        concurrency=concurrency,
+        run_dir=run_dir,
+        resume=resume,
+    )
+    result = trainer.fit(agent, tasks, val_tasks)
+    if result.stopped:
+        console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
+        exit_interrupted()
+
+
+def _prices(text: str) -> Prices:
+    parts = text.split(",")
+    try:
+        if len(parts) > len(_PRICES):
+            raise ValueError(text)
+        return Prices(**dict(zip(_PRICES, map(float, parts), strict=False)))
+    except ValueError:
+        raise ConfigError(f"--prices {text}: give up to four numbers, such as 1.2,9,0.3,2.") from None

@@ -1,0 +1,108 @@
+"""Prompts that the gateway puts into the requests of an agent that cannot be edited: system prompts, tools' texts.
+
+They are resources of the rollout (`SystemPrompt`, `ToolDescription`), so a prompt optimiser tunes them like any other
+template. Requests are changed as they came, before anything reads or forwards them. Pure; a body is never mutated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agentlightning.types import NamedResources, SystemPrompt, ToolDescription
+
+Body = Mapping[str, Any]
+Edit = Callable[[str], str]
+_SYSTEM = ("system", "developer")
+
+
+def prompts_in(resources: NamedResources) -> tuple[SystemPrompt | ToolDescription, ...]:
+    """Those that the gateway has to put in, in the order of their names."""
+    return tuple(r for _, r in sorted(resources.items()) if isinstance(r, SystemPrompt | ToolDescription))
+
+
+def with_prompts(
+    dialect: str, body: Body, prompts: Sequence[SystemPrompt | ToolDescription], agent: str | None
+) -> dict[str, Any]:
+    """The request with these prompts, as far as they are for this agent and its wire format has a place for them."""
+    changed = dict(body)
+    for prompt in prompts:
+        if prompt.agent is not None and (agent is None or not re.search(prompt.agent, agent)):
+            continue
+        if isinstance(prompt, ToolDescription):
+            if changed.get("tools"):
+                changed["tools"] = [_described(tool, prompt) for tool in changed["tools"]]
+        elif prompt.template and dialect in _PLACES:
+            changed = _PLACES[dialect](changed, _edit(prompt))
+    return changed
+
+
+def _edit(prompt: SystemPrompt) -> Edit:
+    text = prompt.template
+    ways: dict[str, Edit] = {
+        "replace": lambda _: text,
+        "before": lambda old: f"{text}\n\n{old}" if old else text,
+        "after": lambda old: f"{old}\n\n{text}" if old else text,
+    }
+    return ways[prompt.how]
+
+
+def _in_messages(body: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """OpenAI's chat completions: the first system or developer message; one is added where there is none."""
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        return body
+    return {**body, "messages": _edited_first(messages, edit) or [{"role": "system", "content": edit("")}, *messages]}
+
+
+def _in_responses(body: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """OpenAI's responses: `instructions`, or the first system or developer item of the input."""
+    given = body.get("input")
+    if not body.get("instructions") and isinstance(given, list) and (edited := _edited_first(given, edit)):
+        return {**body, "input": edited}
+    return {**body, "instructions": edit(_text(body.get("instructions")))}
+
+
+def _in_system(body: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """Anthropic's messages: `system`, a text or blocks of text; the last block's cache mark is kept."""
+    system = body.get("system")
+    if isinstance(system, list) and system and isinstance(system[-1], dict):
+        return {**body, "system": [{**system[-1], "text": edit(_text(system))}]}
+    return {**body, "system": edit(_text(system))}
+
+
+_PLACES: Mapping[str, Callable[[dict[str, Any], Edit], dict[str, Any]]] = {
+    "chat": _in_messages,
+    "responses": _in_responses,
+    "messages": _in_system,
+}
+"""Where the system prompt is, by the dialect's name."""
+
+
+def _edited_first(messages: Sequence[Any], edit: Edit) -> list[Any] | None:
+    for at, message in enumerate(messages):
+        if isinstance(message, dict) and message.get("role") in _SYSTEM:
+            return [*messages[:at], {**message, "content": edit(_text(message.get("content")))}, *messages[at + 1 :]]
+    return None
+
+
+def _text(content: Any) -> str:
+    """The text of a content that is one, or consists of parts."""
+    if isinstance(content, list):
+        return "\n\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+    return content if isinstance(content, str) else ""
+
+
+def _described(tool: Any, prompt: ToolDescription) -> Any:
+    """A tool with another description, if it is the one; both forms in which tools are declared."""
+    if not isinstance(tool, dict):
+        return tool
+    inner = tool.get("function")
+    if isinstance(inner, dict):
+        return (
+            {**tool, "function": {**inner, "description": prompt.template}}
+            if inner.get("name") == prompt.tool
+            else tool
+        )
+    return {**tool, "description": prompt.template} if tool.get("name") == prompt.tool else tool

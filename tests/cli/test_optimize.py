@@ -1,0 +1,128 @@
+"""`agl optimize`: what it is given, and a program that cannot be edited from its first prompt to a better one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.cli.optimize import optimize_agent, read_prompts
+from examples.room_booking.make_tasks import make_tasks
+
+ROOT = Path(__file__).parents[2]
+
+
+def optimize(tmp_path: Path, **given: Any) -> None:
+    """The command's work on a prompt that is no good, with a critic that is not there."""
+    settings: dict[str, Any] = {
+        "algorithm": "apo",
+        "prompts": {"prompt_template": agl.PromptTemplate(template="{question}")},
+        "endpoint": None,
+        "endpoint_model": "m",
+        "api_key": None,
+        "critic_url": "http://127.0.0.1:9/v1",
+        "critic_model": "m",
+        "critic_key": None,
+        "budget": {"rollouts": 40, "critic_tokens": None, "cost": None},
+        "prices": None,
+        "settings": ["beam_rounds=1", "beam_width=1", "branch_factor=1", "val_batch_size=4", "critic_timeout=5"],
+        "timeout": None,
+        "concurrency": 4,
+        "run_dir": tmp_path / "run",
+        "resume": None,
+    }
+
+    @agl.rollout
+    def agent(task: dict[str, str], prompt_template: agl.PromptTemplate) -> float:
+        return 0.5
+
+    tasks = [{"question": f"{n}"} for n in range(8)]
+    optimize_agent(agent, tasks, None, **{**settings, **given})
+
+
+def test_prompts_come_from_files(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("Answer {question}\n")
+    (tmp_path / "b.txt").write_text("Answer {{ question }}\n")
+    a, b = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    assert read_prompts([a, f"second={b}"], [a, f"writer={b}"], [f"find={a}"], "after") == {
+        "prompt_template": agl.PromptTemplate(template="Answer {question}"),
+        "second": agl.PromptTemplate(template="Answer {{ question }}", engine="jinja"),
+        "system_prompt": agl.SystemPrompt(template="Answer {question}", how="after"),
+        "system_writer": agl.SystemPrompt(template="Answer {{ question }}", how="after", agent="writer"),
+        "tool_find": agl.ToolDescription(template="Answer {question}", tool="find"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (([], [], []), "no prompt to tune"),
+        ((["missing.txt"], [], []), "no file 'missing.txt'"),
+    ],
+)
+def test_prompts_that_are_not_there(given: Any, says: str) -> None:
+    with pytest.raises(agl.ConfigError, match=says):
+        read_prompts(*given, place="replace")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"critic_url": None}, "no critic"),
+        ({"prices": "1,x"}, "up to four numbers"),
+        ({"settings": ["beam_size=3"]}, "beam_width"),
+        ({"budget": {"rollouts": None, "critic_tokens": None, "cost": 1.0}}, "prices"),
+    ],
+)
+def test_wrong_options_are_named(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(agl.ConfigError, match=says):
+        optimize(tmp_path, **given)
+
+
+def test_a_critic_that_is_not_there_does_not_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    optimize(tmp_path, prices="1,2")
+    said = capsys.readouterr().out
+    assert "1 edits were not run: the critic did not answer (error)" in said
+    assert "of 40 rollouts" in said
+    assert (tmp_path / "run" / "best" / "prompt_template.txt").read_text() == "{question}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_program_in_node_is_tuned_through_the_gateway(tmp_path: Path) -> None:
+    """Its code is not touched: the text that is tuned comes after its own system prompt."""
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed")
+    for name, count, seed in (("train", 40, 1), ("val", 100, 2)):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(t) + "\n" for t in make_tasks(count, seed)))
+    (tmp_path / "prompt.txt").write_text("Think about what is asked for.\n")
+    (tmp_path / "grade.py").write_text(
+        "import json, sys\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "from examples.room_booking.rooms import grade\n"
+        "run = json.load(sys.stdin)\n"
+        "print(grade(run['stdout'], run['task']))\n"
+    )
+    server = [sys.executable, "-m", "examples.room_booking.stand_in", "--port", "0"]
+    with subprocess.Popen(server, cwd=ROOT, stdout=subprocess.PIPE, text=True) as served:
+        assert served.stdout is not None
+        url = served.stdout.readline().strip()
+        command = [sys.executable, "-m", "agentlightning", "optimize", "--algorithm", "gepa", "--endpoint", url]
+        command += ["--agent", f"node {ROOT / 'examples' / 'room_booking' / 'agent.js'}"]
+        command += ["--grader", f"{sys.executable} {tmp_path / 'grade.py'}", "--prompt-place", "after"]
+        command += ["--tasks", str(tmp_path / "train.jsonl"), "--val-tasks", str(tmp_path / "val.jsonl")]
+        command += ["--system-prompt", str(tmp_path / "prompt.txt"), "--endpoint-model", "agent"]
+        command += ["--critic-model", "critic", "--set", "iterations=40", "--set", "reflection_minibatch_size=5"]
+        command += ["--budget-rollouts", "900", "--run-dir", str(tmp_path / "run")]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        served.kill()
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["val_reward"] < 0.7
+    assert rows[-1]["val_reward"] >= 0.8, done.stdout
