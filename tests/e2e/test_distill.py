@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -25,14 +26,14 @@ def train(algorithm, folder):
 
 
 common = {**recipe.SETTINGS, "model": "calc", "val_every": 100, "save_every": 100}
-train(agl.GRPO(**{**common, "steps": 24}), "teacher")
+train(agl.GRPO(**{**common, "steps": 16}), "teacher")
 small = {"steps": 20, "tasks_per_step": 12, "group_size": 2, "minibatches": 4, "learning_rate": 3e-4}
 train(agl.Distill(**{**common, **small, "schedule": "constant"}, teacher="teacher"), "student")
 """
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_fresh_model_gets_as_far_as_its_teacher(tmp_path: Path) -> None:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", SCRIPT]
@@ -40,8 +41,8 @@ def test_a_fresh_model_gets_as_far_as_its_teacher(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     teacher, student = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("teacher", "student"))
     rollouts = [sum(m.get("rollouts", 0) for m in rows) for rows in (teacher, student)]
-    assert rollouts == [24 * 96, 20 * 24]
+    assert rollouts == [16 * 96, 20 * 24]
     shown = [(m.get("reward"), m.get("kl_teacher")) for m in student]
     assert student[-1]["val_reward"] > teacher[-1]["val_reward"] - 0.2, shown
     assert student[-1]["val_reward"] > student[0]["val_reward"] + 0.3, shown
-    assert student[-1]["kl_teacher"] < student[1]["kl_teacher"] / 2, shown
+    assert mean(m["kl_teacher"] for m in student[-5:]) < mean(m["kl_teacher"] for m in student[1:4]) / 2, shown
