@@ -124,16 +124,16 @@ def run(name: str, python: Path, report: Path) -> bool:
 
 def table(report: Path) -> str:
     """A row per client, of all that ran."""
-    rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, str, bool], list[dict[str, Any]]] = {}
     for file in sorted(report.glob("*.json")):
         line = json.loads(file.read_text())
-        rows.setdefault((line["package"], line["wire"]), []).append(line)
+        rows.setdefault((line["package"], line["wire"], line["node"]), []).append(line)
     lines = [
         "| package | wire format | streamed | captured exactly | continued exactly "
         "| named agents | required tools held | by | change |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    lines += [_row(package, wire, lines_of) for (package, wire), lines_of in sorted(rows.items())]
+    lines += [_row(package, wire, lines_of) for (package, wire, _), lines_of in sorted(rows.items())]
     return "\n".join(lines)
 
 

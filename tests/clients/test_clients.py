@@ -84,7 +84,11 @@ async def test_a_required_tool_is_called_by_its_schema(world: World, name: str) 
     assert not errors, errors
     assert len(booked) == len(TASKS)
     assert len(run.all_calls()) == len(run.sampled) == run.exact() >= len(TASKS)
-    note(f"{name}-required", {"package": agent.PACKAGE, "wire": agent.WIRE, "required": len(booked)})
+    node = "VERSION" in vars(agent)
+    note(
+        f"{name}-required",
+        {"package": agent.PACKAGE, "wire": agent.WIRE, "node": node, "required": len(booked)},
+    )
 
 
 def named(agent: ModuleType) -> bool:

@@ -6,11 +6,10 @@ from typing import Any
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
 from autogen_core.models import UserMessage
-from autogen_core.tools import FunctionTool
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, book, calc
+from tests.clients.tool import BOOK_TOOL, SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "autogen-ext", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=…)"
@@ -45,7 +44,7 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     client = OpenAIChatCompletionClient(
         model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=INFO  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
-    tool = FunctionTool(book, description="Books a room.")
+    tool = BOOK_TOOL["function"]
     try:
         said = await client.create([UserMessage(content=question, source="user")], tools=[tool], tool_choice="required")
     finally:
