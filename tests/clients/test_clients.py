@@ -72,7 +72,7 @@ async def test_a_required_tool_is_called_by_its_schema(world: World, name: str) 
     """Where the framework can ask for it: by a model that would never call this tool by itself."""
     agent = load(name)
     if not hasattr(agent, "book_room"):
-        pytest.skip("has no way of its own to require a call")
+        pytest.skip("does not ask for a required call")
     booked: list[Booking] = []
 
     async def solve(question: str, llm: agl.LLM, _stream: bool) -> str:
