@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from os import PathLike
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from agentlightning.algorithm.advantage import ADVANTAGES
@@ -81,6 +82,11 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
 
 def validate(settings: TrainingSettings) -> None:
     """Raises ConfigError for the first thing that is wrong."""
+    if not settings.model or not isinstance(settings.model, str | PathLike):
+        raise ConfigError(
+            f"model is {settings.model!r}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
+            "which ships with the package."
+        )
     _refuse_unknown_choices(settings)
     _refuse_numbers_out_of_range(settings)
     _refuse_what_is_unused(settings)
@@ -122,6 +128,7 @@ def _refuse_unknown_choices(s: TrainingSettings) -> None:
 
 
 def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
+    hints = get_type_hints(type(s))
     for name in {**AT_LEAST, **dict.fromkeys(ABOVE_ZERO, 0)}:
         value: Any = getattr(s, name, None)
         if value is None:
@@ -131,6 +138,8 @@ def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
         bounds += "" if high is None else f" and at most {high:g}"
         number = value if isinstance(value, int | float) else math.nan
         inside = number > 0 if low is None else number >= low
+        if hints[name] in (int, int | None) and number != int(number if math.isfinite(number) else 0):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
         if not inside or not math.isfinite(number) or (high is not None and number > high):
             unset = " (or None)" if any(f.name == name and f.default is None for f in fields(s)) else ""
             raise ConfigError(f"{name} is {value!r}; it must be a number {bounds}{unset}.")

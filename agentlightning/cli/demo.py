@@ -11,9 +11,9 @@ from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
 from agentlightning.cli.example import load_example
 from agentlightning.cli.interrupt import exit_interrupted
-from agentlightning.cli.name import own_name
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.errors import AgentLightningError
+from agentlightning.installation import command_name
 from agentlightning.metrics import read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import RunResult, Trainer
@@ -69,11 +69,7 @@ def _conclude(name: str, result: RunResult) -> None:
         run_sync(store.close())
     if comparison is not None:
         console.print(comparison)
-    console.print(
-        f"Validation reward: [bold]{rows[0]['val_reward']:.3f}[/bold] before training, "
-        f"[bold green]{rows[-1]['val_reward']:.3f}[/bold green] after {rows[-1]['step']} steps.\n"
-        f"\n  curve        {result.run_dir / CURVE_FILE}\n  metrics      {result.run_dir / METRICS_FILE}"
-    )
+    console.print(f"  {'curve':<12} {result.run_dir / CURVE_FILE}\n  {'metrics':<12} {result.run_dir / METRICS_FILE}")
 
 
 def _tell_how_to_resume(name: str, run_dir: Path) -> None:
@@ -82,4 +78,4 @@ def _tell_how_to_resume(name: str, run_dir: Path) -> None:
     except AgentLightningError:
         console.print("There is no checkpoint yet, so there is nothing to resume: start again.")
         return
-    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {own_name()} demo {name} --resume {run_dir}")
+    console.print(f"Last checkpoint: {checkpoint}\nGo on with:  {command_name()} demo {name} --resume {run_dir}")

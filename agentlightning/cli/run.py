@@ -10,9 +10,9 @@ from rich.console import Console
 
 from agentlightning.algorithm import Baseline
 from agentlightning.cli.interrupt import exit_interrupted
-from agentlightning.cli.name import own_name
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
+from agentlightning.installation import command_name
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
@@ -53,6 +53,6 @@ def run_agent(
     if result.stopped:
         console.print("Stopped.")
         exit_interrupted()
-    console.print(f"Read what was said:  {own_name()} show {result.run_dir}")
+    console.print(f"Read what was said:  {command_name()} show {result.run_dir}")
     if not any(e.good for e in algorithm.episodes):
         raise typer.Exit(1)

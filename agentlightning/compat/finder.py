@@ -13,6 +13,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -43,10 +44,16 @@ def resolve(module: str, name: str) -> Any:
     """
     old = BY_NAME.get(f"{module}:{name}")
     if old is None:
-        raise AttributeError(f"module '{module}' has no attribute '{name}'")
+        raise AttributeError(f"module '{module}' has no attribute '{name}'{_meant(module, name)}")
     value = follow(old)
     use(old)
     return value
+
+
+def _meant(module: str, name: str) -> str:
+    known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}
+    near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
+    return f". Did you mean: '{known[near[0]]}'?" if near else ""
 
 
 def follow(old: Old) -> Any:

@@ -51,6 +51,8 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a call ran into that was refused or cut off at a limit of the run (calls, tokens, the model's context)."""
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
+    refused_elsewhere: str | None = None
+    """The last call that another provider refused for good: its key, its model or the request is wrong."""
     rewarded: bool = False
     """Whether a reward came by HTTP."""
     prompt_tokens: int = 0
@@ -107,6 +109,9 @@ class LiveAttempt:
 
     def mark_rewarded(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, rewarded=True)
+
+    def mark_refused_elsewhere(self, error: str) -> None:
+        self.summary = msgspec.structs.replace(self.summary, refused_elsewhere=error)
 
     def mark_infra_error(self, error: str) -> None:
         self.summary = msgspec.structs.replace(self.summary, infra_error=error)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 from agentlightning.frames import is_own
@@ -25,6 +26,11 @@ ASK_SECONDS = 0.2
 """Between two questions."""
 BLOCKED_SECONDS = 0.4
 """An answer that takes longer was held up; a garbage collection or a busy machine holds it up for less."""
+SAME_SECONDS = 0.1
+"""How long one call of the user's holds the loop at least: many agents that each make a client hold it up together,
+and none of them blocks."""
+WAITED_SHARE = 0.25
+"""A thread that waits longer than this share of the time for a processor is on a busy machine, which slows all code."""
 TOLD_AFTER = 5
 """Found so often at the same line: two seconds of waiting, more than a slow start takes."""
 
@@ -58,19 +64,36 @@ def _held_up_at(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> It
     except RuntimeError:  # closed meanwhile
         return
     while not answered.wait(BLOCKED_SECONDS) and thread.is_alive():
-        place = _own_line(sys._current_frames().get(thread.ident or 0))
-        if place is not None:
-            yield place
+        frame, waited = _own_frame(thread), _seconds_waited(thread)
+        at = frame and frame.f_lasti
+        if answered.wait(SAME_SECONDS) or frame is None or _own_frame(thread) is not frame or frame.f_lasti != at:
+            continue
+        if _seconds_waited(thread) - waited < WAITED_SHARE * SAME_SECONDS:
+            yield _line(frame)
 
 
-def _own_line(frame: FrameType | None) -> str | None:
-    """`agent.py, line 12, in agent: time.sleep(1)` of the innermost frame that is no library's.
+def _seconds_waited(thread: threading.Thread) -> float:
+    """How long the thread could have run and got no processor, as Linux counts it; 0 elsewhere."""
+    try:
+        return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError):
+        return 0.0
+
+
+def _own_frame(thread: threading.Thread) -> FrameType | None:
+    """The innermost frame that is no library's.
 
     None where that one awaits: then a library computes below it, on a machine that is busy, and that is not the user's.
     """
+    frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None and not is_own(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or dis.opname[frame.f_code.co_code[frame.f_lasti]] == "SEND":
         return None
+    return frame
+
+
+def _line(frame: FrameType) -> str:
+    """`agent.py, line 12, in agent: time.sleep(1)`."""
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}: {line}"

@@ -43,6 +43,11 @@ class AttemptSummary(Protocol):
         ...
 
     @property
+    def refused_elsewhere(self) -> str | None:
+        """Which call another provider refused for good."""
+        ...
+
+    @property
     def rewarded(self) -> bool:
         """A reward came by HTTP."""
         ...
@@ -64,10 +69,13 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
 
     Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is trained with
-    what was earned by then, or with 0.
+    what was earned by then, or with 0. Where the model in training had answered and another provider refused, that one
+    was the judge (or a tool that is one): the agent did not fail.
     """
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
+    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and summary.calls:
+        return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_elsewhere}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
         return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
     if ending.outcome is Outcome.OK:

@@ -61,6 +61,7 @@ class _Summary(msgspec.Struct, frozen=True):
     truncated: bool = False
     limit: str | None = None
     infra_error: str | None = None
+    refused_elsewhere: str | None = None
     rewarded: bool = False
 
 

@@ -60,7 +60,10 @@ def _array(file: Path) -> list[Any]:
         return found
     lists = [name for name, value in found.items() if isinstance(value, list)] if isinstance(found, dict) else []
     among = f" Its part {lists[0]!r} is one: write that into a file of its own." if lists else ""
-    raise ConfigError(f"{file} holds a {type(found).__name__}, not an array of tasks.{among}")
+    alone = (
+        "" if lists else " If that is the only task, put it in brackets; with one task per line, let it end in .jsonl."
+    )
+    raise ConfigError(f"{file} holds a {type(found).__name__}, not an array of tasks.{among}{alone}")
 
 
 def _table(file: Path) -> list[dict[str, Any]]:

@@ -98,8 +98,8 @@ def closing(command: str, result: RunResult) -> str:
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
     lines = [""]
-    if result.stopped and checkpoint is None:
-        return "\nStopped before the first step was finished, so there is nothing to resume: start again."
+    if result.stopped and not rewards:
+        return "\nStopped before the first step was finished: nothing is learned yet."
     if rewards:
         lines.append(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
     if len(validated) > 1:

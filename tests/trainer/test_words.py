@@ -54,7 +54,7 @@ def test_the_last_words_can_be_pasted() -> None:
         assert words in said
     assert result.learned
     stopped = agl.RunResult(Path("runs/x"), None, True)
-    assert closing("agl", stopped).endswith("nothing to resume: start again.")
+    assert closing("agl", stopped).endswith("nothing is learned yet.")
 
 
 def test_a_run_whose_steps_changed_nothing_did_not_learn() -> None:

@@ -92,6 +92,8 @@ class Upstream:
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 if response.status in _BUSY or response.status >= 500:
                     live.mark_infra_error(f"The provider of '{self._alias}' answered {response.status}.")
+                elif response.status >= 400:
+                    live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {response.status}.")
         except asyncio.CancelledError:
             error = live.ended or "the client went away"
             raise
