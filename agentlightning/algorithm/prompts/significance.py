@@ -11,6 +11,8 @@ makes the capital independent of the order of the differences.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 
 _BETS = tuple(0.05 * n for n in range(1, 20))
@@ -23,14 +25,13 @@ def evidence(differences: Sequence[float], width: float = 1.0) -> float:
     `differences` holds a reward difference per task, each within ±`width`; no difference gives 1. Raises ValueError for
     one that is outside: the bound is what the guarantee rests on.
     """
-    import numpy as np
-
-    scaled = np.asarray(differences, dtype=np.float64) / width
-    if scaled.size and np.abs(scaled).max() > 1.0 + 1e-9:
-        raise ValueError(f"A difference of {np.abs(scaled).max() * width:g} is outside of ±{width:g}.")
-    capitals = np.log1p(np.asarray(_BETS)[:, None] * np.clip(scaled, -1.0, 1.0)[None, :]).sum(axis=1)
-    top = float(capitals.max())
-    return float(np.exp(min(top, 700.0)) * np.exp(capitals - top).mean())
+    counts = Counter(d / width for d in differences)
+    furthest = max(map(abs, counts), default=0.0)
+    if furthest > 1.0 + 1e-9:
+        raise ValueError(f"A difference of {furthest * width:g} is outside of ±{width:g}.")
+    logs = [sum(n * math.log1p(bet * max(-1.0, min(1.0, d))) for d, n in counts.items()) for bet in _BETS]
+    top = max(logs)
+    return math.exp(min(top, 700.0)) * sum(math.exp(log - top) for log in logs) / len(logs)
 
 
 def threshold(alpha: float, tests: int) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from agentlightning.algorithm.prompts.significance import evidence, threshold
 
-RUNS, TASKS, EVERY = 1000, 60, 6
+RUNS, TASKS, EVERY = 1000, 60, 12
 Draw = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -18,7 +18,7 @@ def coin(rng: np.random.Generator, size: int) -> np.ndarray:
 
 
 def beta(rng: np.random.Generator, size: int) -> np.ndarray:
-    return rng.beta(0.3, 0.7, size)
+    return np.round(rng.beta(0.3, 0.7, size), 1)
 
 
 def rare(rng: np.random.Generator, size: int) -> np.ndarray:
