@@ -118,7 +118,10 @@ def train(
         typer.Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id; or calc."),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="Settings by name in a .json, .yaml or .toml file; the command line wins.")
+        Path | None,
+        typer.Option(
+            help="Settings by name in a .json, .yaml or .toml file, or a run's run.json; the command line wins."
+        ),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -148,7 +151,12 @@ def train(
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
 ) -> None:
-    """Train the model behind any agent by GRPO or another algorithm, on this machine."""
+    """Train the model behind any agent by GRPO or another algorithm, on this machine.
+
+    agl train --agent my_agent.py:agent --tasks tasks.jsonl --model ./my-model --set steps=50
+
+    agl train --config runs/grpo-20250101-120000/run.json            the same run again
+    """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.train import train_agent
     from agentlightning.cli.upstream import read_upstreams

@@ -13,6 +13,7 @@ from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.names import nearest
 from agentlightning.errors import ConfigError
+from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
 FAMILY: dict[str, type[GRPO]] = {
     name: kind
@@ -57,7 +58,32 @@ def read_config(file: Path) -> Mapping[str, Any]:
         raise ConfigError(f"{file} cannot be read: {error}.") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name.")
-    return found
+    return of_a_run(found) if is_of_a_run(found) else found
+
+
+def is_of_a_run(found: Mapping[str, Any]) -> bool:
+    """Whether this is what a run says of itself in `run.json`."""
+    return {"run_id", "algorithm", "settings"} <= found.keys()
+
+
+def of_a_run(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that repeat a run; those of the command are given there."""
+    kind = _algorithm(str(about["algorithm"]))
+    known = {f.name for f in fields(kind) if f.init} - set(_OF_THE_COMMAND)
+    return {"algorithm": about["algorithm"], **{k: v for k, v in about["settings"].items() if k in known}}
+
+
+def agent_and_tasks(config: Path | None) -> tuple[str | None, Path | None, Path | None]:
+    """Of a run that is to be repeated: its agent, and the files with its tasks; None for what is not known."""
+    if config is None or config.suffix != ".json" or not config.is_file():
+        return None, None, None
+    about = json.loads(config.read_text())
+    if not isinstance(about, dict) or not is_of_a_run(about):
+        return None, None, None
+    agent = f"{about['source']}:{about['agent']}" if about.get("source") and about.get("agent") else None
+    files = [config.parent / name for name in (TASKS_FILE, VAL_TASKS_FILE)]
+    train, val = (file if file.is_file() else None for file in files)
+    return agent, train, val
 
 
 def _parse(file: Path) -> Any:

@@ -21,6 +21,7 @@ from opentelemetry.trace import INVALID_SPAN_ID, NonRecordingSpan, SpanContext, 
 from opentelemetry.trace.propagation import set_span_in_context
 
 from agentlightning.types import Span
+from agentlightning.types.html import table_html
 from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,12 @@ class Trace:
         """The spans so far, in the order they ended."""
         with self._lock:
             return list(self._spans)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: a row per span."""
+        took = [f"{(s.end_time or 0) - (s.start_time or 0):.3f} s" for s in self.spans]
+        rows = [(s.name, seconds, str(s.attributes)[:400]) for s, seconds in zip(self.spans, took, strict=True)]
+        return table_html(("span", "took", "attributes"), rows)
 
     @property
     def closed(self) -> bool:

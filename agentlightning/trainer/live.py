@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -49,8 +49,8 @@ class Live:
     pid: int
 
 
-def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any]) -> Run:
-    """What the run is: its algorithm with all settings, and where its agent is. Also written to its folder.
+def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: Mapping[str, Any] | None = None) -> Run:
+    """What the run is: its algorithm with all settings, where its agent is, and `about` it. Also written to its folder.
 
     A run that goes on keeps its id, which its folder knows.
     """
@@ -62,6 +62,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any]) -> Run:
         "settings": {name: getattr(algorithm, name) for name in names},
         "agent": name,
         "source": source,
+        **(about or {}),
     }
     text = json.dumps(known, indent=2, default=_plain)
     atomic_write(run_dir / RUN_FILE, text)
@@ -70,7 +71,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any]) -> Run:
         algorithm=known["algorithm"],
         agent=name or "",
         settings=json.loads(text)["settings"],
-        state={"source": source, "run_dir": str(run_dir.resolve())},
+        state={"source": source, "run_dir": str(run_dir.resolve()), **(about or {})},
     )
 
 

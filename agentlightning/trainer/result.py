@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentlightning.metrics.svg import curve_svg, points_of
+from agentlightning.types.html import fields_html
+
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
@@ -19,6 +22,12 @@ class RunResult:
     """The user stopped it before its end."""
     metrics: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """A row per step, as in `metrics.jsonl`: `step`, `reward`, `val_reward`, …"""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        curves = {"training": points_of(self.metrics, "reward"), "validation": points_of(self.metrics, "val_reward")}
+        about = {"run": str(self.run_dir), "checkpoint": self.checkpoint and str(self.checkpoint)}
+        return curve_svg(curves, "reward") + fields_html("", about | ({"stopped": "yes"} if self.stopped else {}))
 
     @property
     def learned(self) -> bool:

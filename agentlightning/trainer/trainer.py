@@ -42,7 +42,8 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import Console, JsonlSink, Reporter, RichConsole, Sink, StoreSink, plot_curve, read_metrics
+from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, plot_curve, read_metrics
+from agentlightning.metrics.notebook import default_console
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -60,6 +61,7 @@ from agentlightning.trainer.folder import (
 )
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
+from agentlightning.trainer.provenance import provenance
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
@@ -268,7 +270,7 @@ class Trainer(GivenByName):
     def _concluded(self, job: _Job) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
         result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
-        conclude(self.console or RichConsole(), self.algorithm, result)
+        conclude(self.console or default_console(), self.algorithm, result)
         return result
 
     async def _run_to_the_end(self, job: _Job, processes: RunnerProcesses | None) -> None:
@@ -328,7 +330,8 @@ class Trainer(GivenByName):
             store = SqliteLightningStore(self.run_dir / STORE_FILE)
             stack.push_async_callback(store.close)
             await cancel_leftovers(store)
-        run = describe(self.run_dir, self.algorithm, job.agent)
+        about = provenance(self.run_dir, job.agent, job.train_dataset, job.val_dataset)
+        run = describe(self.run_dir, self.algorithm, job.agent, about)
         if self.store is not None:  # others may work in it
             await cancel_leftovers(store, run.run_id)
         if self.resume_from is not None and (moved := set_aside_later(self.run_dir, self.resume_from)):
@@ -343,7 +346,7 @@ class Trainer(GivenByName):
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
         rows = StoreSink(store, run.run_id)
         metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
-        console = self.console or RichConsole()
+        console = self.console or default_console()
         if dashboard is not None:
             console.note(f"Dashboard: {dashboard}")  # no record of the run: nobody answers there later on
         reporter = Reporter(rows, metrics, console, guests=self.sinks)
@@ -459,7 +462,7 @@ class Trainer(GivenByName):
     async def _be_a_runner(self, agent: LitAgent[Any]) -> RunResult:
         """AGL_CURRENT_ROLE=runner: run what the algorithm elsewhere asks for, until its store is gone."""
         stop = asyncio.Event()
-        console = self.console or RichConsole()
+        console = self.console or default_console()
         with stop_on_interrupt(stop, console.note):
             console.status(f"running rollouts of {self.strategy.address.url}")
             await asyncio.gather(

@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentlightning.types.html import fields_html
 from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
@@ -66,6 +67,10 @@ class Rollout(Record):
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = Field(default_factory=dict)
     run_id: str | None = None
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return fields_html(f"Rollout {self.rollout_id}", self.model_dump(mode="json", exclude={"rollout_id", "config"}))
 
 
 class AttemptedRollout(Rollout):

@@ -1,0 +1,127 @@
+"""Experiment trackers as sinks, each on a package that is installed apart, under the names of `metrics.jsonl`.
+
+    Trainer(sinks=[TensorBoardSink("runs/tb")])
+
+None of them needs an account or a network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import ConfigError
+from agentlightning.metrics.sink import Sink
+from agentlightning.types import Run
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers among a step's metrics; truth values, texts and lists are none."""
+    found = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def _missing(package: str) -> ConfigError:
+    return ConfigError(f"This sink needs the package '{package}': pip install {package}.")
+
+
+class TensorBoardSink(Sink):
+    """Scalars for `tensorboard --logdir FOLDER`, a folder per run. Needs `tensorboard`."""
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError:
+            raise _missing("tensorboard") from None
+        self._make, self._folder, self._writer = Writer, Path(folder), None
+
+    def start(self, run: Run) -> None:
+        self._writer = self._make(str(self._folder / run.run_id))
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        assert self._writer is not None
+        step = int(metrics["step"])
+        for name, value in numbers(metrics).items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbSink(Sink):
+    """A Weights & Biases run, offline unless told otherwise: `wandb sync` sends it later. Needs `wandb`."""
+
+    def __init__(self, project: str = "agentlightning", *, mode: str = "offline", folder: str | Path = ".") -> None:
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise _missing("wandb") from None
+        self._wandb: Any = wandb
+        self._given: dict[str, Any] = {"project": project, "mode": mode, "dir": str(folder)}
+        self._run: Any = None
+
+    def start(self, run: Run) -> None:
+        self._run = self._wandb.init(id=run.run_id, name=run.run_id, config=dict(run.settings), **self._given)
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self._run.log(numbers(metrics), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+
+
+class MLflowSink(Sink):
+    """An MLflow run in a local folder or at a tracking server's URL. Needs `mlflow` or `mlflow-skinny`."""
+
+    def __init__(self, uri: str, experiment: str = "agentlightning") -> None:
+        try:
+            from mlflow import MlflowClient  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise _missing("mlflow") from None
+        self._client: Any = MlflowClient(tracking_uri=uri)
+        self._experiment = experiment
+        self._run_id: str | None = None
+
+    def start(self, run: Run) -> None:
+        known = self._client.get_experiment_by_name(self._experiment)
+        experiment = known.experiment_id if known else self._client.create_experiment(self._experiment)
+        self._run_id = self._client.create_run(experiment, run_name=run.run_id).info.run_id
+        for name, value in run.settings.items():
+            self._client.log_param(self._run_id, name, str(value)[:500])
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        for name, value in numbers(metrics).items():
+            self._client.log_metric(self._run_id, name.replace("@", "_at_"), value, step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._run_id is not None:
+            self._client.set_terminated(self._run_id)
+
+
+class TrackioSink(Sink):
+    """A trackio run, kept on this machine: `trackio show` opens it. Needs `trackio`."""
+
+    def __init__(self, project: str = "agentlightning") -> None:
+        try:
+            import trackio  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise _missing("trackio") from None
+        self._trackio: Any = trackio
+        self._project = project
+        self._begun = False
+
+    def start(self, run: Run) -> None:
+        self._trackio.init(project=self._project, name=run.run_id, config=dict(run.settings))
+        self._begun = True
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self._trackio.log(numbers(metrics), step=int(metrics["step"]))
+
+    def close(self) -> None:
+        if self._begun:
+            self._trackio.finish()

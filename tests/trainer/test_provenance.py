@@ -1,0 +1,61 @@
+"""`run.json` says where a run comes from, and `agl train --config run.json` repeats it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import agentlightning as agl
+from agentlightning.cli.configuration import agent_and_tasks, make_algorithm
+from agentlightning.litagent import FunctionAgent
+from agentlightning.trainer.live import describe
+from agentlightning.trainer.provenance import commit_of, hash_of, provenance
+
+AGENT = "def agent(task, llm):\n    return 1.0\n"
+
+
+def test_a_run_can_be_repeated_from_its_file(tmp_path: Path) -> None:
+    def agent(task: object, llm: object) -> float:
+        return 1.0
+
+    algorithm = agl.DAPO(model="calc", steps=7, learning_rate=3e-4, outcome_use={agl.Outcome.TIMEOUT: "zero"})
+    about = provenance(tmp_path, FunctionAgent(agent), [{"q": 1}, {"q": 2}], [{"q": 3}])
+    run = describe(tmp_path, algorithm, FunctionAgent(agent), about)
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["version"] == agl.__version__
+    assert found["host"]
+    assert found["start_time"] > 0
+    assert (found["tasks"], found["tasks_hash"]) == (2, hash_of([{"q": 1}, {"q": 2}]))
+    assert run.state["tasks_hash"] == found["tasks_hash"]
+    again = make_algorithm(None, None, tmp_path / "run.json", [])
+    assert replace(again, policies=()) == algorithm
+    assert make_algorithm(None, None, tmp_path / "run.json", ["steps=9"]).steps == 9
+    named, tasks, val = agent_and_tasks(tmp_path / "run.json")
+    assert named == f"{__file__}:agent"
+    assert tasks is not None
+    assert val is not None
+    assert tasks.read_text() == '{"q": 1}\n{"q": 2}\n'
+
+
+def test_other_tasks_have_another_hash() -> None:
+    assert hash_of([1, 2]) == hash_of([1, 2])
+    assert len({hash_of(tasks) for tasks in ([1, 2], [2, 1], [1], [])}) == 4
+
+
+def test_the_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
+    def git(*arguments: str) -> None:
+        who = ("-c", "user.name=a", "-c", "user.email=a@example.com")
+        subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "-q")
+    (tmp_path / "agent.py").write_text(AGENT)
+    git("add", ".")
+    git("commit", "-qm", "first")
+    clean = commit_of(tmp_path)
+    assert clean is not None
+    assert len(clean) == 40
+    (tmp_path / "agent.py").write_text(AGENT * 2)
+    assert commit_of(tmp_path) == f"{clean}+"
+    assert commit_of(Path("/")) is None
