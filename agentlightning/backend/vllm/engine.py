@@ -21,7 +21,7 @@ from agentlightning.backend.vllm.publication import Publication, Target
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.wire import Answer, chunk_of, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
-from agentlightning.engine.limits import check_grammar, check_params, check_prompt
+from agentlightning.engine.limits import check_bias, check_grammar, check_params, check_prompt
 from agentlightning.errors import EngineError
 from agentlightning.types.call import Int32Array
 
@@ -101,6 +101,7 @@ class VLLMEngine:
         info = self._shared.info
         check_params(params)
         check_prompt(prompt_ids, info.max_context, info.vocab_size)
+        check_bias(params, info.vocab_size)
         if params.grammar is not None:
             check_grammar(params.grammar)
         if params.seed is None:

@@ -93,6 +93,9 @@ def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed:
         "detokenize": bool(params.stop),
         "skip_special_tokens": False,  # special tokens count as text
     }
+    if params.shifts_logits:
+        found["presence_penalty"], found["frequency_penalty"] = params.presence_penalty, params.frequency_penalty
+        found["logit_bias"] = params.logit_bias
     if params.stop:
         found["stop"] = list(params.stop)
     if seed is not None:
@@ -103,9 +106,10 @@ def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed:
 
 
 def restricts(params: SamplingParams) -> bool:
-    """Whether tokens are left out before one is drawn, so that its log-prob is not that of the plain softmax."""
+    """Whether tokens are left out or their logits moved before one is drawn, so that its log-prob is not that of the
+    plain softmax."""
     cut = params.temperature > 0 and (params.top_p < 1 or params.top_k > 0 or params.min_p > 0)
-    return cut or params.grammar is not None
+    return cut or params.shifts_logits or params.grammar is not None
 
 
 def chunk_of(choice: Choice, params: SamplingParams, *, version: int, cached_tokens: int = 0) -> Chunk:

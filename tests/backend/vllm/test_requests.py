@@ -17,7 +17,7 @@ from agentlightning.backend import POLICY, ModelSpec, check_backend
 from agentlightning.backend.vllm.command import Served, arguments
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.options import VLLMOptions, parse_options
-from agentlightning.backend.vllm.wire import Choice, Span, split, versions_of
+from agentlightning.backend.vllm.wire import Choice, Span, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
 
@@ -182,6 +182,19 @@ def test_options_that_cannot_be_are_refused(options: dict[str, object], message:
 def test_options_of_a_backend_without_any_are_refused() -> None:
     with pytest.raises(ConfigError, match="the backend 'embedded' has none"):
         check_backend("embedded", {"replicas": 2})
+
+
+OF_OTHERS = {"top_logprobs", "grammar", "owner", "stop", "stop_token_ids", "seed", "max_tokens"}
+"""Named otherwise in the body, or always there."""
+
+
+@pytest.mark.parametrize("name", [f for f in SamplingParams.__struct_fields__ if f not in OF_OTHERS])
+def test_no_setting_is_dropped_on_the_way(name: str) -> None:
+    given = {"logit_bias": {5: 2.0}, "top_k": 3}.get(name, 0.5)
+    params = SamplingParams(**{name: given})
+    body = sampling(params, room=9, eos_ids=[7], seed=None)
+    assert body[name] == given
+    assert restricts(params) == (name != "temperature")
 
 
 def test_the_users_arguments_come_last() -> None:
