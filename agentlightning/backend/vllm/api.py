@@ -14,7 +14,8 @@ import msgspec
 from agentlightning.backend.vllm.wire import Answer, read_answer
 from agentlightning.errors import ConfigError, EngineError
 
-HEALTH_SECONDS = 10.0
+HEALTH_SECONDS = 40.0
+"""How long a server may take to say that it is well; on a busy machine a good one may need many."""
 _LARGEST_LINE = 1 << 24
 """Bytes of one part of a streamed answer."""
 

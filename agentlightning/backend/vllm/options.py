@@ -83,7 +83,7 @@ def find_vllm(command: str | None) -> str:
     if found is None:
         hint = missing_extra("vllm", "vllm")
         raise ConfigError(
-            f"{hint} Or install vLLM in an environment of its own, and name its program: "
+            f"{hint}\nOr install vLLM in an environment of its own, and name its program: "
             "backend_options={'command': '/path/to/env/bin/vllm'}; or give urls of servers that run."
         )
     return found

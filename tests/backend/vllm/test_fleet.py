@@ -167,6 +167,7 @@ async def test_calls_of_one_attempt_go_to_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 async def test_a_server_that_stands_still_is_replaced(tmp_path: Path) -> None:
     async with running(tmp_path) as servers:
         process = servers.fleet.replicas[0].process

