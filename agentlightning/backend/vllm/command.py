@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.backend.vllm.options import VLLMOptions
+from agentlightning.engine.limits import MAX_TOP_LOGPROBS
 
 WORKER = "agl_vllm_worker.Publication"
 """What vLLM mixes into its workers; its file is in the folder below."""
@@ -17,7 +18,8 @@ WORKER_FOLDER = Path(__file__).parent / "worker"
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM makes room for."""
 
-MAX_LOGPROBS = 100
+MAX_LOGPROBS = MAX_TOP_LOGPROBS + 1
+"""The sampled token counts as one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,8 +71,9 @@ async def _at_temperature(
     generate: Generate, whole: list[int], rows: list[dict[int, float]], temperature: float
 ) -> list[dict[int, float]]:
     """The rows at another temperature."""
+    # Two log-probs are the sampled token's and the most probable one's.
     slots = asyncio.Semaphore(AT_ONCE)
-    asked = {"max_tokens": 1, "temperature": temperature, "logprobs": 1, "detokenize": False}
+    asked = {"max_tokens": 1, "temperature": temperature, "logprobs": 2, "detokenize": False}
 
     async def at_place(place: int, row: dict[int, float]) -> dict[int, float]:
         async with slots:

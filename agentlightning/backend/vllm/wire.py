@@ -25,7 +25,7 @@ class Sampled(msgspec.Struct, frozen=True):
     token_id: int
     logprob: float
     top_logprobs: list[Alternative] = []
-    """The sampled token first, then the most probable ones."""
+    """The sampled token first, then the most probable ones; as many in all as were asked for."""
 
 
 class Logprobs(msgspec.Struct, frozen=True):
@@ -89,7 +89,7 @@ def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed:
         "min_p": params.min_p,
         "max_tokens": room if params.max_tokens is None else min(params.max_tokens, room),
         "stop_token_ids": sorted({*eos_ids, *params.stop_token_ids}),
-        "logprobs": params.top_logprobs,
+        "logprobs": params.top_logprobs + 1 if params.top_logprobs else 0,  # the sampled token counts as one
         "detokenize": bool(params.stop),
         "skip_special_tokens": False,  # special tokens count as text
     }

@@ -211,7 +211,7 @@ class FakeVLLM:
 def _shown(token: int, row: np.ndarray, top: int) -> dict[str, Any]:
     order = [token, *np.argsort(-row, kind="stable")[:top].tolist()]
     entries = [{"token_id": i, "logprob": as_float(row[i]), "rank": 1} for i in dict.fromkeys(order)]
-    return {**entries[0], "top_logprobs": entries}
+    return {**entries[0], "top_logprobs": entries[: max(1, top)]}
 
 
 def _top_k(row: np.ndarray, k: int) -> np.ndarray:
