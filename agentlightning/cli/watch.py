@@ -12,7 +12,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agentlightning.algorithm.stall import phase_of
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.safe import one_line, safe, terminal
@@ -86,15 +85,20 @@ def _head(opened: OpenedRun, run: Any, steps: list[dict[str, Any]]) -> Text:
 
 async def _open(store: Any, rollouts: list[Rollout], total: int) -> Table:
     title = f"under way: {total}" + (f", the oldest {len(rollouts)} of them" if total > len(rollouts) else "")
-    table = Table("rollout", "for", "where it is", "task", title=title, title_justify="left", box=None)
+    table = Table("rollout", "for", "last heard", "task", title=title, title_justify="left", box=None)
     for rollout in rollouts:
         claimed = isinstance(rollout, AttemptedRollout) and rollout.status not in ("queuing", "requeuing")
-        phase = "waiting for a runner"
+        last = "waiting for a runner"
         if claimed:
             page = await store.query_spans(
                 rollout.rollout_id, "latest", sort_by="sequence_id", sort_order="desc", limit=1
             )
-            phase = phase_of(page[0] if len(page) else None, waits_for_model=False)
+            last = page[0].name if len(page) else "it was claimed"
         age = f"{time.time() - rollout.start_time:.0f} s"
-        table.add_row(rollout.rollout_id, age, phase, Text(one_line(str(rollout.input), 60), overflow="ellipsis"))
+        table.add_row(
+            rollout.rollout_id,
+            age,
+            Text(one_line(last, 40)),
+            Text(one_line(str(rollout.input), 60), overflow="ellipsis"),
+        )
     return table
