@@ -11,8 +11,13 @@ _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist
 
 
 def is_library(filename: str) -> bool:
-    """Whether a frame's file belongs to an installed package, to Python, or is no file at all."""
-    return filename.startswith(("<", _PYTHON)) or any(name in filename for name in _LIBRARIES)
+    """Whether a frame's file belongs to an installed package, to Python, or is no file at all.
+
+    Compiled modules name the sources they were made from (uvloop/loop.pyx), which are nowhere here.
+    """
+    return (
+        filename.startswith(("<", _PYTHON)) or filename.endswith(".pyx") or any(name in filename for name in _LIBRARIES)
+    )
 
 
 def is_own(filename: str) -> bool:

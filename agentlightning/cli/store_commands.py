@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from agentlightning.cli.store import Location
+
 store_app = typer.Typer(name="store", no_args_is_help=False, rich_markup_mode="rich")
+
+StorePath = Annotated[Path | None, typer.Option("--path", help="The SQLite file; store.db if not given.")]
+StoreDsn = Annotated[
+    str | None,
+    typer.Option("--dsn", envvar="AGL_STORE_DSN", help="PostgreSQL instead: postgresql://user:password@host/db"),
+]
+"""The store may be named before a command or after it."""
 
 
 @store_app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    path: Annotated[Path | None, typer.Option(help="The SQLite file; store.db if not given.")] = None,
-    dsn: Annotated[
-        str | None, typer.Option(envvar="AGL_STORE_DSN", help="PostgreSQL instead: postgresql://user:password@host/db")
-    ] = None,
+    path: StorePath = None,
+    dsn: StoreDsn = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4747,
     key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key that clients must send.")] = None,
@@ -46,32 +55,39 @@ def root(
 def statistics(
     context: typer.Context,
     run: Annotated[Path | None, typer.Argument(help="A run's folder, or the file of a store.")] = None,
+    path: StorePath = None,
+    dsn: StoreDsn = None,
 ) -> None:
     """Count what is stored, by status; also of a run that is going on."""
     from agentlightning.cli import store
 
-    store.stats(context.obj if run is None else store.location_of(run))
+    store.stats(_named(context, path, dsn) if run is None else store.location_of(run))
 
 
 @store_app.command()
 def export(
     context: typer.Context,
     to: Annotated[Path, typer.Argument(help="A new file ending in .jsonl, or a new folder for Parquet files.")],
+    path: StorePath = None,
+    dsn: StoreDsn = None,
 ) -> None:
     """Write the finished rollouts with their attempts, spans and calls to JSON lines or Parquet."""
     from agentlightning.cli import store
 
-    store.export(context.obj, to)
+    store.export(_named(context, path, dsn), to)
 
 
 @store_app.command("import")
 def import_(
-    context: typer.Context, source: Annotated[Path, typer.Argument(help="What `agl store export` wrote.")]
+    context: typer.Context,
+    source: Annotated[Path, typer.Argument(help="What `agl store export` wrote.")],
+    path: StorePath = None,
+    dsn: StoreDsn = None,
 ) -> None:
     """Add exported rollouts to a store; those that are there already are left alone."""
     from agentlightning.cli import store
 
-    store.import_(context.obj, source)
+    store.import_(_named(context, path, dsn), source)
 
 
 @store_app.command()
@@ -79,11 +95,13 @@ def prune(
     context: typer.Context,
     older_than: Annotated[str | None, typer.Option(help="Forget what finished so long ago: 12h, 30d, 2w.")] = None,
     keep: Annotated[int | None, typer.Option(min=0, help="Forget all but so many of the last finished ones.")] = None,
+    path: StorePath = None,
+    dsn: StoreDsn = None,
 ) -> None:
     """Delete finished rollouts, by age or count. Unfinished ones, resources and workers stay."""
     from agentlightning.cli import store
 
-    store.prune(context.obj, older_than, keep)
+    store.prune(_named(context, path, dsn), older_than, keep)
 
 
 @store_app.command()
@@ -99,3 +117,11 @@ def key(
     from agentlightning.cli.store import attempt_key
 
     typer.echo(attempt_key(rollout_id, attempt_id, scope or [], secret_file))
+
+
+def _named(context: typer.Context, path: Path | None, dsn: str | None) -> Location:
+    """The store that was named after the command, else the one before it."""
+    before: Location = context.obj
+    if path is None and dsn is None:
+        return before
+    return replace(before, path=path or before.path, dsn=dsn or before.dsn)

@@ -82,6 +82,20 @@ def test_parquet_files_that_do_not_belong_together_are_refused(filled: Path) -> 
         agl(filled, "--path", "new.db", "import", "out")
 
 
+def test_the_store_may_be_named_before_a_command_or_after_it(filled: Path) -> None:
+    (filled / "store.db").rename(filled / "mine.db")
+    before, after = agl(filled, "--path", "mine.db", "statistics"), agl(filled, "statistics", "--path", "mine.db")
+    assert before == after
+    with pytest.raises(ConfigError, match=r"There is no store 'yours\.db'"):
+        agl(filled, "export", "to.jsonl", "--path", "yours.db")
+
+
+def test_a_mistake_in_a_command_came_through_no_line_of_the_users(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        agl(tmp_path, "export", "to.jsonl")
+    assert "It came through" not in str(caught.value)
+
+
 def test_stats_and_prune(filled: Path) -> None:
     assert re.search(r"rollouts\W+8\b", agl(filled, "stats"))
     assert "Deleted 4" in agl(filled, "prune", "--keep", "3")
