@@ -227,8 +227,8 @@ def _gradient(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             "no_gradient",
             f"Updates are made, and the gradient is nothing (norm {usual:.1g}).",
-            "Look at the advantages (agl whatif): are rewards nearly equal, or do all ratios lie outside the clip "
-            "range?",
+            "Lay siblings side by side (agl show RUN --group ID): are rewards nearly equal? Or do all ratios lie "
+            "outside the clip range?",
             median=usual,
         )
     signal = recent(evidence, "gradient_signal")
