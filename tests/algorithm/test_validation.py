@@ -33,7 +33,7 @@ def test_numbers_out_of_range_are_refused(name: str) -> None:
     wrong += [0] if name in ABOVE_ZERO else []
     wrong += [AT_MOST[name] + 0.1] if name in AT_MOST else []
     for value in wrong:
-        with pytest.raises(ConfigError, match=f"^{name} is .* it must be a number"):
+        with pytest.raises(ConfigError, match=f"^{name} is .* it must be a (whole )?number"):
             agl.DPO(model="calc", **{name: value})
 
 

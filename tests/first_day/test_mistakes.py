@@ -44,7 +44,7 @@ def agent(task: Any, llm: agl.LLM) -> float:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory, with every file that somebody might give."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # the variable is read at its import
     for name, text in FILES.items():
         Path(name).write_text(text)
     Path("no_model").mkdir()
