@@ -5,13 +5,13 @@
 #   PYTHON            the interpreter that .venv is made from                                  (python3)
 #   TORCH_INDEX_URL   package index to take torch from besides the default one, for CPU builds  (none)
 #   PIP_ARGS          more arguments for every `pip install`, for example a mirror               (none)
-#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb         (2)
+#   WORKERS           how many processes `make test` runs in; 0 runs in one, for --pdb         (3)
 #   ARGS              more arguments for the command of a target: make test ARGS="-k store -x"  (none)
 
 PYTHON ?= python3
 VENV   ?= .venv
 ARGS   ?=
-WORKERS ?= 2
+WORKERS ?= 3
 
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps

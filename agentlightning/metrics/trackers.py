@@ -32,7 +32,7 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: str | Path) -> None:
         try:
-            from tensorboard.summary import Writer
+            from tensorboard.summary import Writer  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise _missing("tensorboard") from None
         self._make, self._folder, self._writer = Writer, Path(folder), None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -94,16 +95,20 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 0}\n'
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("body", "parts"),
     [
-        ("raise ValueError('my bug')", ["AgentError All 4 rollouts", "ValueError: my bug"]),
-        ("return float(task % 2)", ["AgentError The agent never called the model", "base_url=llm.endpoint"]),
+        slow("raise ValueError('my bug')", ["AgentError All 4 rollouts", "ValueError: my bug"]),
+        slow("return float(task % 2)", ["AgentError The agent never called the model", "base_url=llm.endpoint"]),
         (
             SWALLOWS,
             ["AgentError No model call of the agent was answered: 4 arrived at", "(4×): 'messages' is empty"],
         ),
-        ("return None", ["AgentError All 4 rollouts", "emitted no reward"]),
+        slow("return None", ["AgentError All 4 rollouts", "emitted no reward"]),
     ],
     ids=["raises", "never calls the model", "is refused", "returns nothing"],
 )

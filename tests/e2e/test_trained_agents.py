@@ -40,7 +40,7 @@ async def fit(tmp_path: Path, agent: Any, store: InMemoryLightningStore, **setti
     return read_metrics(tmp_path / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("by", ["agent", "settings"])
+@pytest.mark.parametrize("by", [pytest.param("agent", marks=pytest.mark.slow), "settings"])
 async def test_gradients_are_of_one_agent_only(tmp_path: Path, by: str) -> None:
     store = InMemoryLightningStore()
     if by == "agent":

@@ -18,6 +18,7 @@ def test_both_together_are_short() -> None:
     assert sum(len((FOLDER / f"{name}.py").read_text().splitlines()) for name in ("advantages", "losses")) < 60
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_it_trains(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -51,9 +51,19 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     ("arguments", "words", "resumes"),
     [
-        (["eval", "calc", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "nothing to compare", False),
+        pytest.param(
+            ["eval", "calc", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"],
+            "nothing to compare",
+            False,
+            marks=pytest.mark.slow,
+        ),
         (["train", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "Go on with the same command", True),
-        (["run", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl", "--model", "calc"], "Stopped.", False),
+        pytest.param(
+            ["run", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl", "--model", "calc"],
+            "Stopped.",
+            False,
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["eval", "train", "run"],
 )

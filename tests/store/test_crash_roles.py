@@ -85,10 +85,9 @@ class Process:
         return self._process.wait(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("steps", "kills"), [(4, 3), pytest.param(25, 25, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
-)
+@pytest.mark.parametrize(("steps", "kills"), [(25, 25)])
 async def test_killing_every_role_in_turn(tmp_path: Path, unused_tcp_port: int, steps: int, kills: int) -> None:
     url = f"http://127.0.0.1:{unused_tcp_port}"
     server = Process(SERVER, str(tmp_path / "store.db"), str(unused_tcp_port))
