@@ -17,7 +17,13 @@ from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import make_units
-from agentlightning.algorithm.weights import correction_weights, mean_kl, overlong_penalty, ratio_range
+from agentlightning.algorithm.weights import (
+    correction_measures,
+    correction_weights,
+    mean_kl,
+    overlong_penalty,
+    ratio_range,
+)
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import (
     ChecksPacking,
@@ -208,8 +214,7 @@ class Updater:
                 )
         if not weights:
             return corrected, {}
-        all_E = np.concatenate(weights)
-        return corrected, {"correction_mean": float(all_E.mean()), "corrected_to_zero": float((all_E == 0).mean())}
+        return corrected, correction_measures(np.concatenate(weights))
 
     # ---- checks ------------------------------------------------------------------------------------------------------
 

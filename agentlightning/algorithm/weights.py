@@ -92,3 +92,17 @@ def mean_kl(now_E: np.ndarray, sampled_E: np.ndarray) -> float:
 
 
 CORRECTIONS = ("mask", "sequence", "sequence_mask", "token")
+
+
+def correction_measures(weights_E: Float32Array) -> dict[str, float]:
+    """What the importance weights of a step's tokens are like.
+
+    The effective sample size is (Σw)² / (n Σw²): 1 where all are equal, 1/n where one token has all the weight (Kish,
+    Survey Sampling, 1965).
+    """
+    total, squares = float(weights_E.sum()), float((weights_E**2).sum())
+    return {
+        "correction_mean": total / len(weights_E),
+        "corrected_to_zero": float((weights_E == 0).mean()),
+        "effective_sample_size": total**2 / (len(weights_E) * squares) if squares else 0.0,
+    }

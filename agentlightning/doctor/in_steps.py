@@ -231,11 +231,3 @@ def _gradient(evidence: Evidence) -> Iterator[Finding]:
             "outside the clip range?",
             median=usual,
         )
-    signal = recent(evidence, "gradient_signal")
-    if signal is not None and signal < 0.01 and not evidence.solved:
-        yield warning(
-            "noisy_gradient",
-            f"Two halves of a step's rollouts hardly agree where to go (cosine {signal:.2g}).",
-            "More rollouts per step: raise tasks_per_step, then group_size.",
-            gradient_signal=signal,
-        )

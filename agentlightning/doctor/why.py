@@ -22,7 +22,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types import Run
 
 _OF_STEPS = (
-    *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "gradient_signal", "staleness"),
+    *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "staleness"),
     *("correction_mean", "corrected_to_zero", "effective_sample_size", "logprob_gap_max", "sync_gap", "learning_rate"),
 )
 """Metrics whose recent median is part of what was measured."""

@@ -17,7 +17,7 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.units import CreditRule
-from agentlightning.algorithm.weights import mean_kl, ratio_range
+from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
 from agentlightning.cli.evaluate import Wanted
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
@@ -143,6 +143,16 @@ async def test_every_metric_that_is_reported_is_in_the_table(tmp_path: Path) -> 
     reported = {name for row in read_metrics(tmp_path / "m.jsonl") for name in row}
     assert len(reported) > 25
     assert reported - documented() == set()
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"), [([2, 2, 2, 2], 1.0), ([0, 4, 0, 0], 0.25), ([1, 1, 0, 0], 0.5), ([0], 0.0)]
+)
+def test_the_effective_sample_size_is_that_of_as_many_equal_weights(weights: list[float], size: float) -> None:
+    measures = correction_measures(np.array(weights, np.float32))
+    assert measures["effective_sample_size"] == size
+    assert measures["correction_mean"] == np.mean(weights)
+    assert measures["corrected_to_zero"] == np.mean(np.array(weights) == 0)
 
 
 def test_every_metric_of_the_table_is_in_the_code() -> None:
