@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentlightning.errors import ConfigError
+
 if TYPE_CHECKING:
     from agentlightning.cli.agents import ProgramOptions
 
@@ -88,7 +90,7 @@ def run(
     from agentlightning.trainer.tasks import load_tasks
 
     run_agent(
-        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
         load_tasks(tasks),
         model=model,
         endpoint=endpoint,
@@ -102,7 +104,10 @@ def run(
 
 
 def train(
-    tasks: Tasks,
+    tasks: Annotated[
+        Path | None,
+        typer.Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet; those of --config's run."),
+    ] = None,
     agent: Annotated[
         str | None, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")
     ] = None,
@@ -158,12 +163,22 @@ def train(
     agl train --config runs/grpo-20250101-120000/run.json            the same run again
     """
     from agentlightning.cli.agents import find_agent
+    from agentlightning.cli.configuration import agent_and_tasks
     from agentlightning.cli.train import train_agent
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
+    known_agent, known_tasks, known_val_tasks = agent_and_tasks(config)
+    if tasks is None:
+        tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
+    if tasks is None:
+        raise ConfigError("There are no tasks to train on: give --tasks FILE, or --config with the run.json of a run.")
+    if agent is None and not remote:
+        agent = known_agent
     train_agent(
-        None if agent is None else find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        None
+        if agent is None
+        else find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm,
@@ -207,7 +222,7 @@ def runner(
     from agentlightning.cli.runner import run_runner
 
     run_runner(
-        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
         server=server,
         key=key,
         secret_file=secret_file,
@@ -218,7 +233,7 @@ def runner(
     )
 
 
-def _options(
+def program_options(
     task_as: TaskAs | None,
     reward: Reward | None,
     grader: str | None,

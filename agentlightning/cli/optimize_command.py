@@ -20,7 +20,7 @@ from agentlightning.cli.agent_commands import (
     Tasks,
     Timeout,
     Workspaces,
-    _options,
+    program_options,
 )
 
 EPILOG = """\
@@ -112,7 +112,7 @@ def optimize(
     from agentlightning.trainer.tasks import load_tasks
 
     optimize_agent(
-        find_agent(agent, _options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm.value,
