@@ -12,6 +12,7 @@ from agentlightning.cli.configuration import agent_and_tasks, make_algorithm
 from agentlightning.litagent import FunctionAgent
 from agentlightning.trainer.live import describe
 from agentlightning.trainer.provenance import commit_of, hash_of, provenance
+from tests.typed import agl as agl_command
 
 AGENT = "def agent(task, llm):\n    return 1.0\n"
 
@@ -59,3 +60,13 @@ def test_the_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT * 2)
     assert commit_of(tmp_path) == f"{clean}+"
     assert commit_of(Path("/")) is None
+
+
+def test_the_command_takes_agent_and_tasks_of_the_run(tmp_path: Path) -> None:
+    about = {"run_id": "r", "algorithm": "GRPO", "settings": {}, "source": "gone.py", "agent": "agent"}
+    (tmp_path / "run.json").write_text(json.dumps(about))
+    none = agl_command(tmp_path, "train", "--config", "run.json")
+    assert (none.returncode, "give --tasks FILE" in none.stderr) == (1, True), none.stderr
+    (tmp_path / "tasks.jsonl").write_text("1\n")
+    done = agl_command(tmp_path, "train", "--config", "run.json")
+    assert (done.returncode, "gone.py" in done.stderr) == (1, True), done.stderr
