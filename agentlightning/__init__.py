@@ -15,7 +15,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.compat import finder
+from agentlightning.compat import finder, lookup
 from agentlightning.terminal import end_scripts_in_words
 
 __version__ = "0.3.0"
@@ -39,6 +39,8 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Distill",
         "DrGRPO",
         "Estimator",
+        "Joint",
+        "League",
         "LossSpec",
         "Mixture",
         "Prices",
@@ -67,7 +69,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "NotFoundError",
         "StoreError",
     ),
-    "agentlightning.gateway": ("Gateway", "Provider"),
+    "agentlightning.gateway": ("Gateway", "Provider", "SpendingLimits", "TokenPrice"),
     "agentlightning.litagent": (
         "Bubblewrap",
         "Container",
@@ -143,6 +145,8 @@ if TYPE_CHECKING:
         Distill,
         DrGRPO,
         Estimator,
+        Joint,
+        League,
         LossSpec,
         Mixture,
         Prices,
@@ -171,7 +175,7 @@ if TYPE_CHECKING:
         NotFoundError,
         StoreError,
     )
-    from agentlightning.gateway import Gateway, Provider
+    from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
     from agentlightning.litagent import (
         Bubblewrap,
         Container,
@@ -232,7 +236,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
-        return finder.resolve(__name__, name)
+        return lookup.resolve(__name__, name)
     value = getattr(import_module(_HOME_OF[name]), name)
     globals()[name] = value
     return value

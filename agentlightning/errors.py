@@ -2,9 +2,11 @@
 
 AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
+│   └── VariableError        an environment variable says what it cannot mean; a ValueError too
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
 │   ├── UnknownResourceError  it asked for a resource that there is not; a KeyError too
+│   ├── NotJsonError         it recorded what JSON cannot hold; a RuntimeError too
 │   └── RewardError          a reward that is no finite number (also a TypeError and a ValueError)
 ├── JudgeError       what gives the reward failed, not the agent
 ├── StoreError       the store refused or could not do an operation
@@ -38,6 +40,10 @@ class ConfigError(AgentLightningError):
     """A setting is wrong, unknown or unused."""
 
 
+class VariableError(ConfigError, ValueError):
+    """An environment variable says what it cannot mean."""
+
+
 class ModelError(AgentLightningError):
     """A model cannot be loaded, rendered, or sampled from."""
 
@@ -50,6 +56,10 @@ class UnknownResourceError(AgentError, KeyError):
     """The agent asked for a resource by a name that there is not."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class NotJsonError(AgentError, RuntimeError):
+    """A value to record that JSON cannot hold."""
 
 
 class RewardError(AgentError, TypeError, ValueError):

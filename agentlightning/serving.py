@@ -134,7 +134,9 @@ class LoopServer:
             await send({"type": "http.response.body", "body": b""})
 
     def _bind(self) -> socket.socket:
-        listening = socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        # asyncio's own loop sends without delay only where the protocol is said: else each answer waits for 40 ms.
+        listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind((self.host, self.port))

@@ -1,13 +1,16 @@
 """Every algorithm and every way of credit on the calculator agent, for the same number of rollouts.
 
     python benchmarks/algorithms.py [--steps 16] [--seeds 5] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
+                                    [--tasks calculator,bidding] [--minutes 60]
                                     [--results FILE.jsonl] [--docs docs/algorithms.md]
 
 It takes hours; with `--results` every run is written down when it ends, and one that is there already is not run again,
-so it can be interrupted and resumed. `--docs` puts the tables of what is there into the page.
+so it can be interrupted and resumed. Seed by seed: with `--minutes` no further run begins after so long, and tables are
+of what is there. `--docs` puts them into the page.
 
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
-validates on the same held-out tasks before and after. Below it, a task with intermediate rewards: an agent answers
+validates on the same held-out tasks before and after; then the same on the game of `examples/bidding`, 16 steps of 64
+rollouts of several turns with a graded reward. Below it, a task with intermediate rewards: an agent answers
 eight questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call
 the rewards of other questions is nothing but noise. Last, `examples/two_policies`: two adapters with opposite rewards.
 """
@@ -21,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +66,16 @@ QUESTIONS = {
 }
 
 TEAM = "two policies"
+ON_THE_GAME = ", bidding"
+TASKS = {"calculator": FAMILY, "bidding": FAMILY, "eight questions": QUESTIONS}
 
 WORKER = """
 import json, re, sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.cli.example import example_dir, load_example
 from agentlightning.metrics import SilentConsole
 
+GAME = {"tasks_per_step": 8, "group_size": 8, "learning_rate": 1e-3, "max_context": 256, "val_repeats": 4}
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")
 given = json.loads(sys.argv[1])
 
@@ -94,15 +101,22 @@ async def questions(task, llm, rollout):
 settings = {**recipe.SETTINGS, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
 if given["task"] == "eight questions":
     settings |= {"tasks_per_step": 4, "group_size": 6, "minibatches": 1, "val_every": 4}
+elif given["task"] == "bidding":
+    game = load_example("bidding", "game")
+    settings = {**GAME, "steps": given["steps"], "seed": given["seed"], "val_every": 1000, "save_every": 1000}
 elif given["task"] == "two policies":
     team = load_example("two_policies", "team")
     settings = {**team.SETTINGS, "steps": given["steps"], "seed": given["seed"]}
 name, _, arguments = given["algorithm"].partition("(")
 own = eval("dict(" + arguments)
-algorithm = getattr(agl, name)(**{"model": "calc", **settings, **own})
+model = str(example_dir("bidding", "game") / "model") if given["task"] == "bidding" else "calc"
+algorithm = getattr(agl, name)(**{"model": model, **settings, **own})
 agent, train, val = calc.calc_agent, recipe.train_tasks(), recipe.val_tasks()
 if given["task"] == "two policies":
     agent, val = team.team, None
+elif given["task"] == "bidding":
+    agent = load_example("bidding", "bidding_agent").bidder
+    train, val = game.make_tasks()
 elif given["task"] == "eight questions":
     tasks = [t for t in train + val if len(re.findall(r"[0-9]+", t["question"])) == 2]
     sets = [tasks[i : i + 8] for i in range(0, len(tasks) - 7, 8)]
@@ -139,6 +153,10 @@ class Results:
             for line in file.read_text().splitlines():
                 one = json.loads(line)
                 self._done[json.dumps(one["asked"])] = one["rows"]
+
+    def has(self, algorithm: str, steps: int, seed: int, *, task: str) -> bool:
+        """Whether the run is done already."""
+        return json.dumps({"algorithm": algorithm, "steps": steps, "seed": seed, "task": task}) in self._done
 
     def run(self, algorithm: str, steps: int, seed: int, *, task: str) -> list[dict[str, Any]]:
         """The metrics of the run, from the file or from a run of now."""
@@ -192,14 +210,25 @@ STUDENT = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.
 
 
 def documented(figures: dict[str, Any], steps: int) -> str:
-    """The figures as a table for the documentation."""
+    """The figures as a table for the documentation, one for each of the two tasks."""
+    game = {name: f for name, f in figures.items() if name.endswith(ON_THE_GAME)}
+    if game and len(game) < len(figures):
+        others = {name: f for name, f in figures.items() if name not in game}
+        return f"{documented(others, steps)}\n\nThe bidding game: {documented(game, steps)}"
     titles = ("algorithm", "seeds", "before", "after", "95 % interval", "mean training reward", "rollouts")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, f in figures.items():
         if name == TEAM:
             continue
         interval = "" if f["interval"] is None else f"{f['interval'][0]:.2f} to {min(f['interval'][1], 1.0):.2f}"
-        cells = (f"`{name}`", f["seeds"], f"{f['before']:.2f}", f"{f['after']:.2f}", interval, f"{f['area']:.2f}")
+        cells = (
+            f"`{name.removesuffix(ON_THE_GAME)}`",
+            f["seeds"],
+            f"{f['before']:.2f}",
+            f"{f['after']:.2f}",
+            interval,
+            f"{f['area']:.2f}",
+        )
         lines.append(f"| {' | '.join(map(str, cells))} | {f['rollouts']:,.0f} |")
     return "\n".join([f"{steps} steps.", "", *lines])
 
@@ -224,6 +253,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help="algorithms, separated by commas")
+    parser.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
     parser.add_argument("--quick", action="store_true", help="three algorithms, three steps")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this file")
@@ -237,17 +268,24 @@ def main() -> None:
     console, results = Console(), Results(arguments.results)
     figures: dict[str, Any] = {}
     curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for table, task in ((FAMILY, "calculator"), (QUESTIONS, "eight questions")):
-        for name, algorithm in table.items():
-            if wanted and name not in wanted:
-                continue
-            seeds = range(arguments.seeds)
-            curves[name] = [results.run(algorithm, arguments.steps, seed, task=task) for seed in seeds]
-            figures[name] = summary(curves[name])
-            console.print(f"{name}: {figures[name]['before']:.3f} → {figures[name]['after']:.3f}")
+    until = time.monotonic() + 60 * arguments.minutes
+    tables = {task: table for task, table in TASKS.items() if task in arguments.tasks.split(",")}
+    asked = [
+        (task, name, algorithm, seed)
+        for seed in range(arguments.seeds)
+        for task, table in tables.items()
+        for name, algorithm in table.items()
+        if not wanted or name in wanted
+    ]
+    for task, name, algorithm, seed in asked:
+        if results.has(algorithm, arguments.steps, seed, task=task) or time.monotonic() < until:
+            rows = results.run(algorithm, arguments.steps, seed, task=task)
+            curves.setdefault(name if task != "bidding" else f"{name}{ON_THE_GAME}", []).append(rows)
+            console.print(f"{task}, {name}, seed {seed}: {rows[0]['val_reward']:.3f} → {rows[-1]['val_reward']:.3f}")
+    figures |= {name: summary(runs) for name, runs in curves.items()}
     if figures:
         console.print(_table(figures, arguments.steps))
-    if not wanted or TEAM in wanted:
+    if TEAM in wanted or (not wanted and "calculator" in tables):
         figures[TEAM] = team_summary(run("GRPO()", arguments.steps, 0, task=TEAM))
         console.print(_team_table(figures[TEAM]))
     if arguments.docs:

@@ -1,6 +1,6 @@
 """The embedded engine against plain batched `generate` and transformers' own continuous batching, on one model.
 
-    python benchmarks/engine.py [--model DIR] [--threads 1] [--quick] [--json]
+    python benchmarks/engine.py [--model DIR] [--sizes 1,8,32] [--seconds 60] [--threads 1] [--quick] [--json]
 
 The work is an agent's: prompts of 128 tokens, 96 of them the same for all (system prompt, tools) and 32 their own;
 responses of 16 to 111 tokens that nobody knows beforehand. All three sample at temperature 1 without filters, and every
@@ -8,24 +8,24 @@ response ends where it should; tokens past that, which `generate` computes for t
 count. A second table has responses of one length, where a static batch has nothing to lose.
 
 Ours returns the log-probs of what it samples; the others are not asked to. The three take turns in rounds of the same
-jobs, and medians count, so that a busy machine is busy for all.
+jobs, and medians count, so that a busy machine is busy for all. With `--model` a size takes as many rounds as begin
+within `--seconds`, one at least; each row is printed as it is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 from transformers import (
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
@@ -45,6 +45,8 @@ OWN_TOKENS = 32
 SHORTEST, LONGEST = 16, 111
 SAME_LENGTH = 64
 CONCURRENCY = (1, 8, 32, 64)
+OF_A_MODEL = "1,8,32"
+"""Sizes with `--model`, which may be a large one."""
 NO_TOKEN = -1
 """As the end-of-sequence id: no response ends early."""
 
@@ -194,8 +196,11 @@ class Result:
     vs_transformers_cb: float
 
 
-def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) -> Result:
-    """All three at one concurrency, in rounds of the same jobs; each round begins with another of them."""
+def measure(path: str | None, concurrency: int, quick: bool, same_length: bool, seconds: float | None) -> Result:
+    """All three at one concurrency, in rounds of the same jobs; each round begins with another of them.
+
+    seconds: no round begins later; None: a fixed number of rounds.
+    """
     model, other = load(path), load(path)
     work = Work(model.config.get_text_config().vocab_size)
     continuous = Continuous(other, concurrency)  # changes its model's attention: it has one of its own
@@ -205,13 +210,16 @@ def measure(path: str | None, concurrency: int, quick: bool, same_length: bool) 
         "transformers_cb": continuous,
     }
     # The fewer at once, the shorter a round and the more of them.
-    count = max(2, concurrency * 3 // 2) if quick else 4 * concurrency
+    count = concurrency if seconds is not None else max(2, concurrency * 3 // 2) if quick else 4 * concurrency
     rounds = {1: 7, 8: 5}.get(concurrency, 2) if quick else {1: 15, 8: 9}.get(concurrency, 5)
     speeds: dict[str, list[float]] = {name: [] for name in runners}
     try:
         for runner in runners.values():
-            runner(work.jobs(max(1, concurrency // 2), same_length))
+            runner(work.jobs(max(1, concurrency // 2) if seconds is None else 1, same_length))
+        until = time.monotonic() + (math.inf if seconds is None else seconds)
         for turn in range(rounds):
+            if turn and time.monotonic() > until:
+                break
             jobs = work.jobs(count, same_length)
             tokens = sum(job.tokens for job in jobs)
             names = list(runners)
@@ -234,15 +242,19 @@ def summary(speeds: dict[str, list[float]]) -> Result:
     return Result(**medians, vs_generate=ratio("generate"), vs_transformers_cb=ratio("transformers_cb"))
 
 
-def report(title: str, results: dict[int, Result]) -> Table:
-    table = Table(title=title)
-    for heading in ("concurrent", "ours tok/s", "generate", "transformers CB", "ours / generate", "ours / CB"):
-        table.add_column(heading, justify="right")
-    for concurrency, result in results.items():
-        speeds = (result.ours, result.generate, result.transformers_cb)
-        ratios = (result.vs_generate, result.vs_transformers_cb)
-        table.add_row(str(concurrency), *(f"{speed:,.0f}" for speed in speeds), *(f"{ratio:.2f}x" for ratio in ratios))
-    return table
+HEADINGS = ("concurrent", "ours tok/s", "generate", "transformers CB", "ours / generate", "ours / CB")
+
+
+def row(concurrency: int, result: Result) -> str:
+    """A line under `HEADINGS`."""
+    speeds = (result.ours, result.generate, result.transformers_cb)
+    ratios = (result.vs_generate, result.vs_transformers_cb)
+    cells = (str(concurrency), *(f"{speed:,.0f}" for speed in speeds), *(f"{ratio:.2f}x" for ratio in ratios))
+    return line(cells)
+
+
+def line(cells: Iterable[str]) -> str:
+    return "  ".join(cell.rjust(len(heading)) for cell, heading in zip(cells, HEADINGS, strict=True))
 
 
 def keys(results: dict[int, Result], suffix: str = "") -> dict[str, float]:
@@ -260,6 +272,8 @@ def keys(results: dict[int, Result], suffix: str = "") -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens per second of the embedded engine and its peers.")
     parser.add_argument("--model", help="directory or id; default: the shipped calculator model")
+    parser.add_argument("--sizes", help=f"concurrent requests, for example 1,8; {OF_A_MODEL} with --model")
+    parser.add_argument("--seconds", type=float, help="per size, for a large model; 60 with --model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the model process samples with 1")
     parser.add_argument("--quick", action="store_true", help="under a minute: fewer rounds, mixed lengths only")
     parser.add_argument("--json", action="store_true", help="last line: one JSON object")
@@ -267,11 +281,17 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    console = Console()
+    sizes = arguments.sizes or (OF_A_MODEL if arguments.model else ",".join(map(str, CONCURRENCY)))
+    seconds = arguments.seconds or (60.0 if arguments.model else None)
     figures: dict[str, float] = {}
     for same_length in (False,) if arguments.quick else (False, True):
-        results = {c: measure(arguments.model, c, arguments.quick, same_length) for c in CONCURRENCY}
-        console.print(report("All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", results))
+        print(
+            "All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", line(HEADINGS), sep="\n"
+        )
+        results: dict[int, Result] = {}
+        for size in map(int, sizes.split(",")):
+            results[size] = measure(arguments.model, size, arguments.quick, same_length, seconds)
+            print(row(size, results[size]), flush=True)
         figures |= keys(results, "_same_length" if same_length else "")
     if arguments.json:
         print(json.dumps(figures))

@@ -141,13 +141,14 @@ def _row(package: str, wire: str, lines: list[dict[str, Any]]) -> str:
     runs = [line for line in lines if "calls" in line]
     required = sum(line.get("required", 0) for line in lines)
     total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
+    later = total["calls"] - total["rollouts"]
     where = " (Node)" if runs[0]["node"] else ""
     cells = [
         f"{package} {runs[0]['version']}{where}",
         wire,
         "yes" if any(run["stream"] for run in runs) else "no",
         f"{total['exact']} of {total['calls']}",
-        f"{total['continued']} of {total['calls'] - total['rollouts']}",
+        f"{total['continued']} of {later}" if later else "–",
         "by the framework" if runs[0]["named"] else "by the URL",
         f"{required} of {required}" if required else "–",
         "the script" if runs[0]["scripted"] else "the model",

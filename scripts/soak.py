@@ -2,7 +2,8 @@
 
 Agents talk to a real gateway and a real store; the engine behind it answers at once, always the same. Three processes:
 the site (store and gateway), and two that run agents. Every rollout must succeed in the end, with every answer that its
-agent was given recorded; memory must not grow; nothing may be open later than its deadline allows.
+agent was given recorded; memory must not grow once SQLite's page caches are full (three of 16 MiB); nothing may be open
+later than its deadline allows.
     python scripts/soak.py [--agents 2000] [--seconds 600] [--think 20] [--faults kill_agents,…] [--quick] [--json]
 """
 
@@ -79,7 +80,14 @@ async def be_the_site(spec: dict[str, Any]) -> None:
     async with AsyncExitStack() as stack:
         store = SqliteLightningStore(Path(spec["folder"]) / "store.db")
         stack.push_async_callback(store.close)
-        gateway = Gateway(store, Parrot(rendering), rendering, port=spec["gateway_port"], secret=secret)
+        gateway = Gateway(
+            store,
+            Parrot(rendering),
+            rendering,
+            port=spec["gateway_port"],
+            secret=secret,
+            journal=Path(spec["folder"]) / "journal",
+        )
         await gateway.start()
         stack.push_async_callback(gateway.stop)
         if not spec["again"]:

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from agentlightning.compat import notice
+
 settings.register_profile("no clock", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("no clock")
+notice.logger.disabled = True  # older names are used here on purpose, and nobody reads what is said at the end
 
 CORPUS = [
     "What is 12 + 34 * 5? Use the calc tool.",

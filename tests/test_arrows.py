@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "frames", "installation", "errors", "terminal", "keys", "files", "serving"},
+    {"types", "arguments", "frames", "installation", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
@@ -34,6 +34,8 @@ LAYERS: list[set[str]] = [
 
 SIBLINGS = {
     ("types", "errors"),
+    ("types", "arguments"),
+    ("arguments", "errors"),
     ("types", "keys"),
     ("serving", "errors"),
     ("files", "errors"),

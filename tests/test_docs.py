@@ -82,7 +82,7 @@ def test_every_benchmark_is_documented() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_python_examples_are_python(page: Path) -> None:
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL):
+    for block in code_blocks(page):
         compile(block.replace("…", "..."), str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
 
@@ -90,3 +90,50 @@ def test_python_examples_are_python(page: Path) -> None:
 def test_names_in_examples_exist(page: Path) -> None:
     used = set(re.findall(r"\bagl\.([A-Za-z_]\w*)", page.read_text()))
     assert {name for name in used if name not in agl.__all__} == set()
+
+
+def code_blocks(page: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_arguments_in_examples_exist(page: Path) -> None:
+    """Of every `agl.name(argument=…)` in a block, by the signature of what is called."""
+    unknown = []
+    for block in code_blocks(page):
+        for call in (n for n in ast.walk(ast.parse(block.replace("…", "..."))) if isinstance(n, ast.Call)):
+            if not isinstance(call.func, ast.Attribute) or ast.unparse(call.func.value) != "agl":
+                continue
+            parameters = inspect.signature(getattr(agl, call.func.attr)).parameters
+            if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                continue
+            unknown += [f"{call.func.attr}({k.arg}=…)" for k in call.keywords if k.arg and k.arg not in parameters]
+    assert unknown == []
+
+
+def typed_commands(page: Path) -> list[str]:
+    """Every `agl …` of a page: in blocks, line by line with continued lines as one, and in running text."""
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^ *(?:```\w*\n.*?```|    agl .*?$)", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("agl ")] + re.findall(r"`(agl \S[^`\n]*)`", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    """Each command and each of its options, as they are typed."""
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    wrong = []
+    for line in typed_commands(page):
+        name, *words = line.removeprefix("agl ").split(" # ")[0].split()
+        if name.startswith("-") or name.isupper():  # of all commands
+            continue
+        if name not in commands:
+            wrong.append(line)
+            continue
+        command = commands[name]
+        group = getattr(command, "commands", {})
+        known = {opt for c in (command, *group.values()) for p in c.params for opt in (*p.opts, *p.secondary_opts)}
+        given = {word.split("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        wrong += [f"{line}: {option}" for option in given - known - {"--help", "-h"}]
+    assert wrong == []

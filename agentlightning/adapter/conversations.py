@@ -20,6 +20,7 @@ from agentlightning.types.reward import find_final_reward, find_reward_spans, ge
 Message = dict[str, Any]
 AGENT_NAMES = ("gen_ai.agent.name", "agent.name", "agentops.agent.name", "recipient_agent_type")
 _AGENT_KINDS = (("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent"), ("traceloop.span.kind", "agent"))
+_FUNCTIONS = ("gen_ai.request.functions", "llm.request.functions")
 _PROMPT_IDS = ("prompt_token_ids", "llm.hosted_vllm.prompt_token_ids")
 _RESPONSE_IDS = ("response_token_ids", "llm.hosted_vllm.response_token_ids")
 
@@ -95,7 +96,7 @@ def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str
     parent = known.get(a.get(PARENT_CALL_ID, ""))
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
     answers = _messages(a.get("gen_ai.output.messages")) or _numbered(a, "gen_ai.completion")
-    tools = _json(asked.attributes.get("gen_ai.tool.definitions"), [])
+    tools = _json(asked.attributes.get("gen_ai.tool.definitions"), []) or _numbered_tools(asked.attributes)
     return Conversation(
         span=span,
         call_id=a.get(CALL_ID),
@@ -216,6 +217,20 @@ def _numbered_calls(keys: Mapping[str, Any]) -> list[Any]:
         arguments = keys.get(f"tool_calls.{index}.arguments", keys.get(f"tool_calls.{index}.function.arguments", "{}"))
         function = {"name": name, "arguments": arguments}
         calls.append({"id": keys.get(f"tool_calls.{index}.id"), "type": "function", "function": function})
+    raise AssertionError("count() has no end")
+
+
+def _numbered_tools(attributes: Mapping[str, Any]) -> list[Any]:
+    """The tools of a request as AgentOps and OpenLLMetry write them: `gen_ai.request.functions.0.name`, …"""
+    tools: list[Any] = []
+    for index in count():
+        at = next((f"{prefix}.{index}" for prefix in _FUNCTIONS if f"{prefix}.{index}.name" in attributes), None)
+        if at is None:
+            return tools
+        told = {key: attributes.get(f"{at}.{key}") for key in ("name", "description")}
+        told["parameters"] = _json(attributes.get(f"{at}.parameters"), None)
+        function = {key: value for key, value in told.items() if value is not None}
+        tools.append({"type": "function", "function": function})
     raise AssertionError("count() has no end")
 
 

@@ -49,5 +49,5 @@ def _triplet(c: Conversation, call: Call | None) -> Triplet:
         response |= {"token_ids": call.response_ids.tolist(), "logprobs": call.plain_logprobs.tolist()}
     elif c.prompt_ids is not None and c.response_ids is not None:
         prompt["token_ids"], response["token_ids"] = list(c.prompt_ids), list(c.response_ids)
-    metadata = {"response_id": c.response_id, "call_id": c.call_id, "agent": c.agent, "span_id": c.span.span_id}
+    metadata = {"response_id": c.response_id, "call_id": c.call_id, "agent_name": c.agent, "span_id": c.span.span_id}
     return Triplet(prompt=prompt, response=response, reward=c.reward, metadata=metadata)

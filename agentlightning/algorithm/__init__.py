@@ -19,6 +19,8 @@ from agentlightning.algorithm.family import (
 )
 from agentlightning.algorithm.gepa import GEPA
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.joint import Joint
+from agentlightning.algorithm.league import League
 from agentlightning.algorithm.mixture import Mixture
 from agentlightning.algorithm.prompts import Prices
 from agentlightning.algorithm.supervised import DPO, SFT
@@ -41,6 +43,8 @@ __all__ = [
     "Distill",
     "DrGRPO",
     "Estimator",
+    "Joint",
+    "League",
     "LossSpec",
     "Mixture",
     "PolicySpec",

@@ -82,10 +82,13 @@ class APO(PromptSettings):
         """Search until the last round, the end of the budget, or a stop; then write down the best prompt."""
         async with PromptRun.make(self, train_dataset, val_dataset) as run:
             try:
-                await ends_in_words(self._search(run), run)
+                await self.search(run)
             except Stopped:
                 run.note("Stopped. What was paid for is kept: resume goes on from here.")
             conclude(self, run)
+
+    async def search(self, run: PromptRun) -> None:
+        await ends_in_words(self._search(run), run)
 
     async def _search(self, run: PromptRun) -> None:
         sample = run.val_order[: self.val_batch_size]

@@ -5,18 +5,19 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.episode import Episode, mean_reward
-from agentlightning.algorithm.names import GivenByName
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
+from agentlightning.algorithm.episode import Episode, collect, mean_reward
 from agentlightning.algorithm.preflight import never_called
-from agentlightning.algorithm.sampling import Stopped, run_rollouts
+from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
+from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
-from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
 
 SHOWN_FAILURES = 3
 
@@ -24,6 +25,8 @@ SHOWN_FAILURES = 3
 @dataclass(kw_only=True)
 class Baseline(GivenByName, Algorithm):
     """Runs every task `repeats` times; `episodes` holds what came of it, in the order of the tasks."""
+
+    _others = OF_THE_TRAINER
 
     model: str | None = None
     """The model to serve to the agent; None if the agent brings its own, or gets one from `initial_resources`."""
@@ -64,17 +67,21 @@ class Baseline(GivenByName, Algorithm):
 
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         if train_dataset is None or len(train_dataset) == 0:
-            raise ConfigError("There are no tasks to run the agent on.")
+            raise ConfigError("There are no tasks to run the agent on: give fit(agent, tasks).")
         requests = [
             EnqueueRolloutRequest(input=train_dataset[i], mode=self.mode, config=self.rollout_config)
             for i in range(len(train_dataset))
             for _ in range(self.repeats)
         ]
-        try:
-            self.episodes = await run_rollouts(self.context, requests, "running")
-        except Stopped:
-            return
-        self._report()
+        with suppress(Stopped):
+            ids = await enqueue(self.context, requests)
+            try:
+                await finished_groups(self.context, [ids], 1, "running")
+            finally:  # a run that is stopped says what it had come to
+                found = await collect(self.context.store, ids)
+                self.episodes = [e for e in found if e.rollout.status is not RolloutStatus.CANCELLED]
+        if self.episodes:
+            self._report()
 
     def _report(self) -> None:
         """Say what came of it, and why the first failures failed."""

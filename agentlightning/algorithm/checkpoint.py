@@ -19,6 +19,8 @@ from typing import Any
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, is_held, shared_lock
+from agentlightning.metrics.card import CARD_FILE, Kind, model_card
+from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
 
 _FILE = "checkpoint.json"
 
@@ -45,6 +47,8 @@ class CheckpointInfo:
     """How many there are in the data set."""
     known_tasks: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What a curriculum knows of the tasks."""
+    league: Sequence[Mapping[str, Any]] = ()
+    """The pool of opponents (`Opponents.state`)."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By policy, what its updates have come to know (`Updater.state`)."""
 
@@ -86,13 +90,43 @@ def _hold_newest(run_dir: Path, stack: ExitStack) -> Path | None:
                 return checkpoint
 
 
+@contextmanager
+def held_before(run_dir: Path, step: int) -> Iterator[Path | None]:
+    """The last kept checkpoint from before a step was learned, held within the block; None where none is kept."""
+    with ExitStack() as stack:
+        found = [c for c in list_checkpoints(run_dir) if read_checkpoint(c).step < step]
+        if found:
+            stack.enter_context(shared_lock(found[-1] / _FILE))
+        yield found[-1] if found else None
+
+
 async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo) -> Path:
     """Write a checkpoint; it counts from the moment its json is there."""
     checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
     (checkpoint / _FILE).unlink(missing_ok=True)  # of a step that is done again, half of each would be there meanwhile
     await backend.checkpoint(str(checkpoint))
+    write_cards(run_dir, checkpoint, info)
     atomic_write(checkpoint / _FILE, json.dumps(asdict(info), indent=2))
     return checkpoint
+
+
+def write_cards(run_dir: Path, checkpoint: Path, info: CheckpointInfo) -> None:
+    """A model card beside the weights of each policy."""
+    for folder in (model_path(checkpoint) / policy for policy in info.policies or ("",)):
+        if folder.is_dir():
+            kind: Kind = "adapter" if (folder / "adapter_config.json").is_file() else "weights"
+            atomic_write(folder / CARD_FILE, card_of(run_dir, info, kind))
+
+
+def card_of(run_dir: Path, info: CheckpointInfo, kind: Kind) -> str:
+    """The card of a checkpoint's model, or of what was made of it, by what is in the run's folder."""
+    try:
+        about = json.loads((run_dir / RUN_FILE).read_text())
+    except (OSError, ValueError):
+        about = {}
+    metrics = run_dir / METRICS_FILE
+    rows = read_metrics(metrics) if metrics.is_file() else []
+    return model_card(about, rows, step=info.step, base=info.base_model, kind=kind)
 
 
 def read_checkpoint(checkpoint: Path) -> CheckpointInfo:

@@ -27,13 +27,15 @@ def credit(
     minibatches: int = 1,
     values: Values | None = None,
     bonuses: Mapping[str, float] | None = None,
+    keep_empty: bool = False,
 ) -> list[list[CreditedCall]]:
     """Advantages and weights of all calls that are trained, in minibatches of whole groups.
 
     `values` is what a critic expects before each sampled token, `bonuses` what to add to a call's reward, both by call
     id. A masked rollout changes nothing about its siblings. Rollouts whose advantage is 0 have no gradient and are
-    dropped, but keep their share in the normalisation. Minibatches with nothing to learn are left out. Tokens that were
-    drawn under a filter weigh as much less as the filter made them likelier, unless they are learned as they are.
+    dropped, but keep their share in the normalisation. Minibatches with nothing to learn are left out, unless
+    `keep_empty`. Tokens that were drawn under a filter weigh as much less as the filter made them likelier, unless they
+    are learned as they are.
     """
     units = make_units(episodes, rule, bonuses or {})
     assigned, estimator = _assign(units, rule, values or {}), rule.estimator
@@ -63,7 +65,7 @@ def credit(
                 for call, a, g, conversation in zip(u.calls, unit_a, unit_g, unit_c, strict=True)
             ]
         )
-    return [batch for batch in batches if batch]
+    return [batch for batch in batches if batch or keep_empty]
 
 
 def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Hashable]:

@@ -37,7 +37,7 @@ Item = tuple[Split, int]
 
 @dataclass
 class GEPA(PromptSettings):
-    """Improves the prompt templates of an agent by GEPA. Needs `pip install "agentlightning[gepa]"`, which is small.
+    """Improves the prompt templates of an agent by GEPA. Needs the extra `gepa`, which is small.
 
         tuner = agl.GEPA(AsyncOpenAI(), reflection_model="gpt-5", budget_rollouts=500)
         trainer = agl.Trainer(algorithm=tuner, initial_resources={"prompt_template": agl.PromptTemplate(template="…")})
@@ -77,13 +77,16 @@ class GEPA(PromptSettings):
     async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> None:
         """Let the library search, then check its best candidate; write down the best prompt."""
         async with PromptRun.make(self, train_dataset, val_dataset) as run:
-            bridge = _Bridge(self, run, self._prompt)
             try:
-                await ends_in_words(self._search(run, bridge), run)
-                await ends_in_words(self._check(run, bridge), run)
+                await self.search(run)
             except Stopped:
                 run.note("Stopped. What was paid for is kept: resume goes on from here.")
             conclude(self, run)
+
+    async def search(self, run: PromptRun) -> None:
+        bridge = _Bridge(self, run, self._prompt)
+        await ends_in_words(self._search(run, bridge), run)
+        await ends_in_words(self._check(run, bridge), run)
 
     async def _search(self, run: PromptRun, bridge: _Bridge) -> None:
         sample = run.val_order[: self.val_batch_size]

@@ -89,7 +89,7 @@ def _own_call(span: Span, triplet: Triplet) -> Call | None:
         response,
         own,
         policy=triplet.metadata.get("policy", "given"),
-        agent=triplet.metadata.get("agent"),
+        agent=triplet.metadata.get("agent_name"),
         ended=span.end_time or 0.0,
         started=span.start_time or 0.0,
     )

@@ -35,6 +35,7 @@ def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = 
         "tokens": sum(e.sampled_tokens for e in episodes),
         **_lengths(episodes),
         "tasks": list(sampled.tasks),
+        **_groups(sampled.episodes),
         **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
     }
 
@@ -92,6 +93,12 @@ def _flat(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[st
     if not groups:
         return {}
     return {"flat_groups": 1.0 - len(groups_to_learn_from(episodes, rule, policies) & groups) / len(groups)}
+
+
+def _groups(episodes: Sequence[Episode]) -> dict[str, list[str]]:
+    """The names of the groups that are learned, so that the step can be looked at again; chats have none."""
+    names = dict.fromkeys(e.rollout.metadata.get("group") for e in episodes)
+    return {} if None in names else {"groups": [str(name) for name in names]}
 
 
 def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -56,7 +56,9 @@ class PolicyUpdaters:
         self._reporter = reporter
         self._told: set[str] = set()
 
-    async def learn(self, episodes: Sequence[Episode], rate: float, *, check_packing: bool) -> dict[str, Any]:
+    async def learn(
+        self, episodes: Sequence[Episode], rate: float, *, check_packing: bool, measure_noise: bool = False
+    ) -> dict[str, Any]:
         """Learn one step with each policy, one after the other."""
         metrics: dict[str, Any] = {}
         for name, updater in self._updaters.items():
@@ -65,7 +67,7 @@ class PolicyUpdaters:
             if not own:
                 self._tell_unused(name)
             found = {"reward": mean_reward(own), "rollouts": len(own), "tokens": sum(e.sampled_tokens for e in own)}
-            found |= await updater.learn(own, rate, check_packing=check_packing)
+            found |= await updater.learn(own, rate, check_packing=check_packing, measure_noise=measure_noise)
             metrics |= {f"{name}/{key}": value for key, value in found.items()}
         return metrics
 

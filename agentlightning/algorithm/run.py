@@ -21,6 +21,7 @@ from agentlightning.algorithm.checkpoint import (
     refuse_other_run,
     save_checkpoint,
 )
+from agentlightning.algorithm.league import Opponents, of_opponents
 from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.policies import PolicyUpdaters
 from agentlightning.algorithm.preflight import Preflight
@@ -91,7 +92,12 @@ class TrainingRun:
         """Begin where the checkpoint in the context left the run, or at its start."""
         settings, info = self.settings, await self._restore()
         self._schedule = TaskSchedule(
-            self._train, settings.tasks_per_step, settings.seed, settings.weigh, info.known_tasks
+            self._train,
+            settings.tasks_per_step,
+            settings.seed,
+            settings.weigh,
+            info.known_tasks,
+            await self._prepare_opponents(info),
         )
         self.done = self._saved = self._began_at = info.step
         self._taken = info.position - len(info.carried)
@@ -125,13 +131,15 @@ class TrainingRun:
             raise Stopped
         return self._ended or self.done == self.settings.steps
 
-    async def validate_before(self) -> None:
-        """Validate and save the model as it came, before the first step of a run."""
+    async def validate_before(self) -> float | None:
+        """Validate and save the model as it came, before the first step of a run; the validation reward, if it did."""
         if self.context.resume_from is not None:
-            return
-        if self._val is not None:
-            self.context.reporter.step({"step": 0, **await self._validation(self._val), "time": time.time()})
+            return None
+        found = await self._validation(self._val) if self._val is not None else {}
+        if found:
+            self.context.reporter.step({"step": 0, **found, "time": time.time()})
         await self._save(NOTHING)
+        return found.get("val_reward")
 
     async def sampled(self) -> Sampled | None:
         """The rollouts of the next step; None when there is none."""
@@ -150,11 +158,17 @@ class TrainingRun:
         """Update the weights; the step's metrics."""
         self.context.reporter.status(f"step {self.done + 1}: learning")
         self._began = time.time()
-        every = self.settings.check_packing_every
-        check_packing = every > 0 and self.done % every == 0
-        rate = self.settings.rate(self.done, self._taken, self._schedule.size)
+        settings = self.settings
+        check_packing, measure_noise = (
+            every > 0 and self.done % every == 0
+            for every in (settings.check_packing_every, settings.gradient_noise_every)
+        )
+        rate = settings.rate(self.done, self._taken, self._schedule.size)
+        found = await self._updater.learn(
+            sampled.episodes, rate, check_packing=check_packing, measure_noise=measure_noise and settings.ranks == 1
+        )
         metrics = {
-            **await self._updater.learn(sampled.episodes, rate, check_packing=check_packing),
+            **found,
             "learning_rate": rate,
         }
         self.done, self._learned = self.done + 1, sampled
@@ -174,6 +188,8 @@ class TrainingRun:
             version = await self._backend.publish(alias)
             refuse_unpublished(alias, version, updater.version)
             gaps[alias] = await check.run(version, sampled.episodes)
+        if (opponents := self._schedule.opponents) is not None:
+            await opponents.grow(self._backend, next(iter(self._updaters)), self.context.run_dir, self.done)
         self._learning_ended = time.time()
         return {"sync_gap": max(gaps.values())} if gaps else {}
 
@@ -191,11 +207,21 @@ class TrainingRun:
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
         """Report the step, and save it where that is due."""
         rollouts = of_rollouts(sampled, self.settings.credit_rule(), self.settings.adapters)
+        if (league := self.settings.plays) is not None:
+            rollouts |= of_opponents([*sampled.episodes, *sampled.dropped], league.even)
         summary = {"step": self.done, **rollouts, **metrics, **self._times(sampled), **self._outlook(metrics)}
         self.context.reporter.step({**summary, **await self._time_split()})
         self.preflight.watch(summary)
         if self._ended or self.done % self.settings.save_every == 0 or self.preflight.stuck:
             await self._save(sampled)
+
+    async def end_early(self) -> float | None:
+        """Validate where others go on behind a step, and save what was learned; the validation reward."""
+        found = await self._validation(self._val) if self._val is not None else {}
+        self._val_reward = found.get("val_reward")
+        if self._learned is not None and self._saved < self.done:
+            await self._save(self._learned)
+        return self._val_reward
 
     # ---- their parts -----------------------------------------------------------------------------------------------
 
@@ -220,6 +246,14 @@ class TrainingRun:
         several = bool(settings.adapters)
         self._updater = PolicyUpdaters(self._updaters, reporter) if several else self._updaters[aliases[0]]
 
+    async def _prepare_opponents(self, info: CheckpointInfo) -> Opponents | None:
+        settings = self.settings
+        if settings.plays is None:
+            return None
+        opponents = Opponents(settings.plays, settings.frozen or "", settings.seed)
+        await opponents.return_to(self._backend, info.league)
+        return opponents
+
     def _make_preflight(self) -> Preflight:
         settings = self.settings
         return Preflight(
@@ -243,7 +277,10 @@ class TrainingRun:
         step, settings = self.done, self.settings
         requests = [
             EnqueueRolloutRequest(
-                input=dataset[i], mode=RolloutMode.VAL, config=settings.rollout_config, metadata={"step": step}
+                input=dataset[i],
+                mode=RolloutMode.VAL,
+                config=settings.rollout_config,
+                metadata={"step": step, **({"opponent": settings.frozen, "seat": 0} if settings.plays else {})},
             )
             for i in range(len(dataset))
             for _ in range(settings.val_repeats)
@@ -273,6 +310,7 @@ class TrainingRun:
             carried=sampled.carried,
             val_reward=self._val_reward,
             known_tasks=self._schedule.known,
+            league=[] if self._schedule.opponents is None else self._schedule.opponents.state,
             learning={alias: updater.state() for alias, updater in self._updaters.items()},
         )
         saved = await save_checkpoint(self.context.run_dir, self._backend, info)

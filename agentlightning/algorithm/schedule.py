@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.curriculum import TaskHistory, Weigh
+from agentlightning.algorithm.league import Opponents
 from agentlightning.algorithm.mixture import Mixture
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
@@ -26,13 +27,15 @@ class TaskSchedule:
         seed: int,
         curriculum: Weigh | None = None,
         known: Mapping[str, Sequence[float]] | None = None,
+        opponents: Opponents | None = None,
     ) -> None:
-        """`known`: of a resumed run, the `known` of the schedule before."""
+        """`known`: of a resumed run, the `known` of the schedule before. `opponents`: whom groups play."""
         if len(dataset) == 0:
             raise ConfigError("The training data set is empty. Give at least one task to Trainer.fit(agent, tasks).")
         self._dataset = dataset
         self._seed = seed
         self._history = None if curriculum is None else TaskHistory(curriculum, len(dataset), known)
+        self.opponents = opponents
         self.per_step = min(per_step, len(dataset))
 
     @property

@@ -10,16 +10,18 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
-from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.baselines import BaselineKey
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
+from agentlightning.algorithm.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
-from agentlightning.algorithm.names import GivenByName
+from agentlightning.algorithm.scales import RewardScale
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
+from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -43,6 +45,14 @@ FALLBACK_RATE = 1e-6
 class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """`model` alone is enough; everything else has a default. Those of the model and of calls are in the bases."""
 
+    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
+    )
+    _others = OF_THE_TRAINER
+    _needed: ClassVar[Mapping[str, str]] = {
+        "model": "a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', which ships with the package"
+    }
+
     backend: str | BackendFactory = "embedded"
     """Where the model is sampled and trained: a key of `agentlightning.backend.BACKENDS`, or a callable that makes a
     backend from a `ModelSpec`."""
@@ -53,6 +63,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     curriculum: Curriculum = None
     """Which tasks are drawn how often, by what they have earned: a name, or a function of your own (records). None:
     every task once per epoch."""
+    league: League | str | Mapping[str, Any] | None = None
+    """Play against frozen earlier selves, drawn as latest, uniform, pfsp or pfsp_even says, or as a `League` does. Whom
+    a rollout plays stands in its metadata, as `opponent`."""
     epochs: int = 1
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
@@ -84,6 +97,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     teacher: str | None = None
     """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
     tokens as `model`."""
+    teacher_url: str | None = None
+    """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it."""
     gamma: float = 1.0
     """Discount per turn (per token in `token_gae`)."""
     lam: float = 1.0
@@ -99,6 +114,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
+    reference_every: int | None = None
+    """Steps after which the reference follows the policy; None: it stays what the run started from."""
+    reference_share: float = 1.0
+    """How far it goes then: 1 makes it the policy as it is, a small share in every step a moving average."""
     kl_target: float | None = None
     """Let the weight rise and fall so that the divergence stays near this many nats per token."""
     dynamic_sampling: int = 0
@@ -109,6 +128,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """… and one that comes closer than this to them earns less in proportion."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
+    reward_scale: RewardScale = "none"
+    """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
+    outweighs the others by its scale."""
     outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
 
     max_staleness: int = 0
@@ -140,6 +162,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
     check_packing_every: int = 50
     """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
+    gradient_noise_every: int = 5
+    """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
+    off."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     val_every: int = 10
     """Validate before the first step, every so many steps, and after the last."""
@@ -166,6 +191,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Decides the order of the tasks, and seeds the sampling."""
 
     def __post_init__(self) -> None:
+        if self.plays is not None:
+            self._derive(policies=self.policies or (PLAYER,), frozen=self.frozen or START)
         _ = self.adapters  # are they names?
         check_backend(self.backend, self.backend_options)
         self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
@@ -188,12 +215,22 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def policy(self) -> PolicySpec:
         needs_reference = self.kl_coef != 0 or self.loss_spec.reference
         model = _taken(self, ModelSettings)
-        compared = self.teacher or (self.model if needs_reference else None)
+        loaded = None if self.teacher_url else self.teacher
+        compared = loaded or (self.model if needs_reference else None)
         return PolicySpec(
-            ModelSpec(**model, reference=compared, critic=self.credit_mode.critic),
+            ModelSpec(**model, reference=compared, critic=self.credit_mode.critic, members=self._members),
             CallSettings(**_taken(self, CallSettings)),
             self.backend,
         )
+
+    @property
+    def plays(self) -> League | None:
+        """The league."""
+        return as_league(self.league)
+
+    @property
+    def _members(self) -> list[str]:
+        return [] if self.plays is None else self.plays.members
 
     @property
     def logprob_gap_limit(self) -> float:

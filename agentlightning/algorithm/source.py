@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
@@ -112,8 +112,14 @@ class RolloutSource:
         name = self._schedule.source(task)
         return {} if name is None else {"source": name}
 
+    def _match(self, step: int, group: int) -> dict[str, Any]:
+        opponents = self._schedule.opponents
+        return {} if opponents is None else opponents.match(step, group)
+
     def _record(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
         """Tell the schedule what each group's rollouts have earned, as far as they count."""
+        if self._schedule.opponents is not None:
+            self._schedule.opponents.record(episodes)
         uses = self._settings.outcome_use
         earned = {e.rollout.rollout_id: e.reward for e in episodes if uses[e.outcome] != "mask"}
         for group in groups:
@@ -125,7 +131,11 @@ class RolloutSource:
                 input=self._schedule.task(task),
                 mode=RolloutMode.TRAIN,
                 config=self._settings.rollout_config,
-                metadata={"step": step, "group": f"{step}-{group}", "task": task, **self._source_of(task)},
+                metadata={
+                    **{"step": step, "group": f"{step}-{group}", "task": task},
+                    **self._source_of(task),
+                    **self._match(step, group),
+                },
             )
             for group, task in enumerate(tasks, first_group)
             for _ in range(self._settings.group_size)

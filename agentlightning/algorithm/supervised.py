@@ -1,10 +1,11 @@
-"""Supervised algorithms in the same loop: SFT on the best rollouts or on given chats, DPO on the best and the worst."""
+"""Supervised algorithms in the same loop: SFT on the best rollouts, a run's or chats, DPO on the best and the worst."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
@@ -13,6 +14,7 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.recorded import Good, RecordedSource, check_good
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.source import Source
@@ -43,24 +45,50 @@ class DPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class SFT(GRPO):
-    """Fine-tuning on what is right: the best rollouts of each group (rejection sampling), or given chats.
+    """Fine-tuning on what is right: the best rollouts of each group (rejection sampling), those of a run, or chats.
 
-    With `source="chats"` the training data are chats, `{"messages": [...], "tools": [...]}` or a list of messages, and
-    every assistant message is learned. The agent is then used for validation only.
+    With `from_run` the training data are tasks of another run, and what is learned are its good rollouts of them, token
+    by token as they were sampled. With `source="chats"` the training data are chats, `{"messages": [...], "tools":
+    [...]}` or a list of messages, and every assistant message is learned. With both the agent validates only.
     """
 
     loss: Loss = "reinforce"
     advantage: Advantage = "best"
-    source: Literal["rollouts", "chats"] = "rollouts"
+    source: Literal["rollouts", "chats", "run"] = "rollouts"
+    """Where the training data are from; "run" follows from `from_run`."""
+    from_run: str | Path | None = None
+    """A finished run's folder, or the file of its store."""
+    best_of: int = 1
+    """With `from_run`: of each task the so many rollouts that earned most."""
+    min_reward: float | None = None
+    """With `from_run`: only rollouts that earned at least so much; None: any."""
 
     def __post_init__(self) -> None:
+        if (self.from_run is None) == (self.source == "run"):
+            if self.source == "chats" or self.from_run is None:
+                raise ConfigError("source='run' and from_run='runs/…' go together; chats have no run.")
+            self._derive(source="run")
+        if not self.samples:
+            self._check_given()
+            self._derive(advantage="all", group_size=1)
+        elif self.best_of != 1 or self.min_reward is not None:
+            raise ConfigError("best_of and min_reward choose among the rollouts of from_run, which is not given.")
+        super().__post_init__()
+
+    def _check_given(self) -> None:
+        what = "Chats" if self.source == "chats" else "Recorded rollouts"
         if self.source == "chats":
             if self.policies:
                 raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")
-            if self.max_staleness or self.quorum < 1:
-                raise ConfigError("Chats are not sampled, so max_staleness and quorum have no effect. Leave them out.")
-            self._derive(advantage="all", group_size=1)
-        super().__post_init__()
+            if self.best_of != 1 or self.min_reward is not None:
+                raise ConfigError("best_of and min_reward choose among a run's rollouts; chats have no rewards.")
+        if self.max_staleness or self.quorum < 1:
+            raise ConfigError(f"{what} are not sampled, so max_staleness and quorum have no effect. Leave them out.")
+        check_good(self._good)
+
+    @property
+    def _good(self) -> Good:
+        return Good(best_of=self.best_of, min_reward=self.min_reward)
 
     @property
     def samples(self) -> bool:
@@ -68,6 +96,8 @@ class SFT(GRPO):
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
         rollouts = super().make_source(schedule, again)
+        if self.from_run is not None:
+            return RecordedSource(Path(self.from_run), self.model, self._good, schedule, rollouts)
         return rollouts if self.samples else ChatSource(self, schedule, rollouts)
 
 

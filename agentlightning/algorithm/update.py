@@ -7,7 +7,7 @@ gives the gradients of its separate rows. After the steps the loop publishes the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -15,7 +15,9 @@ import msgspec
 from agentlightning.algorithm.baselines import MovingBaselines
 from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.scales import RewardScales
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.teacher import EndpointTeacher
 from agentlightning.algorithm.units import make_units
 from agentlightning.algorithm.weights import (
     correction_measures,
@@ -24,15 +26,18 @@ from agentlightning.algorithm.weights import (
     overlong_penalty,
     ratio_range,
 )
-from agentlightning.errors import EngineError
+from agentlightning.errors import ConfigError, EngineError
 from agentlightning.learner.base import (
     ChecksPacking,
     Learner,
     LossConfig,
+    MeasuresNoise,
+    MovesReference,
     OptimParams,
     PackedBatch,
     PassResult,
     StepResult,
+    joined,
 )
 from agentlightning.learner.packing import CreditedCall, pack, split_by_budget, unique_tokens
 from agentlightning.metrics import Reporter
@@ -40,6 +45,18 @@ from agentlightning.types.arrays import np
 
 OF_SAMPLES = ("kl_old", "clip_fraction", "ratio_min", "ratio_max")
 """Metrics that compare with the weights that sampled: none did where chats are learned."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Minibatch:
+    """What one update learns from, packed in passes."""
+
+    parts: Sequence[PackedBatch]
+    groups: int
+    half: int = 0
+    """How many of the parts are the first half of the groups; 0: halves are not told apart."""
+    share: float = 0.0
+    """How much of the minibatch these are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +70,7 @@ class Updated:
     """How far engine and learner are apart on the tokens of the learner's own weights; None: there were none."""
     ratios: tuple[float, float]
     """The range of π / π_old before the step."""
+    groups: int
 
 
 class Updater:
@@ -69,24 +87,78 @@ class Updater:
         """Of the learner's weights."""
         self._told = False
         self._kl_coef = settings.kl_coef
+        self._steps = 0
+        self._teacher = EndpointTeacher(settings.teacher_url, settings.teacher or "") if settings.teacher_url else None
+        self._scales = RewardScales()
         self._baselines = MovingBaselines(settings.baseline, settings.baseline_decay)
 
     def state(self) -> dict[str, Any]:
         """What it has come to know, beside the learner's own state: numbers for a checkpoint."""
-        return {"kl_coef": self._kl_coef, "baselines": self._baselines.values}
+        return {
+            "kl_coef": self._kl_coef,
+            "baselines": self._baselines.values,
+            "steps": self._steps,
+            "scales": self._scales.values,
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state` gave; what is missing there stays as it is."""
         self._kl_coef = state.get("kl_coef", self._kl_coef)
+        self._steps = state.get("steps", self._steps)
+        self._scales.load(state.get("scales", {}))
         self._baselines.values |= state.get("baselines", {})
 
-    async def learn(self, episodes: Sequence[Episode], rate: float, *, check_packing: bool) -> dict[str, Any]:
+    async def learn(
+        self, episodes: Sequence[Episode], rate: float, *, check_packing: bool, measure_noise: bool = False
+    ) -> dict[str, Any]:
         """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
         settings = self._settings
+        minibatches, metrics = await self.prepare(episodes, check_packing=check_packing, measure_noise=measure_noise)
+        done: list[Updated] = []
+        for batch in [b for b in minibatches if b.parts] * settings.update_epochs:
+            passed = await self._pass(batch)
+            gap, kl = self._engine_gap(batch.parts, passed)
+            step = await self._learner.optim_step(self.optim(rate))
+            self.version = step.version
+            old_E = np.concatenate([part.old_logprobs_E for part in batch.parts])
+            done.append(Updated(passed, step, gap, kl, ratio_range(passed.logprobs, old_E), batch.groups))
+        merged = _merge(done)
+        if not settings.samples:
+            merged = {k: v for k, v in merged.items() if k not in OF_SAMPLES}
+        metrics = {**merged, **metrics}
+        if settings.kl_target is not None:
+            metrics["kl_coef"] = self._kl_coef
+            self._adapt(metrics.get("kl_reference"), settings.kl_target)
+        await self._move_reference()
+        return metrics
+
+    async def _move_reference(self) -> None:
+        """Where it is due."""
+        settings, self._steps = self._settings, self._steps + 1
+        if settings.reference_every is None or self._steps % settings.reference_every:
+            return
+        if not isinstance(self._learner, MovesReference):
+            raise ConfigError("This backend's reference cannot follow the policy. Leave reference_every out.")
+        await self._learner.move_reference(settings.reference_share)
+
+    async def prepare(
+        self, episodes: Sequence[Episode], *, check_packing: bool = False, measure_noise: bool = False
+    ) -> tuple[list[Minibatch], dict[str, Any]]:
+        """What each update of a step learns from (one without parts: nothing), and what was measured on the way."""
+        settings = self._settings
+        if settings.reward_scale == "source":
+            episodes = self._scales.scaled(episodes)
         expected, bonuses, asked = await self._ask_first(episodes)
         if settings.baseline != "none":
             bonuses |= self._against_baselines(episodes, bonuses)
-        batches = credit(episodes, self._rule, minibatches=settings.minibatches, values=expected, bonuses=bonuses)
+        batches = credit(
+            episodes,
+            self._rule,
+            minibatches=settings.minibatches,
+            values=expected,
+            bonuses=bonuses,
+            keep_empty=True,
+        )
         metrics: dict[str, Any] = asked
         if settings.is_off_policy:
             metrics["staleness"] = self._staleness(episodes)
@@ -96,30 +168,37 @@ class Updater:
             tokens = np.array([e.sampled_tokens for e in episodes], dtype=np.int32)
             punished = overlong_penalty(tokens, settings.overlong_tokens, settings.overlong_margin)
             metrics["overlong"] = int((punished < 0).sum())
-        if check_packing and batches:
-            metrics |= await self._check_packing(batches[0])
-        packed = [[pack(c) for c in self._split(batch)] for batch in batches]
+        if check_packing and any(batches):
+            metrics |= await self._check_packing(next(filter(None, batches)))
+        tells_halves = measure_noise and isinstance(self._learner, MeasuresNoise)
+        minibatches = [self._packed(batch, tells_halves) for batch in batches]
         if settings.correction_kind is not None:
-            packed, corrected = await self._correct(packed)
+            minibatches, corrected = await self._correct(minibatches)
             metrics |= corrected
-        done: list[Updated] = []
-        for batch in packed * settings.update_epochs:
-            passed = await self._learner.forward_backward(batch, self._loss_now())
-            gap, kl = self._engine_gap(batch, passed)
-            step = await self._learner.optim_step(self._optim(rate))
-            self.version = step.version
-            old_E = np.concatenate([part.old_logprobs_E for part in batch])
-            done.append(Updated(passed, step, gap, kl, ratio_range(passed.logprobs, old_E)))
-        merged = _merge(done)
-        if not settings.samples:
-            merged = {k: v for k, v in merged.items() if k not in OF_SAMPLES}
-        metrics = {**merged, **metrics}
-        if settings.kl_target is not None:
-            metrics["kl_coef"] = self._kl_coef
-            self._adapt(metrics.get("kl_reference"), settings.kl_target)
-        return metrics
+        return minibatches, metrics
 
-    def _loss_now(self) -> LossConfig:
+    def _packed(self, batch: Sequence[CreditedCall], tells_halves: bool) -> Minibatch:
+        groups = sorted({c.group for c in batch})
+        first = set(groups[::2]) if tells_halves and len(groups) > 1 else set[int]()
+        halves = [[c for c in batch if c.group in first], [c for c in batch if c.group not in first]]
+        weights = [float(sum(c.weights.sum() for c in half)) for half in halves]
+        if not all(weights):
+            return Minibatch([pack(c) for c in self._split(batch)], len(groups))
+        parts = [[pack(c) for c in self._split(half)] for half in halves]
+        return Minibatch([*parts[0], *parts[1]], len(groups), len(parts[0]), weights[0] / sum(weights))
+
+    async def _pass(self, batch: Minibatch) -> PassResult:
+        """The gradient of all parts; where halves are told apart, the learner is told where the first one ends."""
+        loss = self.loss
+        if not batch.half or not isinstance(self._learner, MeasuresNoise):
+            return await self._learner.forward_backward(batch.parts, loss)
+        first = await self._learner.forward_backward(batch.parts[: batch.half], loss)
+        await self._learner.keep_half(batch.share)
+        return joined([first, await self._learner.forward_backward(batch.parts[batch.half :], loss)])
+
+    @property
+    def loss(self) -> LossConfig:
+        """What is minimised now: the weight of the KL may have been adapted."""
         return msgspec.structs.replace(self._loss, kl_coef=self._kl_coef) if self._loss.kl_coef else self._loss
 
     def _adapt(self, kl: float | None, target: float) -> None:
@@ -135,7 +214,8 @@ class Updater:
         found = self._baselines.subtract(episodes, make_units(episodes, self._rule, bonuses))
         return {call_id: bonuses.get(call_id, 0.0) + less for call_id, less in found.items()}
 
-    def _optim(self, rate: float) -> OptimParams:
+    def optim(self, rate: float) -> OptimParams:
+        """The numbers of an optimiser step at this learning rate."""
         return OptimParams(
             learning_rate=rate,
             weight_decay=self._settings.weight_decay,
@@ -177,7 +257,7 @@ class Updater:
                 values = np.split(await self._learner.values(batch), ends)
                 expected |= dict(zip(ids, values, strict=True))
             if penalise or teaches:
-                gaps.append(batch.old_logprobs_E - await self._learner.forward(batch, reference=True))
+                gaps.append(batch.old_logprobs_E - await self._compared(batch, calls))
                 by_call = zip(ids, np.split(gaps[-1], ends), strict=True)
                 if teaches:
                     expected |= {call_id: -gap for call_id, gap in by_call}
@@ -185,14 +265,20 @@ class Updater:
                     bonuses |= {call_id: -self._kl_coef * float(gap.sum()) for call_id, gap in by_call}
         return expected, bonuses, _mean_gap("kl_teacher" if teaches else "kl_reference", gaps)
 
-    async def _correct(self, batches: list[list[PackedBatch]]) -> tuple[list[list[PackedBatch]], dict[str, float]]:
+    async def _compared(self, batch: PackedBatch, calls: Sequence[CreditedCall]) -> np.ndarray:
+        """How likely the reference, or the teacher, finds each entry of a pass."""
+        if self._teacher is None:
+            return await self._learner.forward(batch, reference=True)
+        return np.concatenate(await self._teacher.logprobs([c.call for c in calls]))
+
+    async def _correct(self, batches: Sequence[Minibatch]) -> tuple[list[Minibatch], dict[str, float]]:
         """Let ratios start from the weights as they are now, and weigh tokens by how likely these would sample them."""
         settings = self._settings
         weights: list[np.ndarray] = []
-        corrected: list[list[PackedBatch]] = []
-        for parts in batches:
-            corrected.append([])
-            for batch in parts:
+        corrected: list[Minibatch] = []
+        for minibatch in batches:
+            parts: list[PackedBatch] = []
+            for batch in minibatch.parts:
                 now_E = await self._learner.forward(batch)
                 weights_E = correction_weights(
                     now_E,
@@ -204,7 +290,7 @@ class Updater:
                     settings.correction_veto,
                 )
                 weights.append(weights_E)
-                corrected[-1].append(
+                parts.append(
                     msgspec.structs.replace(
                         batch,
                         old_logprobs_E=now_E,
@@ -212,6 +298,7 @@ class Updater:
                         weights_E=batch.weights_E * weights_E,
                     )
                 )
+            corrected.append(replace(minibatch, parts=parts))
         if not weights:
             return corrected, {}
         return corrected, correction_measures(np.concatenate(weights))
@@ -302,5 +389,22 @@ def _merge(done: Sequence[Updated]) -> dict[str, Any]:
         **({"logprob_gap_max": max(gaps), "kl_engine": float(np.mean(kls))} if gaps else {}),
         **({"kl_step": max(moved), "halvings": int(sum(s.metrics["halvings"] for s in steps))} if moved else {}),
         **({"critic_loss": float(np.mean(errors))} if errors else {}),
+        **_noise(done),
         "version": steps[-1].version,
     }
+
+
+def _noise(done: Sequence[Updated]) -> dict[str, float]:
+    """Signal and noise of the gradient over the updates in which they were measured; see `learner.noise`.
+
+    `gradient_noise_scale` is tr Σ / |G|² in groups: the groups per update from which on more teach little. Where no
+    signal was seen there is none.
+    """
+    measured = [one for one in done if "gradient_cosine" in one.step.metrics]
+    if not measured:
+        return {}
+    names = ("gradient_cosine", "gradient_signal", "gradient_noise")
+    found = {name: float(np.mean([one.step.metrics[name] for one in measured])) for name in names}
+    scale = float(np.mean([one.groups for one in measured])) * found["gradient_noise"]
+    signal = found["gradient_signal"]
+    return found | ({"gradient_noise_scale": scale / signal} if signal > 0 else {})

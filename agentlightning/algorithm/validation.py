@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import cache
 from os import PathLike
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -25,18 +26,25 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
-    **dict.fromkeys(("val_repeats",), 1),
+    **dict.fromkeys(("val_repeats", "reference_every", "ranks"), 1),
     **dict.fromkeys(("baseline_decay",), 0),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
-    **dict.fromkeys(("flat_steps", "critic_warmup", "warmup_steps"), 0),
+    **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
 ABOVE_ZERO = (
     *("critic_clip", "max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
-    *("max_logprob_gap", "dpo_beta", "quorum", "stall_seconds"),
+    *("max_logprob_gap", "dpo_beta", "quorum", "stall_seconds", "reference_share"),
 )
-AT_MOST: dict[str, float] = {"gamma": 1, "lam": 1, "quorum": 1, "temperature": 10, "baseline_decay": 1}
+AT_MOST: dict[str, float] = {
+    "gamma": 1,
+    "lam": 1,
+    "quorum": 1,
+    "temperature": 10,
+    "baseline_decay": 1,
+    "reference_share": 1,
+}
 
 Asks = Callable[[TrainingSettings], bool]
 
@@ -58,6 +66,7 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "critic_learning_rate": _CRITIC,
     "advantage": (lambda s: s.credit_mode.compares, f"credit={_known(CREDIT_MODES, lambda m: m.compares)}"),
     "teacher": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
+    "teacher_url": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
     "rollout_return": (
         lambda s: not s.credit_mode.turns,
         f"credit={_known(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
@@ -71,6 +80,12 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
     "kl_target": (lambda s: s.kl_coef != 0, "kl_coef, which it begins with"),
     "correction_veto": _CORRECTED,
+    "reward_scale": (
+        lambda s: s.advantage not in ("grpo", "maxrl") or not s.credit_mode.compares,
+        "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
+    ),
+    "reference_every": (lambda s: s.kl_coef != 0 or s.loss_spec.reference, "kl_coef, or a loss with a reference"),
+    "reference_share": (lambda s: s.reference_every is not None, "reference_every"),
     "kl_in": (lambda s: s.kl_coef != 0, "kl_coef"),
     "kl_estimator": (lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'"),
     "overlong_margin": (lambda s: s.overlong_tokens is not None, "overlong_tokens"),
@@ -97,8 +112,15 @@ def validate(settings: TrainingSettings) -> None:
 
 def choices(settings: type[TrainingSettings]) -> dict[str, tuple[str, ...]]:
     """The words that each setting of a few words can be, from its type."""
-    hints = {f.name: get_type_hints(settings)[f.name] for f in fields(settings)}
-    return {"dtype": DTYPES, **{name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}}
+    words = {name: get_args(hint) for name, hint in _types(settings).items() if get_origin(hint) is Literal}
+    return {"dtype": DTYPES, **words}
+
+
+@cache
+def _types(settings: type[TrainingSettings]) -> dict[str, Any]:
+    """The type of each setting. Resolving them takes milliseconds, so it is done once for each algorithm."""
+    hints = get_type_hints(settings)
+    return {f.name: hints[f.name] for f in fields(settings)}
 
 
 def _refuse_unknown_choices(s: TrainingSettings) -> None:
@@ -128,7 +150,7 @@ def _refuse_unknown_choices(s: TrainingSettings) -> None:
 
 
 def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
-    hints = get_type_hints(type(s))
+    types = _types(type(s))
     for name in {**AT_LEAST, **dict.fromkeys(ABOVE_ZERO, 0)}:
         value: Any = getattr(s, name, None)
         if value is None:
@@ -138,7 +160,7 @@ def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
         bounds += "" if high is None else f" and at most {high:g}"
         number = value if isinstance(value, int | float) else math.nan
         inside = number > 0 if low is None else number >= low
-        if hints[name] in (int, int | None) and number != int(number if math.isfinite(number) else 0):
+        if types[name] in (int, int | None) and number != int(number if math.isfinite(number) else 0):
             raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
         if not inside or not math.isfinite(number) or (high is not None and number > high):
             unset = " (or None)" if any(f.name == name and f.default is None for f in fields(s)) else ""
@@ -161,6 +183,10 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
             "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
             f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
         )
+    if s.plays is not None and (len(s.adapters) != 1 or s.is_off_policy):
+        raise ConfigError("A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1.")
+    if s.plays is not None and {*s.adapters, s.frozen} & {*s.plays.members}:
+        raise ConfigError("The names member-1, member-2, … are those of a league's members; call the policy otherwise.")
     if s.minibatches > s.tasks_per_step:
         raise ConfigError(
             f"minibatches ({s.minibatches}) must be at most tasks_per_step ({s.tasks_per_step}): groups stay whole."
@@ -170,6 +196,10 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
             "Policies that go on from adapters would be compared with the base model, not with what they began as. "
             "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
         )
+    if s.reference_every is not None and s.ranks > 1:
+        raise ConfigError("The reference of a learner over ranks stays: leave reference_every or ranks out.")
+    if s.reference_every is not None and s.adapters:
+        raise ConfigError("A reference that follows the policy is for one policy: leave policies and league out.")
     if s.deterministic and s.max_staleness:
         raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
     if s.quorum < 1 and (s.deterministic or s.dynamic_sampling):
@@ -195,6 +225,13 @@ def _refuse_teacherless(s: TrainingSettings) -> None:
         raise ConfigError(
             "The teacher is what the policy is compared with, so there is no other reference beside it. Leave kl_coef "
             "out, and take a loss without a reference."
+        )
+    if s.teacher_url is not None and not re.match(r"https?://", s.teacher_url):
+        raise ConfigError(f"teacher_url is {s.teacher_url!r}; give an address such as 'http://localhost:8000/v1'.")
+    if s.teacher_url is not None and s.temperature != 1.0:
+        raise ConfigError(
+            f"A teacher behind an endpoint says how likely it finds tokens at temperature 1, and the policy samples at "
+            f"{s.temperature}. Leave temperature out, or load the teacher here: leave teacher_url out."
         )
     if s.adapters:
         raise ConfigError("A teacher is for one policy; train several policies one by one: agl.Distill(lora_rank=…).")

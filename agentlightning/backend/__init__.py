@@ -13,6 +13,7 @@ from agentlightning.backend.base import (
     BackendStats,
     ModelSettings,
     ModelSpec,
+    TakesUp,
 )
 from agentlightning.errors import ConfigError
 
@@ -59,6 +60,7 @@ __all__ = [
     "BackendStats",
     "ModelSettings",
     "ModelSpec",
+    "TakesUp",
     "check_backend",
     "make_backend",
 ]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import msgspec
 
@@ -48,6 +48,8 @@ class ModelSettings:
     waits for, or go on under the new ones with their contexts computed again. Each token carries its version."""
     gradient_checkpointing: bool = False
     """Less memory in a pass for about a third more time."""
+    ranks: int = 1
+    """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
     seed: int | None = None
     """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
     backend_options: Mapping[str, Any] = field(default_factory=dict)
@@ -84,6 +86,9 @@ class ModelSpec(ModelSettings):
     """The model that KL and DPO compare with; None: none is needed."""
     critic: bool = False
     """Train a value head beside the policy."""
+    members: Sequence[str] = ()
+    """With `policies`: aliases of adapters that are sampled and never trained. Each is the model without an adapter
+    until it takes one up (`TakesUp`)."""
     folder: str | None = None
     """Where a backend may leave its logs; None: nowhere in particular."""
 
@@ -159,6 +164,16 @@ class Backend(Protocol):
 
     async def close(self) -> None:
         """End everything; what still waits for it raises `EngineError`. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class TakesUp(Protocol):
+    """What a backend may be able to do besides: hold earlier selves of a policy, or other adapters, as opponents."""
+
+    async def take_up(self, policy: str, uri: str) -> None:
+        """Let one of `ModelSpec.members` sample from the adapter in the directory `uri` from now on; requests that it
+        is sampling finish first. Raises `ModelError` where there is none that fits."""
         ...
 
 

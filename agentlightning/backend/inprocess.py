@@ -15,6 +15,7 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend
 from agentlightning.backend.embedded.connection import Connection
 from agentlightning.backend.embedded.protocol import Settings
 from agentlightning.backend.embedded.serve import serve
+from agentlightning.errors import ConfigError
 
 
 class ServerThread(Connection):
@@ -29,6 +30,8 @@ class ServerThread(Connection):
     @classmethod
     async def spawn(cls, settings: Settings) -> Self:
         """Start the thread and hand it its settings; it is usable once `ready` is done."""
+        if settings.ranks > 1:  # a rank that dies ends the process that rank 0 is in
+            raise ConfigError("ranks needs the model in a process of its own: take the embedded or the vllm backend.")
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         server = cls(ours, theirs)

@@ -59,6 +59,17 @@ Backend = Annotated[
 BackendOption = Annotated[
     list[str] | None, typer.Option(help="NAME=VALUE of a setting of the backend's own; may be given many times.")
 ]
+UpstreamPrice = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: what such a provider asks for a million tokens."),
+]
+UpstreamLimit = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME.LIMIT=NUMBER: how much may be asked of it; LIMIT is calls, tokens or cost (of one rollout), "
+        "run_calls, run_tokens or run_cost."
+    ),
+]
 RunDir = Annotated[
     Path | None, typer.Option(help="Where the run leaves its files; a new folder in runs/ if not given.")
 ]
@@ -84,7 +95,12 @@ def run(
     concurrency: Concurrency = 16,
     run_dir: RunDir = None,
 ) -> None:
-    """Run an agent on tasks without training, and show its rewards and what went wrong."""
+    """Run an agent on tasks without training, and show its rewards and what went wrong.
+
+    agl run --agent my_agent.py:agent --tasks tasks.jsonl --model calc
+
+    agl run --agent "node agent.js" --tasks tasks.jsonl --endpoint http://127.0.0.1:8000/v1 --endpoint-model policy
+    """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.run import run_agent
     from agentlightning.trainer.tasks import load_tasks
@@ -153,21 +169,31 @@ def train(
     upstream_key: Annotated[
         str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="The key that these providers are sent.")
     ] = None,
+    upstream_price: UpstreamPrice = None,
+    upstream_limit: UpstreamLimit = None,
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as JSON for --config, and train nothing.")
+    ] = False,
 ) -> None:
     """Train the model behind any agent by GRPO or another algorithm, on this machine.
 
     agl train --agent my_agent.py:agent --tasks tasks.jsonl --model ./my-model --set steps=50
 
+    agl train --algorithm DAPO --set steps=50 --print-config         what it would train with
+
     agl train --config runs/grpo-20250101-120000/run.json            the same run again
     """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.configuration import agent_and_tasks
-    from agentlightning.cli.train import train_agent
+    from agentlightning.cli.train import show_config, train_agent
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
+    if print_config:
+        show_config(algorithm, model, config, settings or [], backend, backend_option or [])
+        return
     known_agent, known_tasks, known_val_tasks = agent_and_tasks(config)
     if tasks is None:
         tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
@@ -191,7 +217,7 @@ def train(
         concurrency=concurrency,
         n_runners=n_runners,
         strategy="remote" if remote else strategy.value,
-        models=read_upstreams(upstream or [], upstream_key),
+        models=read_upstreams(upstream or [], upstream_key, upstream_price or [], upstream_limit or []),
         run_dir=run_dir,
         resume=resume,
     )
@@ -217,7 +243,10 @@ def runner(
     ] = None,
     run: Annotated[str | None, typer.Option(help="The id of the run to work for, where a store holds several.")] = None,
 ) -> None:
-    """Run rollouts for a trainer on another machine; connections go out only. Join and leave at any time."""
+    """Run rollouts for a trainer on another machine; connections go out only. Join and leave at any time.
+
+    agl runner --server http://trainer:4747 --key KEY --agent my_agent.py:agent
+    """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.runner import run_runner
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli import agent_commands, look_commands, optimize_command
+from agentlightning.cli import agent_commands, export_command, look_commands, optimize_command
 from agentlightning.cli.store_commands import store_app
 
 app = typer.Typer(
@@ -55,7 +55,12 @@ def demo(
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gateway; a free one if not given.")] = None,
 ) -> None:
-    """Train an example agent by reinforcement learning, on this machine, and watch it get better."""
+    """Train an example agent by reinforcement learning, on this machine, and watch it get better.
+
+    agl demo calc --seed 1
+
+    agl demo calc --resume runs/calc-20250101-120000
+    """
     from agentlightning.cli.demo import run_demo
 
     run_demo(
@@ -96,7 +101,12 @@ def evaluate(
     passing: Annotated[float, typer.Option(help="The reward from which a run passes.")] = 1.0,
     best_of: Annotated[int | None, typer.Option(min=1, help="Also what the best of so many runs earns.")] = None,
 ) -> None:
-    """Compare a trained model with the one it came from on held-out tasks, with confidence intervals."""
+    """Compare a trained model with the one it came from on held-out tasks, with confidence intervals.
+
+    agl eval runs/grpo-20250101-120000            on the run's own validation tasks
+
+    agl eval runs/grpo-20250101-120000 --tasks held_out.jsonl
+    """
     from agentlightning.cli.evaluate import Wanted, run_evaluation
 
     wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing)
@@ -104,12 +114,15 @@ def evaluate(
 
 
 app.command()(look_commands.show)
+app.command()(look_commands.plan)
 app.command()(look_commands.doctor)
 app.command()(look_commands.why)
+app.command()(look_commands.whatif)
 app.command()(look_commands.runs)
 app.command()(look_commands.compare)
 app.command()(look_commands.watch)
 app.command()(look_commands.report)
+app.command()(export_command.export)
 
 
 @app.command()
@@ -126,7 +139,12 @@ def dashboard(
     key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="What one logs in with.")] = None,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
-    """Show runs, rollouts, tokens and groups in a browser; also of a run that is going on."""
+    """Show runs, rollouts, tokens and groups in a browser; also of a run that is going on.
+
+    agl dashboard                                 all runs in runs/
+
+    agl dashboard runs/grpo-20250101-120000
+    """
     from agentlightning.cli.dashboard import show_dashboard
 
     show_dashboard(where, host, port, key, browser=browser)
@@ -143,7 +161,12 @@ def serve(
     backend: agent_commands.Backend = None,
     backend_option: agent_commands.BackendOption = None,
 ) -> None:
-    """Serve a model over the OpenAI API."""
+    """Serve a model over the OpenAI API.
+
+    agl serve runs/grpo-20250101-120000           a run's last checkpoint
+
+    agl serve calc --port 8080
+    """
     from agentlightning.cli.serve import run_server
 
     run_server(model, host=host, port=port, api_key=api_key, backend=backend, backend_options=backend_option or [])
@@ -164,6 +187,8 @@ def gateway(
     upstream_key: Annotated[
         str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="API key for the providers.")
     ] = None,
+    upstream_price: agent_commands.UpstreamPrice = None,
+    upstream_limit: agent_commands.UpstreamLimit = None,
     path: Annotated[Path, typer.Option(help="SQLite file to record the calls in.")] = Path("gateway.db"),
     server: Annotated[str | None, typer.Option(help="Record in the store that is served at this URL instead.")] = None,
     key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
@@ -174,13 +199,20 @@ def gateway(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
 ) -> None:
-    """Run the gateway alone, in front of a model or of other providers: every call is recorded in a store."""
+    """Run the gateway alone, in front of a model or of other providers: every call is recorded in a store.
+
+    agl gateway --model calc --path calls.db
+
+    agl gateway --upstream gpt=https://api.openai.com/v1 --upstream-key KEY --path calls.db
+    """
     from agentlightning.cli.gateway import run_gateway
 
     run_gateway(
         model=model,
         upstreams=upstream or [],
         upstream_key=upstream_key,
+        upstream_prices=upstream_price or [],
+        upstream_limits=upstream_limit or [],
         path=path,
         server=server,
         store_key=key,

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.names import nearest
+from agentlightning.arguments import nearest
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
@@ -73,9 +73,29 @@ def of_a_run(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"algorithm": about["algorithm"], **{k: v for k, v in about["settings"].items() if k in known}}
 
 
+def algorithm_of_a_run(about: Mapping[str, Any]) -> GRPO:
+    """The algorithm as a run says that it was set. Raises ConfigError for what cannot be read back, such as functions
+    of the user's own."""
+    given = of_a_run(about)
+    return _algorithm(str(given.pop("algorithm")))(**given)
+
+
+def told_settings(algorithm: GRPO) -> dict[str, Any]:
+    """All settings of an algorithm by name, as a file that `read_config` reads would hold them."""
+    named = [f.name for f in fields(algorithm) if f.init and f.name not in _OF_THE_COMMAND]
+    told = {name: getattr(algorithm, name) for name in named}
+    return {"algorithm": type(algorithm).__name__, **json.loads(json.dumps(told, default=_plain))}
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
 def agent_and_tasks(config: Path | None) -> tuple[str | None, Path | None, Path | None]:
     """Of a run that is to be repeated: its agent, and the files with its tasks; None for what is not known."""
-    if config is None or config.suffix != ".json" or not config.is_file():
+    if config is not None and not config.is_file():
+        raise ConfigError(f"There is no file '{config}' with settings.")
+    if config is None or config.suffix != ".json":
         return None, None, None
     about = json.loads(config.read_text())
     if not isinstance(about, dict) or not is_of_a_run(about):

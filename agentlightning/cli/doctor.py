@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.algorithm import Baseline
 from agentlightning.cli.opened import opened_run
 from agentlightning.cli.safe import terminal
-from agentlightning.cli.why import decoder_of_model, shown
+from agentlightning.cli.why import decoder_of_model, shown, template_of_model
 from agentlightning.doctor import Diagnosis, Plan, examine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
@@ -80,10 +80,10 @@ async def _examine(agent: LitAgent[Any], tasks: list[Any], options: Options, fol
         memory=memory,
         max_context=options.max_context,
     )
-    return await _read(trainer, plan, options, blocked, decoder_of_model(model))
+    return await _read(trainer, plan, options, blocked, model)
 
 
-async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[str], decode: Any) -> Diagnosis:
+async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[str], model: str | None) -> Diagnosis:
     async with opened_run(trainer.run_dir) as opened:
         evidence = await opened.evidence()
         total = (await opened.store.query_rollouts(limit=0)).total
@@ -91,7 +91,8 @@ async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[st
     provider = options.endpoint is not None
     turned_away = trainer.algorithm.context.turned_away
     evidence = replace(evidence, episodes=done, provider=provider, turned_away=dict(turned_away))
-    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), decode=decode)
+    known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
+    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), **known)
 
 
 def _trainer(options: Options, folder: Path) -> tuple[Trainer, str | None]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import re
 import sys
 import traceback
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.litagent import LitAgent
@@ -41,7 +43,7 @@ def load_example(name: str, module: str) -> ModuleType:
 
 def _load_package(package: str, folder: Path) -> None:
     spec = importlib.util.spec_from_file_location(
-        package, folder / "__init__.py", submodule_search_locations=[str(folder)]
+        package, folder.resolve() / "__init__.py", submodule_search_locations=[str(folder.resolve())]
     )
     assert spec is not None
     assert spec.loader is not None
@@ -56,14 +58,8 @@ def load_agent(reference: str) -> LitAgent[Any]:
     path = Path(file).expanduser()
     if not file or not path.is_file():
         raise ConfigError(f"'{reference}' names no agent: give path/to/file.py:name of a function or a LitAgent.")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent.resolve()))
     try:
-        spec.loader.exec_module(module)
+        module = _load_file(path)
     except Exception as error:  # whatever the user's file raises
         raise ConfigError(f"{path} cannot be loaded: {_what_it_raised(error)}") from error
     found = vars(module).get(name)
@@ -72,6 +68,24 @@ def load_agent(reference: str) -> LitAgent[Any]:
     if isinstance(found, type) and issubclass(found, LitAgent):
         found = found()
     return as_agent(found)
+
+
+def _load_file(path: Path) -> ModuleType:
+    """The file as a module of its own; one with relative imports as part of the package that its folder is."""
+    sys.path.insert(0, str(path.parent.resolve()))
+    if (path.parent / "__init__.py").is_file() and re.search(r"^\s*from \.", path.read_text(), flags=re.MULTILINE):
+        folder = path.parent.resolve()
+        package = f"agl_package_{folder.name}_{crc32(str(folder).encode()):08x}"
+        if package not in sys.modules:
+            _load_package(package, folder)
+        return import_module(f"{package}.{path.stem}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 def _what_it_raised(error: Exception) -> str:

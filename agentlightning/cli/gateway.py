@@ -31,6 +31,8 @@ def run_gateway(
     model: str | None,
     upstreams: list[str],
     upstream_key: str | None,
+    upstream_prices: list[str],
+    upstream_limits: list[str],
     path: Path,
     server: str | None,
     store_key: str | None,
@@ -44,7 +46,7 @@ def run_gateway(
     if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
     not_empty(store_key, "--key")
-    models = read_upstreams(upstreams, upstream_key)
+    models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)

@@ -72,6 +72,40 @@ def show(
     show_rollouts(run, wanted)
 
 
+def whatif(
+    run: Run,
+    step: Annotated[int | None, typer.Option(help="The step to look at; the last one if not given.")] = None,
+    loss: Annotated[list[str] | None, typer.Option(help="Another loss; may be given many times.")] = None,
+    advantage: Annotated[list[str] | None, typer.Option(help="Another advantage; may be given many times.")] = None,
+    credit: Annotated[list[str] | None, typer.Option(help="Another way of credit; may be given many times.")] = None,
+    correction: Annotated[list[str] | None, typer.Option(help="Other importance weights; many times.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Other settings, 'NAME=VALUE NAME=VALUE'; many times."),
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Whose gradient; the first of several if not given.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Compute with these weights; else the last kept ones of before the step.")
+    ] = None,
+    run_id: RunId = None,
+    as_json: Json = False,
+) -> None:
+    """What if a step had been learned otherwise? Its gradient under other settings, beside the one taken.
+
+    Nothing is sampled, and nothing of the run is changed. Without options a telling set is compared.
+
+    agl whatif runs/grpo-20250101-120000 --step 12
+
+    agl whatif runs/grpo-20250101-120000 --step 12 --loss gspo --set "loss=cispo clip_high=2.0" --json
+    """
+    from agentlightning.cli.whatif import Asked, ask_what_if, changes_of
+
+    given = {"loss": loss, "advantage": advantage, "credit": credit, "correction": correction}
+    changes = changes_of({name: values or [] for name, values in given.items()}, settings or [])
+    asked = Asked(step=step, changes=changes, policy=policy, checkpoint=checkpoint, as_json=as_json)
+    ask_what_if(run, run_id, asked)
+
+
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder with runs in it.")] = Path("runs"), as_json: Json = False
 ) -> None:
@@ -193,4 +227,53 @@ def why(
     from agentlightning.cli.why import explain_run
 
     if explain_run(run, run_id, as_json=as_json, breaks=breaks):
+        raise typer.Exit(1)
+
+
+def plan(
+    model: Annotated[
+        str, typer.Option(help="A shipped model's name, a directory, a Hugging Face id, or a size such as 8B.")
+    ],
+    gpus: Annotated[
+        str | None, typer.Option(help="What there is: 4xH100, L4, or cpu; what this machine has if not given.")
+    ] = None,
+    lora_rank: Annotated[int | None, typer.Option(min=1, help="Train an adapter of this rank.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights; bfloat16 on GPUs and float32 on processors if not given.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(min=16, help="Tokens of the longest rollout; 4096 if the model can do as much.")
+    ] = None,
+    response: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of it that are sampled; a quarter if not given.")
+    ] = None,
+    group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 8,
+    tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 16,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests that are sampled at the same time.")] = 64,
+    tokens_per_batch: Annotated[int, typer.Option(min=1, help="Tokens in one pass of the learner.")] = 16_384,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Say on paper whether a training fits, how long a step takes, and which backend to take. Exits with 1 if not.
+
+    agl plan --model Qwen/Qwen3-8B --gpus 2xH100 --lora-rank 16
+
+    agl plan --model 4B --gpus L4 --context 8192
+    """
+    from agentlightning.cli.plan import Options, plan_training
+
+    settings = {
+        "lora_rank": lora_rank,
+        "group_size": group_size,
+        "tasks_per_step": tasks_per_step,
+        "concurrency": concurrency,
+        "tokens_per_batch": tokens_per_batch,
+        "gradient_checkpointing": gradient_checkpointing,
+    }
+    options = Options(
+        model=model, gpus=gpus, dtype=dtype, context=context, response=response, settings=settings, as_json=as_json
+    )
+    if not plan_training(options):
         raise typer.Exit(1)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.columns import Columns
 from rich.console import Group
 from rich.panel import Panel
@@ -23,6 +24,7 @@ from agentlightning.cli.transcript import transcript
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Outcome, RolloutStatus, Span
+from agentlightning.types.spending import spent_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +124,7 @@ def as_record(episode: Episode, spans: Sequence[Span], advantage: float | None =
         "advantage": advantage,
         "error": attempt.error if attempt else None,
         "worker": attempt.worker_id if attempt else None,
+        "asked_of_others": {alias: msgspec.structs.asdict(own) for alias, own in spent_of(spans).items()},
         "calls": calls,
     }
 
@@ -137,6 +140,8 @@ def _panel(episode: Episode, spans: Sequence[Span], full: bool, width: int, adva
     parts = [Text(f"task  {safe(task)}", style="dim"), transcript(spans, full=full)]
     if episode.attempt is not None and episode.attempt.error:
         parts.append(Text(safe(episode.attempt.error), style="red"))
+    for alias, own in spent_of(spans).items():
+        parts.append(Text(f"asked of {safe(alias)}: {own.words()}", style="dim"))
     step = rollout.metadata.get("step")
     ends = [_finish(s)["finish_reason"] for s in spans if "gen_ai.response.finish_reasons" in s.attributes]
     words = [

@@ -106,6 +106,22 @@ class Location:
         return re.sub(r"//([^:@/]*):[^@/]*@", r"//\1:…@", self.dsn) if self.dsn else str(self.path or DEFAULT_PATH)
 
 
+def refuse_older(cors_origin: list[str] | None, tracker: list[str] | None, n_workers: int) -> None:
+    """Raises ConfigError for options of 0.3 that would have no effect; `--tracker prometheus` is always so."""
+    if cors_origin:
+        raise ConfigError(
+            "--cors-origin has no effect: the dashboard comes from the store's own address, and programs need no "
+            "leave. Leave it out; for a page of your own, put a proxy in front that adds the headers."
+        )
+    if set(tracker or ()) - {"prometheus"}:
+        raise ConfigError("--tracker can be prometheus only: the counters are at /metrics of the store, always.")
+    if n_workers != 1:
+        raise ConfigError(
+            f"--n-workers is {n_workers}, and one process serves a store. Leave it out; to share the load, start "
+            "several `agl store --dsn postgresql://…` on one database."
+        )
+
+
 def log_at(level: str) -> None:
     """Show the log from this level on."""
     known = logging.getLevelNamesMapping().get(level.upper())

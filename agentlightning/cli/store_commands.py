@@ -19,6 +19,11 @@ StoreDsn = Annotated[
     typer.Option("--dsn", envvar="AGL_STORE_DSN", help="PostgreSQL instead: postgresql://user:password@host/db"),
 ]
 """The store may be named before a command or after it."""
+CorsOrigin = Annotated[list[str] | None, typer.Option("--cors-origin", hidden=True)]
+Tracker = Annotated[list[str] | None, typer.Option("--tracker", hidden=True)]
+Workers = Annotated[int, typer.Option("--n-workers", hidden=True)]
+MongoUri = Annotated[str | None, typer.Option("--mongo-uri", hidden=True)]
+"""What scripts for 0.3 say; see `refuse_older`."""
 
 
 @store_app.callback(invoke_without_command=True)
@@ -36,15 +41,26 @@ def root(
         str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
     ] = None,
     log_level: Annotated[str, typer.Option(help="Of the server's log: DEBUG, INFO, WARNING, ERROR.")] = "WARNING",
+    cors_origin: CorsOrigin = None,
+    tracker: Tracker = None,
+    n_workers: Workers = 1,
+    mongo_uri: MongoUri = None,
 ) -> None:
     """Serve a store to runners, trainers and other machines; or, with a command, look after one.
 
     A run's store is the file store.db in its folder. One process owns a SQLite file: stop the run first, or read it
     through its server.
-    """
-    from agentlightning.cli.store import Location, log_at, serve
 
-    context.obj = Location(path, dsn, backend)
+    agl store --path team.db --host 0.0.0.0 --key KEY            serve one to other machines
+
+    agl store statistics runs/grpo-20250101-120000               count what is in a run's
+
+    agl store --path team.db prune --older-than 30d
+    """
+    from agentlightning.cli.store import Location, log_at, refuse_older, serve
+
+    refuse_older(cors_origin, tracker, n_workers)
+    context.obj = Location(path, dsn, "mongo" if mongo_uri else backend)
     log_at(log_level)
     if context.invoked_subcommand is None:
         serve(context.obj, host, port, key, secret_file)
@@ -58,7 +74,10 @@ def statistics(
     path: StorePath = None,
     dsn: StoreDsn = None,
 ) -> None:
-    """Count what is stored, by status; also of a run that is going on."""
+    """Count what is stored, by status; also of a run that is going on.
+
+    agl store statistics runs/grpo-20250101-120000
+    """
     from agentlightning.cli import store
 
     store.stats(_named(context, path, dsn) if run is None else store.location_of(run))
@@ -71,7 +90,10 @@ def export(
     path: StorePath = None,
     dsn: StoreDsn = None,
 ) -> None:
-    """Write the finished rollouts with their attempts, spans and calls to JSON lines or Parquet."""
+    """Write the finished rollouts with their attempts, spans and calls to JSON lines or Parquet.
+
+    agl store export rollouts.jsonl --path runs/grpo-20250101-120000/store.db
+    """
     from agentlightning.cli import store
 
     store.export(_named(context, path, dsn), to)
@@ -84,7 +106,10 @@ def import_(
     path: StorePath = None,
     dsn: StoreDsn = None,
 ) -> None:
-    """Add exported rollouts to a store; those that are there already are left alone."""
+    """Add exported rollouts to a store; those that are there already are left alone.
+
+    agl store import rollouts.jsonl --path team.db
+    """
     from agentlightning.cli import store
 
     store.import_(_named(context, path, dsn), source)
@@ -98,7 +123,10 @@ def prune(
     path: StorePath = None,
     dsn: StoreDsn = None,
 ) -> None:
-    """Delete finished rollouts, by age or count. Unfinished ones, resources and workers stay."""
+    """Delete finished rollouts, by age or count. Unfinished ones, resources and workers stay.
+
+    agl store prune --path team.db --older-than 30d
+    """
     from agentlightning.cli import store
 
     store.prune(_named(context, path, dsn), older_than, keep)
@@ -113,10 +141,22 @@ def key(
         list[str] | None, typer.Option(help="What it may do: calls, spans, task, rewards; all if not given.")
     ] = None,
 ) -> None:
-    """Print a key that opens one attempt and nothing else, for an agent that is not trusted."""
+    """Print a key that opens one attempt and nothing else, for an agent that is not trusted.
+
+    agl store key ROLLOUT ATTEMPT --secret-file secret
+    """
     from agentlightning.cli.store import attempt_key
 
     typer.echo(attempt_key(rollout_id, attempt_id, scope or [], secret_file))
+
+
+@store_app.command("console", hidden=True)
+@store_app.command("prometheus", hidden=True)
+def more_trackers() -> None:
+    """`--tracker prometheus console`: what follows the first one."""
+    from agentlightning.cli.store import refuse_older
+
+    refuse_older(None, ["console"], 1)
 
 
 def _named(context: typer.Context, path: Path | None, dsn: str | None) -> Location:

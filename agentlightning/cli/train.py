@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from agentlightning.cli.configuration import backend_settings, make_algorithm
+from agentlightning.cli.configuration import backend_settings, make_algorithm, told_settings
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider
@@ -18,6 +19,19 @@ from agentlightning.trainer import Trainer
 from agentlightning.types import RolloutConfig
 
 console = Console(highlight=False, soft_wrap=True)
+
+
+def show_config(
+    algorithm: str | None,
+    model: str | None,
+    config: Path | None,
+    settings: Sequence[str],
+    backend: str | None,
+    backend_options: Sequence[str],
+) -> None:
+    """Print all settings of the algorithm that would train, in the form that `--config` reads."""
+    made = make_algorithm(algorithm, model, config, settings, **backend_settings(backend, backend_options))
+    typer.echo(json.dumps(told_settings(made), indent=2))
 
 
 def train_agent(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.safe import one_line, safe, terminal
 from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose, find_breaks, lost_by_cause
 from agentlightning.doctor.breaks import Decode
+from agentlightning.doctor.template import Template
 from agentlightning.errors import AgentLightningError
 from agentlightning.trainer.sync import run_sync
 
@@ -31,7 +34,7 @@ async def _explain(path: Path, run_id: str | None, as_json: bool, breaks: bool) 
     async with opened_run(path, run_id) as opened:
         decode = decoder_of(opened)
         evidence = await opened.evidence()
-        found = diagnose(evidence, decode)
+        found = diagnose(evidence, decode, template_of_model(opened.settings.get("model")))
         broken = find_breaks(evidence.episodes, decode) if breaks else []
         if as_json:
             terminal().print_json(json.dumps(found.to_json() | ({"breaks": _records(broken)} if breaks else {})))
@@ -53,16 +56,39 @@ def decoder_of(opened: OpenedRun) -> Decode | None:
 
 def decoder_of_model(model: str | None) -> Decode | None:
     """The same of a model by its name; None for none."""
+    tokenizer = _tokenizer(model)
+    return tokenizer and (lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def template_of_model(model: str | None) -> Template | None:
+    """Messages and tools → a prompt's tokens by the model's own chat template; None where there is none."""
+    tokenizer = _tokenizer(model)
+    if tokenizer is None or not tokenizer.chat_template:
+        return None
+    from jinja2 import TemplateError
+
+    def apply(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> list[int] | None:
+        given = {"tools": list(tools) or None, "add_generation_prompt": True, "return_dict": False}
+        try:
+            return list(tokenizer.apply_chat_template([dict(m) for m in messages], **given))
+        except (TemplateError, TypeError, ValueError):
+            return None
+
+    return apply
+
+
+@functools.cache
+def _tokenizer(model: str | None) -> Any:
+    """None where there is no model, or its tokenizer cannot be had here."""
     if not model:
         return None
     try:
         from agentlightning.models import resolve_model
         from agentlightning.rendering.tokenizer import load_tokenizer
 
-        tokenizer: Any = load_tokenizer(str(resolve_model(model)))
+        return load_tokenizer(str(resolve_model(model)))
     except (AgentLightningError, ImportError, OSError):
         return None
-    return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=False)
 
 
 def shown(found: Diagnosis) -> RenderableType:

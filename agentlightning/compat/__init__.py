@@ -2,8 +2,11 @@
 
 table      THE TABLE: every old name with where it leads, or why it is not kept
 finder     serves the old module paths and adds the old names to modules and classes as they are loaded
+arguments  lets today's callables take older arguments
+lookup     what an old name means today
 notice     the one notice that a script gets
 the rest   thin adapters, a module for each area; each is imported when something in it is used
 
-Nothing of the package imports this but its front door. A script that uses no old name never loads more than the table.
+Nothing of the package imports this but its front door, which puts the finder in place and asks `lookup` for names that
+it does not have itself. A script that uses no old name loads the five files named above, and none of the adapters.
 """

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from agentlightning.algorithm import Algorithm
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.trainer import current_trainer
 from agentlightning.types import Dataset, NamedResources
 
 T = TypeVar("T")
@@ -22,6 +23,19 @@ def get_store(self: Algorithm) -> LightningStore:
 def set_store(self: Algorithm, store: LightningStore) -> None:
     """For an algorithm that no trainer runs."""
     _give(self, "store", store)
+
+
+def get_trainer(self: Algorithm) -> Any:
+    """The trainer of this run, or the one that was set. Raises ValueError where there is none."""
+    trainer = _given(self, "trainer") or current_trainer.get()
+    if trainer is None:
+        raise ValueError("There is no trainer here: no Trainer runs this algorithm.")
+    return trainer
+
+
+def set_trainer(self: Algorithm, trainer: Any) -> None:
+    """For an algorithm that no trainer runs."""
+    _give(self, "trainer", trainer)
 
 
 def get_adapter(self: Algorithm) -> Any:

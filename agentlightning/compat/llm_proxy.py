@@ -1,12 +1,14 @@
 """`LLMProxy`: a gateway in front of other providers, from a list of models as LiteLLM writes them. It has no engine.
 
 What it takes is turned into `Gateway(models={alias: Provider(…)})`; what has no meaning there is said, what would be
-missed is refused. Requests that belong to no rollout are recorded as attempts of their own.
+missed is refused. On loopback it asks for no keys, as in 0.3: an attempt's URL is `…/rollout/{id}/attempt/{id}/v1`, and
+requests that belong to no rollout are recorded as attempts of their own.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 from typing_extensions import TypedDict
 
 from agentlightning.compat.notice import use
-from agentlightning.compat.table import Old
+from agentlightning.compat.row import Old
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import AttemptSummary, Gateway, Provider
-from agentlightning.keys import ALL_SCOPES, new_secret
+from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.keys import ALL_SCOPES, CALLS, PREFIX, new_secret
+from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 
@@ -36,7 +40,10 @@ _HOMES = {
 """Providers whose address is known: it, and the environment variables of address and key."""
 _LISTED = ("hosted_vllm", "openai_like", "litellm_proxy", "text-completion-openai")
 """Providers that say their address."""
-_READ = ("model", "api_base", "base_url", "api_key", "timeout", "extra_headers", "max_parallel_requests")
+_TOKEN_IDS = {"return_token_ids": True}
+"""Asked of vLLM, as 0.3 did by default."""
+_READ = ("model", "api_base", "base_url", "api_key", "timeout", "extra_headers", "extra_body", "max_parallel_requests")
+_KEYS = (b"authorization", b"x-api-key")
 _NO_MEANING = {
     "num_retries": "the agent's client retries",
     "num_workers": "it runs in the event loop that starts it",
@@ -80,6 +87,7 @@ def provider_of(entry: ModelConfig) -> Provider:
         timeout_seconds=float(params.get("timeout") or 600.0),
         max_concurrency=int(params.get("max_parallel_requests") or 64),
         headers=dict(params.get("extra_headers") or {}),
+        extra_body={**(_TOKEN_IDS if kind == "hosted_vllm" else {}), **(params.get("extra_body") or {})},
     )
 
 
@@ -91,6 +99,41 @@ def _value(text: str) -> str:
     if name not in os.environ:
         raise ConfigError(f"The model list reads the environment variable {name}, which is not set.")
     return os.environ[name]
+
+
+_ATTEMPT = re.compile(r"/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+)(?!/key/)/.*")
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class _WithoutKeys:
+    """The gateway as an ASGI application for clients that were given URLs of attempts without their keys, or none."""
+
+    def __init__(self, gateway: Gateway, store: LightningStore) -> None:
+        self._gateway = gateway
+        self._anybody = AnonymousAccess(gateway, store, None)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        path = scope.get("path", "")
+        attempt = _ATTEMPT.fullmatch(path)
+        if attempt is not None:
+            key = self._gateway.key_for(attempt["rollout"], attempt["attempt"], (CALLS,))
+            others = [(name, value) for name, value in scope["headers"] if not _ours(name, value)]
+            headers = scope["headers"] if len(others) < len(scope["headers"]) else _signed(others, key)
+            await self._gateway.app({**scope, "headers": headers}, receive, send)
+        elif "/rollout/" in path or path.startswith("/key/"):
+            await self._gateway.app(scope, receive, send)
+        else:
+            await self._anybody(scope, receive, send)
+
+
+def _ours(name: bytes, value: bytes) -> bool:
+    """Whether a header is an attempt's key."""
+    return name in _KEYS and value.removeprefix(b"Bearer ").strip().startswith(PREFIX.encode())
+
+
+def _signed(headers: Sequence[tuple[bytes, bytes]], key: str) -> list[tuple[bytes, bytes]]:
+    others = [(name, value) for name, value in headers if name not in _KEYS]
+    return [*others, (b"authorization", b"Bearer " + key.encode())]
 
 
 class LLMProxy:
@@ -116,6 +159,7 @@ class LLMProxy:
         self._list: list[ModelConfig] = []
         self._read(model_list or [])
         self._gateway: Gateway | None = None
+        self._front: LoopServer | None = None
 
     def _read(self, model_list: Sequence[ModelConfig]) -> None:
         self._list = list(model_list)
@@ -129,22 +173,22 @@ class LLMProxy:
             return
         if self.store is None:
             raise ConfigError("The LLMProxy has no store to record in; give LLMProxy(store=…), or call set_store.")
-        gateway = Gateway(
-            self.store,
-            None,
-            None,
-            host=self.host,
-            port=self.port,
-            secret=self._secret,
-            models=self._models,
-        )
+        gateway = Gateway(self.store, None, None, secret=self._secret, models=self._models)
         await gateway.start()
-        self._gateway = gateway
+        app = _WithoutKeys(gateway, self.store) if self.host in _LOOPBACK else gateway.app
+        front = LoopServer(app, self.host, self.port, what="LLMProxy", error=GatewayError)
+        try:
+            await front.start()
+        except GatewayError:
+            await gateway.stop()
+            raise
+        self._gateway, self._front = gateway, front
 
     async def stop(self) -> None:
         """Idempotent."""
-        gateway, self._gateway = self._gateway, None
-        if gateway is not None:
+        gateway, front, self._gateway, self._front = self._gateway, self._front, None, None
+        if gateway is not None and front is not None:
+            await front.stop()
             await gateway.stop()
 
     async def restart(self, *, _port: int | None = None) -> None:
@@ -225,6 +269,10 @@ class LLMProxy:
     def turned_away(self) -> Mapping[str, int]:
         """As `Gateway.turned_away`."""
         return self._running().turned_away
+
+    async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """As `Gateway.open_attempt`."""
+        await self._running().open_attempt(rollout_id, attempt_id)
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """As `Gateway.close_attempt`."""

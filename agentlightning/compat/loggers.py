@@ -26,8 +26,8 @@ def setup(
     """Log this package at `level`: to the terminal, to `files`, to handlers of one's own. Repeating replaces."""
     for name in (ROOT, *(apply_to or ())):
         setup_module(
+            level,
             name,
-            level=level,
             console=console,
             color=color,
             propagate=propagate,
@@ -40,8 +40,8 @@ def setup(
 
 
 def setup_module(
-    name: str = ROOT,
     level: int | str = "INFO",
+    name: str = ROOT,
     *,
     console: bool = True,
     color: bool | Mapping[str, Any] = True,
@@ -84,4 +84,4 @@ def _console(color: bool) -> logging.Handler:
 
 def configure_logger(level: int | str = "INFO", name: str = ROOT) -> logging.Logger:
     """Log one logger to the terminal."""
-    return setup_module(name, level, color=False)
+    return setup_module(level, name, color=False)

@@ -9,7 +9,7 @@ import atexit
 import logging
 import os
 
-from agentlightning.compat.table import Old
+from agentlightning.compat.row import Old
 
 logger = logging.getLogger(__name__)
 

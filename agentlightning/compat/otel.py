@@ -11,6 +11,7 @@ from typing import Any
 from opentelemetry import trace as otel_trace
 
 from agentlightning.compat.semconv import LightningSpanAttributes, LinkPydanticModel
+from agentlightning.keys import redacted
 from agentlightning.types import Attributes, Span
 
 LINK = LightningSpanAttributes.LINK.value
@@ -169,8 +170,8 @@ def format_exception_attributes(exception: BaseException) -> Attributes:
     """An exception as OpenTelemetry's attributes."""
     return {
         "exception.type": full_qualified_name(type(exception)),
-        "exception.message": str(exception),
-        "exception.stacktrace": "".join(traceback.format_exception(exception)),
+        "exception.message": redacted(str(exception)),
+        "exception.stacktrace": redacted("".join(traceback.format_exception(exception))),
         "exception.escaped": True,
     }
 

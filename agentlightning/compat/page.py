@@ -10,7 +10,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agentlightning.compat.table import ARGUMENTS, MEMBERS, MODULES, NAMES, Old
+from agentlightning.compat.row import Old
+from agentlightning.compat.table import ARGUMENTS, MEMBERS, MODULES, NAMES
 from agentlightning.compat.verl_keys import MAPPED, NO_MEANING, REFUSED, TOGETHER
 
 

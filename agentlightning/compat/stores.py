@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from agentlightning.store.base import LightningStore
+from agentlightning.store.http.client import LightningStoreClient
 from agentlightning.store.http.server import LightningStoreServer
 from agentlightning.types import FINISHED_ROLLOUT, Rollout, RolloutStatus
 
@@ -38,3 +40,8 @@ def of_server(self: LightningStoreServer, name: str) -> Any:
     if name == "capabilities":
         return {**self.store.capabilities, "otlp_traces": True}
     return getattr(self.store, name)
+
+
+def as_client(self: LightningStoreServer) -> tuple[Callable[..., LightningStoreClient], tuple[str, str | None]]:
+    """How a server is pickled: what another process gets is a client of it."""
+    return LightningStoreClient, (self.endpoint, self.admin_key)

@@ -14,48 +14,22 @@ the error's text. Names that lead into this package have no newer form; `note` s
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from agentlightning.compat.older_arguments import ARGUMENTS
+from agentlightning.compat.row import Old
 
-
-class Old(NamedTuple):
-    """One line of the table."""
-
-    name: str
-    to: str | None
-    note: str = ""
-
-    @property
-    def is_module(self) -> bool:
-        return ":" not in self.name
-
-    @property
-    def is_argument(self) -> bool:
-        return self.name.endswith("=)")
-
-    @property
-    def is_member(self) -> bool:
-        return not self.is_module and not self.is_argument and "." in self.name.partition(":")[2]
-
-    @property
-    def newer(self) -> str | None:
-        """What to write today; None where there is nothing newer."""
-        if not self.to or self.to.startswith(COMPAT):
-            return None
-        return self.to.replace(":", ".")
-
-
-COMPAT = "agentlightning.compat."
 _FIRST = "The protocol of version 0.1 (AgentLightningClient, AgentLightningServer) is not kept: use Trainer.fit."
 _NO_MONGO = (
     "MongoDB is not supported, because nothing that cannot be tested is shipped. A store that several machines share "
-    "is PostgresLightningStore('postgresql://…')  (pip install 'agentlightning[postgres]')."
+    "is PostgresLightningStore('postgresql://…') (extra `postgres`)."
 )
 _NO_COLLECTIONS = "Stores are SQL now; there are no collections below them. Use InMemoryLightningStore()."
 _NO_TREE = "Trees of spans are not kept as an adapter's internals; tracer.get_last_trace() prints and draws them."
 _NO_INSTRUMENTATION = "Nothing is patched by hand: AgentOpsTracer and WeaveTracer start their instrumentation."
 _NO_LAUNCHER = "Servers run inside the event loop that starts them: LightningStoreServer, Gateway; host= and port=."
 _NO_METRICS = "The store's counters are at /metrics of `agl store`, in Prometheus' format; nothing is set up for them."
-_OWN_IMPORT = "imported from here"
+_NO_SCAN = "The store's watchdog runs by itself and ends what is unhealthy; there is nothing to scan."
+_NO_STATUS = "The store decides by itself what an attempt's end means for its rollout: read rollout.status."
+_NO_PROCESSOR = "OtelTracer gives each attempt its spans; add a processor of your own to the global TracerProvider."
 
 MODULES = (
     Old("agentlightning.adapter.base", "agentlightning.compat.adapters"),
@@ -171,6 +145,9 @@ NAMES = (
         "agentlightning.compat.commands:lightning_cli",
         "write your own argparse, or use `agl train`",
     ),
+    # ---- agents ----
+    Old("agentlightning.litagent:FunctionalLitAgent", "agentlightning.litagent.decorator:FunctionAgent"),
+    Old("agentlightning.litagent.decorator:FunctionalLitAgent", "agentlightning.litagent.decorator:FunctionAgent"),
     # ---- where runners are ----
     Old(
         "agentlightning:ExecutionStrategy",
@@ -201,6 +178,9 @@ NAMES = (
     Old("agentlightning.store.base:is_queuing", "agentlightning.compat.stores:is_queuing"),
     Old("agentlightning.store.base:is_running", "agentlightning.compat.stores:is_running"),
     Old("agentlightning.store.base:is_finished", "agentlightning.compat.stores:is_finished"),
+    Old("agentlightning.store.utils:LATENCY_BUCKETS", None, _NO_METRICS),
+    Old("agentlightning.store.utils:rollout_status_from_attempt", None, _NO_STATUS),
+    Old("agentlightning.store.utils:scan_unhealthy_rollouts", None, _NO_SCAN),
     Old("agentlightning.store:CollectionBasedLightningStore", None, _NO_COLLECTIONS),
     Old("agentlightning.store:MongoLightningStore", None, _NO_MONGO),
     Old(
@@ -219,6 +199,7 @@ NAMES = (
         "agentlightning.tracer.base:with_active_tracer_context",
         "agentlightning.compat.tracing:with_active_tracer_context",
     ),
+    Old("agentlightning.tracer.otel:LightningSpanProcessor", None, _NO_PROCESSOR),
     # ---- the trainer ----
     Old(
         "agentlightning.trainer:build_component",
@@ -259,7 +240,9 @@ NAMES = (
         "emitters give a whole Span",
     ),
     Old("agentlightning.types:SpanRecordingContext", "agentlightning.compat.types:SpanRecordingContext"),
-    # ---- OTLP ----
+    # ---- servers and OTLP ----
+    Old("agentlightning.utils:PythonServerLauncher", None, _NO_LAUNCHER),
+    Old("agentlightning.utils:PythonServerLauncherArgs", None, _NO_LAUNCHER),
     Old(
         "agentlightning.utils.otlp:LightningStoreOTLPExporter",
         None,
@@ -280,6 +263,7 @@ NAMES = (
 MEMBERS = (
     Old("agentlightning.algorithm.apo:APO.__class_getitem__", "agentlightning.compat.runners:of_type"),
     Old("agentlightning.adapter.triplets:TracerTraceToTriplet.__call__", "agentlightning.compat.adapters:adapt"),
+    Old("agentlightning.adapter.triplets:TracerTraceToTriplet.visualize", None, _NO_TREE),
     Old("agentlightning.adapter.messages:TraceToMessages.__call__", "agentlightning.compat.adapters:adapt"),
     Old(
         "agentlightning.algorithm.base:Algorithm.get_store",
@@ -308,6 +292,8 @@ MEMBERS = (
         "agentlightning.algorithm.base:Algorithm.set_initial_resources",
         "agentlightning.compat.algorithms:set_initial_resources",
     ),
+    Old("agentlightning.algorithm.base:Algorithm.get_trainer", "agentlightning.compat.algorithms:get_trainer"),
+    Old("agentlightning.algorithm.base:Algorithm.set_trainer", "agentlightning.compat.algorithms:set_trainer"),
     Old("agentlightning.algorithm.base:Algorithm.is_async", "agentlightning.compat.algorithms:is_async"),
     Old("agentlightning.algorithm.base:Algorithm.__call__", "agentlightning.compat.algorithms:call"),
     Old("agentlightning.algorithm.base:Algorithm.get_client", None, _FIRST),
@@ -343,6 +329,11 @@ MEMBERS = (
         "server.store is the store that it serves",
     ),
     Old(
+        "agentlightning.store.http.server:LightningStoreServer.__reduce__",
+        "agentlightning.compat.stores:as_client",
+        "in another process it is LightningStoreClient(server.endpoint, key)",
+    ),
+    Old(
         "agentlightning.tracer.base:Tracer.create_span", "agentlightning.compat.tracing:create_span", "emit_annotation"
     ),
     Old(
@@ -373,128 +364,6 @@ MEMBERS = (
     ),
     Old("agentlightning.types.span:Span.from_core_fields", "agentlightning.compat.types:from_core_fields"),
 )
-
-_DECIDED = "the emitters decide by themselves"
-_LOOP = "claims wait in the store; nothing polls"
-_HEARTBEAT = "heartbeats are the runner's own business"
-_THREADS = "stores are safe to use from any thread"
-_MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
-_RETRIES = "retry_seconds= is how long it tries again in all"
-_SERVED = "servers run inside the event loop that starts them"
-_REWARDS = "a reward names its response, or belongs to the last call"
-
-ARGUMENTS = (
-    Old("agentlightning.emitter.emit:emit_annotation(propagate=)", "agentlightning.compat.emitting:propagate"),
-    Old("agentlightning.emitter.emit:emit_exception(propagate=)", "agentlightning.compat.emitting:propagate"),
-    Old("agentlightning.emitter.emit:emit_message(propagate=)", "agentlightning.compat.emitting:propagate"),
-    Old("agentlightning.emitter.emit:emit_object(propagate=)", "agentlightning.compat.emitting:propagate"),
-    Old("agentlightning.emitter.emit:emit_reward(propagate=)", "agentlightning.compat.emitting:propagate"),
-    Old(
-        "agentlightning.emitter.operation:operation(propagate=)",
-        "",
-        "an operation outside a rollout is recorded nowhere anyway",
-    ),
-    Old(
-        "agentlightning.adapter.triplets:TracerTraceToTriplet(repair_hierarchy=)",
-        "",
-        "calls are joined by their response ids",
-    ),
-    Old(
-        "agentlightning.adapter.triplets:TracerTraceToTriplet(exclude_llm_call_in_reward=)",
-        "",
-        "calls of a judge have another model's name",
-    ),
-    Old("agentlightning.adapter.triplets:TracerTraceToTriplet(reward_match=)", "", _REWARDS),
-    Old(
-        "agentlightning.adapter.triplets:TracerTraceToTriplet(_skip_empty_token_spans=)",
-        "",
-        "token ids come from the gateway",
-    ),
-    Old("agentlightning.runner.runner:LitAgentRunner(poll_interval=)", "", _LOOP),
-    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),
-    Old("agentlightning.runner.runner:LitAgentRunner(interval_jitter=)", "", _HEARTBEAT),
-    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_launch_mode=)", "", _HEARTBEAT),
-    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", _HEARTBEAT),
-    Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
-    Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task"),
-    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal has every question and answer"),
-    Old("agentlightning.store.http.client:LightningStoreClient(retry_delays=)", "", _RETRIES),
-    Old("agentlightning.store.http.client:LightningStoreClient(health_retry_delays=)", "", _RETRIES),
-    Old("agentlightning.store.http.client:LightningStoreClient(request_timeout=)", "request_seconds"),
-    Old("agentlightning.store.http.client:LightningStoreClient(connection_timeout=)", "", _RETRIES),
-    Old("agentlightning.store.http.server:LightningStoreServer(cors_allow_origins=)", "", "no other page asks"),
-    Old("agentlightning.store.http.server:LightningStoreServer(launch_mode=)", "", _SERVED),
-    Old("agentlightning.store.http.server:LightningStoreServer(launcher_args=)", "", _SERVED),
-    Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED),
-    Old("agentlightning.store.http.server:LightningStoreServer(tracker=)", "", "`agl store` has /metrics"),
-    Old("agentlightning.store.stores:InMemoryLightningStore(thread_safe=)", "", _THREADS),
-    Old("agentlightning.store.stores:InMemoryLightningStore(eviction_memory_threshold=)", "", _MEMORY),
-    Old("agentlightning.store.stores:InMemoryLightningStore(safe_memory_threshold=)", "", _MEMORY),
-    Old("agentlightning.store.stores:InMemoryLightningStore(span_size_estimator=)", "", _MEMORY),
-    Old(
-        "agentlightning.store.stores:InMemoryLightningStore(scan_debounce_seconds=)", "", "the watchdog runs by itself"
-    ),
-    Old("agentlightning.store.stores:InMemoryLightningStore(tracker=)", "", "`agl store` has /metrics"),
-    Old(
-        "agentlightning.tracer.agentops:AgentOpsTracer(agentops_managed=)",
-        "",
-        "AgentOps is started without its account",
-    ),
-    Old("agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)", "", "its instrumentation is started"),
-    Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "no process is started for it"),
-    Old(
-        "agentlightning.tracer.weave:WeaveTracer(project_name=)",
-        "",
-        "there is no server that it would name a project on",
-    ),
-    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server"),
-    Old("agentlightning.tracer.weave:WeaveTracer(instrument_managed=)", "", "weave's patches are applied"),
-    Old("agentlightning.trainer.trainer:Trainer(daemon=)", "", "no daemon process is started"),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(dev=)",
-        "agentlightning.compat.trainers:dev",
-        "Trainer.dev(agent, tasks)",
-    ),
-    Old("agentlightning.trainer.trainer:Trainer(max_tasks=)", "max_rollouts"),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(runner=)",
-        "agentlightning.compat.trainers:runner",
-        "concurrency= and hooks=",
-    ),
-    Old("agentlightning.trainer.trainer:Trainer(triplet_exporter=)", "adapter"),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(adapter=)",
-        "agentlightning.compat.trainers:adapter",
-        "give the object itself",
-    ),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(algorithm=)",
-        "agentlightning.compat.trainers:algorithm",
-        "give the object itself",
-    ),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(llm_proxy=)",
-        "agentlightning.compat.trainers:llm_proxy",
-        "give the object itself",
-    ),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(store=)",
-        "agentlightning.compat.trainers:store",
-        "give the object itself",
-    ),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(strategy=)",
-        "agentlightning.compat.trainers:strategy",
-        "'inline', 'processes' or 'remote'",
-    ),
-    Old(
-        "agentlightning.trainer.trainer:Trainer(tracer=)",
-        "agentlightning.compat.trainers:tracer",
-        "give the object itself",
-    ),
-)
-"""An argument that the callable of today has too is read by its line only where it is described: given as a class, a
-factory, a text that today's words do not have, or a dictionary."""
 
 TABLE = (*MODULES, *NAMES, *MEMBERS, *ARGUMENTS)
 _PACKAGES = ("adapter", "algorithm", "emitter", "runner", "store", "tracer", "trainer", "types")

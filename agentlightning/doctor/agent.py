@@ -14,14 +14,12 @@ from typing import Any
 from agentlightning.doctor.breaks import Decode
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Diagnosis, Finding, note, problem, share, warning, worst_first
+from agentlightning.doctor.template import Template
 from agentlightning.doctor.why import diagnose
 from agentlightning.models.shape import BYTES_OF, ModelShape
 
 SLOW_STEP = 1800.0
 """Projected seconds of a step's sampling that are worth a word."""
-PER_LAYER = 34
-"""Numbers that a layer keeps per token and unit of width for the backward pass (Korthikanti et al., arXiv 2205.05198,
-eq. 2, without the attention scores), each of two bytes in half precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +44,14 @@ def examine(
     blocked: Sequence[str] = (),
     unfinished: int = 0,
     decode: Decode | None = None,
+    template: Template | None = None,
 ) -> Diagnosis:
     """What is wrong with an agent, and what a step of training it will take.
 
     blocked: what was said of async code that blocks its event loop.
     unfinished: rollouts that did not come to their end in the time there was.
     """
-    found = diagnose(evidence, decode)
+    found = diagnose(evidence, decode, template)
     measured = {**found.measured, **costs(evidence, plan)}
     findings = worst_first(
         [
@@ -92,7 +91,7 @@ def costs(evidence: Evidence, plan: Plan) -> dict[str, Any]:
         found["slowest_rollout_seconds"] = max(seconds)
         found["projected_seconds_per_step"] = waves * statistics.mean(seconds)
     if plan.shape is not None and longest:
-        row = plan.shape.layers * plan.shape.hidden * longest * PER_LAYER * BYTES_OF[plan.dtype] // 2
+        row = plan.shape.activation_numbers(longest) * BYTES_OF[plan.dtype]
         found["longest_row_tokens"] = longest
         found["model_bytes"] = plan.shape.training_bytes(plan.dtype, adapter=plan.adapter)
         found["longest_row_bytes"] = row

@@ -48,11 +48,12 @@ ADVICE = {
 }
 """What to change, by cause. The causes that are told apart, in the order in which they are looked for."""
 
-_CLOCK = re.compile(
+CLOCK = re.compile(
     r"\d{1,2}:\d{2}|\d{4}-\d{2}-\d{2}|\b\d{9,}\b|[0-9a-f]{8}-[0-9a-f]{0,4}|\b[0-9a-f]{12,}\b"
     r"|\b(mon|tues|wednes|thurs|fri|satur|sun)day\b",
     re.IGNORECASE,
 )
+"""A date, a time or a random id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +91,23 @@ def find_breaks(episodes: Sequence[Episode], decode: Decode | None = None) -> li
             if call.info.divergence is not None and call.info.divergence.cause != "new_conversation":
                 beside = _nearest(call, [c for c in earlier if c.info.policy == call.info.policy])
                 if beside is not None:
-                    found.append(_explain(call, beside, decode))
+                    found.append(_explain(call, beside, decode, apart=_is_beside(call, beside, e.calls)))
             earlier.append(call)
     return found
+
+
+def _is_beside(call: Call, left: Call, calls: Sequence[Call]) -> bool:
+    """Whether a call is of a conversation beside the one it left: another agent's, or one that goes on afterwards."""
+    ours, theirs = call.info.agent, left.info.agent
+    if ours is not None and theirs is not None and ours != theirs:
+        return True
+    later = calls[[c.info.call_id for c in calls].index(call.info.call_id) + 1 :]
+    history = _whole(left)
+    return any(
+        len(c.prompt_ids) >= len(history) and common(history, c.prompt_ids) == len(history)
+        for c in later
+        if c.info.policy == left.info.policy
+    )
 
 
 def lost_by_cause(breaks: Sequence[Break]) -> dict[str, list[Break]]:
@@ -167,7 +182,7 @@ def common(a: Int32Array, b: Int32Array) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _explain(call: Call, beside: Call, decode: Decode | None) -> Break:
+def _explain(call: Call, beside: Call, decode: Decode | None, *, apart: bool) -> Break:
     assert call.info.divergence is not None
     whole = _whole(beside)
     at = common(whole, call.prompt_ids)
@@ -179,6 +194,8 @@ def _explain(call: Call, beside: Call, decode: Decode | None) -> Break:
         around = decode(whole[max(0, at - 3 * BEFORE) : at + 3 * AFTER].tolist())
         other = decode(call.prompt_ids[max(0, at - 3 * BEFORE) : at + 3 * AFTER].tolist())
         cause = _cause(cause, before, was, now, (around, other))
+    if apart and cause in _PERHAPS_APART:
+        cause = "sub_agent"
     return Break(
         rollout_id=call.info.rollout_id,
         call_id=call.info.call_id,
@@ -193,6 +210,8 @@ def _explain(call: Call, beside: Call, decode: Decode | None) -> Break:
 
 
 _KNOWN = {name: name for name in ADVICE}
+_PERHAPS_APART = ("system_prompt_changed", "history_edited", "compaction", "tools_changed")
+"""What a conversation of its own looks like beside the one that it shares its beginning with."""
 
 
 def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
@@ -205,7 +224,7 @@ def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) 
     if was[:width] == now[:width] and width:
         return "tokenizer_seam"
     tail = before[-24:]
-    if all(_CLOCK.search(_word(tail + text, len(tail))) for text in (was, now)):
+    if all(CLOCK.search(_word(tail + text, len(tail))) for text in (was, now)):
         return "clock"
     if _same_json(*around):
         return "tool_json"

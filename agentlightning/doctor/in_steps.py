@@ -19,6 +19,10 @@ RECENT = 8
 FEW = 4
 """Fewer steps than this say nothing of a trend."""
 CLIPPED = 0.2
+NOISY = 0.1
+"""A gradient whose signal is this much of its noise, or less, is mostly noise."""
+MEASURED = 4
+"""Measurements of the noise that are needed: one alone is as noisy."""
 KL_LARGE = 0.1
 """Nats per token between the weights that sampled and those that learned."""
 
@@ -28,6 +32,7 @@ def step_findings(evidence: Evidence) -> Iterator[Finding]:
     for check in (_not_finite, _rate, _no_updates, _trend, _validation, _clipping, _entropy, _moved, _weights, _gap):
         yield from check(evidence)
     yield from _gradient(evidence)
+    yield from _noise(evidence)
 
 
 def recent(evidence: Evidence, name: str) -> float | None:
@@ -231,3 +236,33 @@ def _gradient(evidence: Evidence) -> Iterator[Finding]:
             "outside the clip range?",
             median=usual,
         )
+
+
+def signal_to_noise(evidence: Evidence) -> float | None:
+    """|G|² over tr Σ/B, each averaged over the recent measurements first; None where there are too few.
+
+    See `learner.noise`. At 1 half of what an update follows is noise.
+    """
+    signals = evidence.series("gradient_signal")[-RECENT:]
+    noises = evidence.series("gradient_noise")[-RECENT:]
+    noise = statistics.mean(noises) if len(noises) >= MEASURED else 0.0
+    return statistics.mean(signals) / noise if noise > 0 else None
+
+
+def _noise(evidence: Evidence) -> Iterator[Finding]:
+    ratio = signal_to_noise(evidence)
+    if ratio is None or ratio > NOISY or evidence.solved:
+        return
+    rewards = evidence.series("reward")
+    if len(rewards) < WATCHED_STEPS or chance_of_no_rise(rewards) <= TREND_LEVEL:
+        return  # it learns all the same, or nobody knows yet
+    cosine = statistics.mean(evidence.series("gradient_cosine")[-RECENT:])
+    yield warning(
+        "gradient_noise",
+        f"The gradient is mostly noise: two halves of a step point in directions with a cosine of {cosine:.2f}, and "
+        f"its signal is {max(ratio, 0.0):.2f} of its noise.",
+        "Take four times the tasks_per_step, or tasks whose rollouts differ more often; a lower learning_rate averages "
+        "over more steps.",
+        signal_to_noise=ratio,
+        gradient_cosine=cosine,
+    )

@@ -15,8 +15,9 @@ from agentlightning.doctor.breaks import Decode, break_findings
 from agentlightning.doctor.evidence import Evidence, gather
 from agentlightning.doctor.finding import Diagnosis, Finding, note, worst_first
 from agentlightning.doctor.in_rollouts import difficulty, outcomes, rollout_findings
-from agentlightning.doctor.in_steps import FEW, recent, step_findings
+from agentlightning.doctor.in_steps import FEW, recent, signal_to_noise, step_findings
 from agentlightning.doctor.in_texts import length_pays, sameness, text_findings
+from agentlightning.doctor.template import Template, template_findings
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Run
@@ -37,6 +38,7 @@ _SHADOWS = {
         "too_easy",
     },
     "learning_rate_zero": {"not_rising", "no_gradient"},
+    "gradient_noise": {"not_rising"},
     "never_called": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "calls_not_captured": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "too_hard": {"no_updates", "not_rising"},
@@ -71,13 +73,14 @@ async def find_run(store: LightningStore, run_id: str | None = None) -> Run | No
     return runs[0] if len(runs) else None
 
 
-def diagnose(evidence: Evidence, decode: Decode | None = None) -> Diagnosis:
-    """Findings, numbers and the verdict."""
+def diagnose(evidence: Evidence, decode: Decode | None = None, template: Template | None = None) -> Diagnosis:
+    """Findings, numbers and the verdict. `decode` and `template` are those of the run's model, where they are known."""
     found = [
         *rollout_findings(evidence),
         *step_findings(evidence),
         *text_findings(evidence),
         *break_findings(evidence, decode),
+        *template_findings(evidence, template, decode),
     ]
     hidden = {code for f in found for code in _SHADOWS.get(f.code, ())}
     findings = worst_first([f for f in found if f.code not in hidden])
@@ -136,4 +139,5 @@ def measure(evidence: Evidence) -> dict[str, Any]:
         "sampled_tokens_per_rollout": statistics.mean(e.sampled_tokens for e in episodes) if episodes else None,
         "longest_call_tokens": max((len(c.prompt_ids) + len(c.response_ids) for c in calls), default=None),
     }
+    found["signal_to_noise"] = signal_to_noise(evidence)
     return found | {name: value for name in _OF_STEPS if (value := recent(evidence, name)) is not None}

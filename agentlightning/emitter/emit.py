@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+from agentlightning.arguments import explained
 from agentlightning.emitter.record import (
     error_status,
     exception_attributes,
@@ -29,6 +30,7 @@ from agentlightning.types.names import (
 from agentlightning.types.reward import reward_attributes
 
 
+@explained
 def emit_reward(
     value: SupportsFloat | Mapping[str, SupportsFloat],
     primary_key: str | None = None,
@@ -52,6 +54,7 @@ def emit_reward(
     return record(trace, REWARD, {**plain(attributes), **named, **rewards})
 
 
+@explained
 def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """Record a line of text."""
     if not isinstance(message, str):
@@ -60,8 +63,9 @@ def emit_message(message: str, attributes: Mapping[str, Any] | None = None) -> S
     return None if trace is None else record(trace, MESSAGE, {**plain(attributes), MESSAGE_BODY: message})
 
 
+@explained
 def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Span | None:
-    """Record a value as JSON. Raises AgentError for one that JSON cannot hold."""
+    """Record a value as JSON. Raises NotJsonError for one that JSON cannot hold."""
     trace = trace_for("emit_object")
     if trace is None:
         return None
@@ -69,6 +73,7 @@ def emit_object(object: Any, attributes: Mapping[str, Any] | None = None) -> Spa
     return record(trace, OBJECT, {**plain(attributes), OBJECT_TYPE: type(object).__qualname__, OBJECT_JSON: text})
 
 
+@explained
 def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | None = None) -> Span | None:
     """Record an exception that the agent met and dealt with, with its traceback."""
     if not isinstance(exception, BaseException):
@@ -80,6 +85,7 @@ def emit_exception(exception: BaseException, attributes: Mapping[str, Any] | Non
     return record(trace, EXCEPTION, found, error_status(exception))
 
 
+@explained
 def emit_annotation(attributes: Mapping[str, Any]) -> Span | None:
     """Attach attributes to the attempt. Nested dicts become dotted keys."""
     trace = trace_for("emit_annotation")

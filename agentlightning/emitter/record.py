@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from agentlightning.errors import AgentError, message_of
+from agentlightning.errors import NotJsonError, message_of
+from agentlightning.keys import redacted
 from agentlightning.tracer.trace import Trace, current_parent, current_trace
 from agentlightning.types import Attributes, Span, SpanStatus
 from agentlightning.types.names import EXCEPTION_MESSAGE, EXCEPTION_STACKTRACE, EXCEPTION_TYPE
@@ -49,7 +50,7 @@ def record(trace: Trace, name: str, attributes: Attributes, status: SpanStatus |
 def plain(attributes: Mapping[str, Any] | None) -> Attributes:
     """Attributes as JSON values under dotted keys: {"tool": {"name": "calc"}} is {"tool.name": "calc"}.
 
-    Raises AgentError for a value that JSON cannot hold.
+    Raises NotJsonError for a value that JSON cannot hold.
     """
     flat: Attributes = {}
     for key, value in (attributes or {}).items():
@@ -77,23 +78,24 @@ def _repr(value: Any) -> str:
 
 
 def strict_json(value: Any, what: str) -> str:
-    """The value as JSON text. Raises AgentError, naming it as `what`, if it cannot be."""
+    """The value as JSON text. Raises NotJsonError, naming it as `what`, if it cannot be."""
     try:
         return to_json(value, **_LENIENT).decode()
     except (PydanticSerializationError, ValueError) as error:
-        raise AgentError(f"{what} cannot be written as JSON ({error}); give numbers, text, lists or dicts.") from error
+        why = f"{what} cannot be written as JSON ({error}); give numbers, text, lists or dicts."
+        raise NotJsonError(why) from error
 
 
 def exception_attributes(error: BaseException) -> Attributes:
-    """An exception as OpenTelemetry's attributes."""
+    """An exception as OpenTelemetry's attributes, with keys in its text shortened: HTTP clients name the URL."""
     kind = type(error)
     module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
     return {
         EXCEPTION_TYPE: f"{module}{kind.__qualname__}",
-        EXCEPTION_MESSAGE: message_of(error),
-        EXCEPTION_STACKTRACE: "".join(traceback.format_exception(error)),
+        EXCEPTION_MESSAGE: redacted(message_of(error)),
+        EXCEPTION_STACKTRACE: redacted("".join(traceback.format_exception(error))),
     }
 
 
 def error_status(error: BaseException) -> SpanStatus:
-    return SpanStatus(status_code="ERROR", description=f"{type(error).__name__}: {message_of(error)}")
+    return SpanStatus(status_code="ERROR", description=redacted(f"{type(error).__name__}: {message_of(error)}"))

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
-from agentlightning.engine.kv_cache import DoesNotFit, probe
+from agentlightning.engine.kv_cache import DoesNotFit, KVShape, probe
 from agentlightning.engine.limits import slot_count
 from agentlightning.engine.own_cache import OwnCacheModel, RecomputedModel
+from agentlightning.engine.room import Budget
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 
@@ -27,6 +28,8 @@ class Contexts:
     vocab_size: int
     why_own: str = ""
     """Why they are not in slots of the KV cache; empty if they are."""
+    budget: Budget | None = None
+    """Of memory, in blocks that follow the tokens in use; None where all slots together stay within the limit."""
 
     @property
     def kind(self) -> str:
@@ -45,7 +48,7 @@ class Contexts:
 
 
 def make_contexts(model: PreTrainedModel, max_context: int, budget: int, concurrency: int) -> Contexts:
-    """Room for as many contexts of `max_context` tokens as `budget` bytes hold, up to two per request.
+    """Room for as many contexts as `budget` bytes hold, up to two per request.
 
     Raises `ModelError` for a model that cannot be sampled from exactly, `ConfigError` for a budget too small.
     """
@@ -71,9 +74,31 @@ def _in_slots(model: PreTrainedModel, max_context: int, budget: int, concurrency
         shape = probe(model)
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
         raise DoesNotFit(f"its forward fails with transformers' own cache ({error})") from error
+    if (paged := _in_blocks(model, shape, max_context, budget, concurrency)) is not None:
+        return paged
     slots = slot_count(shape.bytes_per_token * (max_context + 1), budget, concurrency)
     passes = SlotModel(model, shape, slots, max_context)
     return Contexts(passes, slots, passes.self_check())
+
+
+def _in_blocks(
+    model: PreTrainedModel, shape: KVShape, max_context: int, budget: int, concurrency: int
+) -> Contexts | None:
+    """Two slots per request, whose memory follows their tokens; None where memory cannot, or need not."""
+    slots, block = 2 * concurrency, shape.block
+    if block is None or budget >= slots * shape.bytes_per_token * (max_context + 1):
+        return None
+    blocks = budget // (shape.bytes_per_token * block)
+    if blocks * block < max_context + 1:
+        return None
+    try:
+        passes = SlotModel(model, shape, slots, max_context, block=block)
+    except (OSError, OverflowError):  # so many addresses are not to be had
+        return None
+    vocab_size = passes.self_check()
+    for slot in (0, 1, slots - 1):  # what the check wrote
+        passes.cache.clear(slot)
+    return Contexts(passes, slots, vocab_size, budget=Budget(blocks, block))
 
 
 def _one_by_one(

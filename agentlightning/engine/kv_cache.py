@@ -1,4 +1,4 @@
-"""The KV cache of the embedded engine: a fixed number of slots, each with room for one whole context.
+"""The KV cache of the embedded engine: a fixed number of slots, each with addresses for one whole context.
 
 A Hugging Face `Cache` whose `update` writes new keys and values straight into slots and hands the attention a view of
 them, so a decoding step copies nothing. It knows tensors only; which tokens a slot holds is `Slots`' business.
@@ -9,6 +9,7 @@ H key/value heads, D head size.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from agentlightning.engine.pages import SUPPORTED, Pages, block_tokens
 
 SUPPORTED_ATTENTION = ("sdpa", "eager")
 
@@ -40,6 +43,13 @@ class KVShape:
     @property
     def bytes_per_token(self) -> int:
         return sum(heads * (key + value) for heads, key, value in self.layers) * self.dtype.itemsize
+
+    @property
+    def block(self) -> int | None:
+        """Tokens of a block of memory that can be given back; None where memory stays taken, as on GPUs."""
+        if not SUPPORTED or self.device.type != "cpu":
+            return None
+        return block_tokens(h * size * self.dtype.itemsize for h, key, value in self.layers for size in (key, value))
 
 
 @torch.inference_mode()
@@ -66,15 +76,18 @@ def probe(model: PreTrainedModel) -> KVShape:
 class SlotCache(Cache):
     """Keys and values of all slots. Call `plan` before each pass of the model."""
 
-    def __init__(self, shape: KVShape, slots: int, capacity: int) -> None:
+    def __init__(self, shape: KVShape, slots: int, capacity: int, *, paged: bool = False) -> None:
+        """`paged`: memory of a slot can be given back; its capacity is then a whole number of blocks."""
         super().__init__(layers=[])
         self.capacity = capacity
+        self._paged: list[tuple[Pages, torch.Tensor]] = []
         # Layers of one shape lie in one tensor [L, S, C, H, D], so that a slot is copied in one go.
         self._groups: list[torch.Tensor] = []
         by_layer: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         for heads, key_size, value_size in dict.fromkeys(shape.layers):
             members = [n for n, layer in enumerate(shape.layers) if layer == (heads, key_size, value_size)]
-            keys, values = (_zeros((len(members), slots, capacity, heads, d), shape) for d in (key_size, value_size))
+            size = (len(members), slots, capacity, heads)
+            keys, values = (self._make((*size, d), shape, paged=paged) for d in (key_size, value_size))
             self._groups += [keys, values]
             by_layer.update(zip(members, zip(keys, values, strict=True), strict=True))
         self._layers = [by_layer[n] for n in range(len(shape.layers))]
@@ -83,6 +96,14 @@ class SlotCache(Cache):
         self._write = torch.empty(0, dtype=torch.long)
         self._query = 0
         self._context = 0
+
+    def _make(self, size: tuple[int, ...], shape: KVShape, *, paged: bool) -> torch.Tensor:
+        if not paged:
+            return _zeros(size, shape)
+        pages = Pages(math.prod(size) * shape.dtype.itemsize)
+        tensor = pages.tensor(size, shape.dtype)
+        self._paged.append((pages, tensor))
+        return tensor
 
     def plan(self, rows: slice | torch.Tensor, write: torch.Tensor, context: int, query: int) -> None:
         """Set up one pass of `query` new tokens per row.
@@ -120,17 +141,28 @@ class SlotCache(Cache):
         for tensor in self._groups:
             tensor[:, target, :tokens] = tensor[:, source, :tokens]
 
-    def swap(self, a: int, b: int, tokens: int) -> None:
-        """Exchange the first `tokens` tokens of two slots."""
+    def swap(self, a: int, b: int, tokens_a: int, tokens_b: int) -> None:
+        """Exchange what two slots hold: the first so many tokens of each."""
         for tensor in self._groups:
-            kept = tensor[:, a, :tokens].clone()
-            tensor[:, a, :tokens] = tensor[:, b, :tokens]
-            tensor[:, b, :tokens] = kept
+            kept = tensor[:, a, :tokens_a].clone()
+            tensor[:, a, :tokens_b] = tensor[:, b, :tokens_b]
+            tensor[:, b, :tokens_a] = kept
 
     def clear(self, slot: int) -> None:
         """Zero a slot. Needed after NaN only: masked-out NaN values would still poison the attention's sum."""
+        if self._paged:
+            self.give_back(slot, 0)
+            return
         for tensor in self._groups:
             tensor[:, slot] = 0
+
+    def give_back(self, slot: int, tokens: int) -> None:
+        """Free the memory of a slot behind its first so many tokens, whole blocks; it reads as zeros afterwards."""
+        for pages, tensor in self._paged:
+            token = tensor.stride(2) * tensor.itemsize
+            for layer in range(len(tensor)):
+                start = (layer * tensor.stride(0) + slot * tensor.stride(1)) * tensor.itemsize
+                pages.give_back(start + tokens * token, (self.capacity - tokens) * token)
 
 
 def _zeros(size: tuple[int, ...], shape: KVShape) -> torch.Tensor:

@@ -35,7 +35,7 @@ class OwnCaches:
         """Copy a slot, which holds exactly so many tokens."""
         self.slots[target] = copy.deepcopy(self.slots[source])
 
-    def swap(self, a: int, b: int, tokens: int) -> None:
+    def swap(self, a: int, b: int, tokens_a: int, tokens_b: int) -> None:
         self.slots[a], self.slots[b] = self.slots[b], self.slots[a]
 
     def clear(self, slot: int) -> None:

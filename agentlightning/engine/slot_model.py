@@ -26,11 +26,15 @@ _CHECK_TOKENS = 8
 class SlotModel:
     """A model with a cache of `slots` contexts of `max_context` tokens."""
 
-    def __init__(self, model: PreTrainedModel, shape: KVShape, slots: int, max_context: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, shape: KVShape, slots: int, max_context: int, *, block: int | None = None
+    ) -> None:
+        """`block`: tokens of a block of memory; None: a slot keeps what it took."""
         self.model: Any = model
-        # One position more than a context: padding writes there, and nothing attends to it.
-        self.capacity = max_context + 1
-        self.cache = SlotCache(shape, slots, self.capacity)
+        self.capacity = capacity_of(max_context, block)
+        self.cache = SlotCache(shape, slots, self.capacity, paged=block is not None)
+        # Padding writes there, and nothing attends to it: the last position of a slot is none of a context's.
+        self._nowhere = slots * self.capacity - 1
         self._slots = slots
         self._device = shape.device
         self._masks = Masks(model, self.capacity, shape.dtype, shape.device)
@@ -46,7 +50,7 @@ class SlotModel:
             ids[row, query - len(row_tokens) :] = row_tokens
         positions = np.arange(query) + (starts + counts - query)[:, None]
         padding = np.arange(query) < (query - counts)[:, None]
-        write = np.where(padding, self.capacity - 1, positions) + slots[:, None] * self.capacity
+        write = np.where(padding, self._nowhere, positions + slots[:, None] * self.capacity)
         positions[padding] = 0
         context = int((starts + counts).max())
         index = torch.from_numpy(slots).to(self._device)
@@ -55,10 +59,14 @@ class SlotModel:
     def decode(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """Compute one token in each of the first slots, ids and positions [slots]; logits after it in `rows`, [R, V].
 
-        What lies between these rows is computed along: its one new token is written beyond what its slot holds.
+        What lies between these rows is computed along, and nothing of it kept.
         """
         span = len(ids)
         write = positions + np.arange(span) * self.capacity
+        if len(rows) != span:
+            between = np.ones(span, dtype=np.bool_)
+            between[rows] = False
+            write[between] = self._nowhere
         context = int(positions[rows].max()) + 1
         logits = self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, span), write, context)
         return logits if len(rows) == span else logits[torch.from_numpy(rows).to(logits.device)]
@@ -107,6 +115,11 @@ class SlotModel:
             counts = [n + 1 for n in counts]
             gaps += [gap_to_plain(self.model, logits[row], ids[:n]) for row, n in enumerate(counts)]
         return float(np.max(gaps)), logits  # NaN if one of them is
+
+
+def capacity_of(max_context: int, block: int | None) -> int:
+    """Positions of a slot: one more than a context has, and whole blocks."""
+    return max_context + 1 if block is None else -(-(max_context + 1) // block) * block
 
 
 def gap_to_plain(model: Any, logits_V: torch.Tensor, sequence: np.ndarray) -> float:

@@ -42,6 +42,8 @@ class Slots:
         self.length = np.zeros(count, dtype=np.int64)
         self.computed = np.zeros(count, dtype=np.int64)
         self.busy = np.zeros(count, dtype=np.bool_)
+        self.parked = np.zeros(count, dtype=np.bool_)
+        """Busy slots that wait for memory: neither `ready` nor `unready`."""
         self._last_use = np.zeros(count, dtype=np.int64)
         self._clock = 0
 
@@ -78,35 +80,39 @@ class Slots:
 
     def release(self, slot: int) -> None:
         """The request is done; what was computed stays for reuse."""
-        self.busy[slot] = False
+        self.busy[slot] = self.parked[slot] = False
         self.length[slot] = self.computed[slot]
         self._touch(slot)
 
     def forget(self, slot: int) -> None:
         """Drop what a slot holds; it is the first to be taken."""
-        self.busy[slot] = False
+        self.busy[slot] = self.parked[slot] = False
         self.length[slot] = self.computed[slot] = self._last_use[slot] = 0
 
     def ready(self) -> np.ndarray:
         """Busy slots whose tokens are all computed but the last one, ascending."""
-        return np.flatnonzero(self.busy & (self.length - self.computed == 1))
+        return np.flatnonzero(self.busy & ~self.parked & (self.length - self.computed == 1))
 
     def unready(self) -> np.ndarray:
         """Which busy slots have more tokens than one to compute, shape [count]."""
-        return self.busy & (self.length - self.computed > 1)
+        return self.busy & ~self.parked & (self.length - self.computed > 1)
 
     def missing(self, slot: int) -> int:
-        """How many known tokens of the slot have no keys and values yet."""
-        return int(self.length[slot] - self.computed[slot])
+        """How many known tokens of the slot have no keys and values yet; 0 of one that is parked."""
+        return 0 if self.parked[slot] else int(self.length[slot] - self.computed[slot])
 
-    def swap(self, a: int, b: int) -> int:
-        """Exchange two slots; returns how many tokens of the cache must be exchanged too."""
+    def by_last_use(self, chosen: np.ndarray) -> list[int]:
+        """These slots, bool [count], the one that was not used for longest first."""
+        return sorted(np.flatnonzero(chosen).tolist(), key=self._last_use.__getitem__)
+
+    def swap(self, a: int, b: int) -> tuple[int, int]:
+        """Exchange two slots; returns how many tokens of each must be exchanged in the cache too."""
         pair, riap = [a, b], [b, a]
         known = int(self.length[pair].max())
         self.tokens[pair, :known] = self.tokens[riap, :known]
-        for column in (self.length, self.computed, self.busy, self._last_use):
+        for column in (self.length, self.computed, self.busy, self.parked, self._last_use):
             column[pair] = column[riap]
-        return int(self.computed[pair].max())
+        return int(self.computed[b]), int(self.computed[a])
 
     def _shared(self, prompt: Int32Array) -> np.ndarray:
         """How many leading tokens of the prompt each slot knows, shape [count]."""

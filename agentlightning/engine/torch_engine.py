@@ -24,8 +24,10 @@ from agentlightning.engine.events import Ended, Event, Failed, Part, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
 from agentlightning.engine.queue import Queue
+from agentlightning.engine.room import Room
 from agentlightning.engine.running import Columns, Counters, Running, sampled, shift_of
 from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
+from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import EngineError
@@ -91,6 +93,9 @@ class TorchEngine:
         self._running: dict[int, Running] = {}
         self._by_slot: list[Running | None] = [None] * slots
         self._slots = Slots(slots, self._model.capacity, cuts=self.contexts.cuts, reuses=self.contexts.continues)
+        self._memory: Room | None = None
+        if self.contexts.budget is not None and isinstance(self._model, SlotModel):
+            self._memory = Room(self._model.cache, self._slots, self.contexts.budget)
         self._columns = Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
@@ -163,6 +168,10 @@ class TorchEngine:
         self._forget_contexts()
         return [part for part in parts if part is not None]
 
+    def _oldest_first(self) -> list[int]:
+        """The slots of running requests, in the order in which they began."""
+        return [running.slot for running in self._running.values()]
+
     def _part(self, running: Running) -> Event | None:
         """What a request sampled and did not give out yet."""
         chunk = self._take(running, None, None)
@@ -178,6 +187,8 @@ class TorchEngine:
         idle = not self._running and not len(self._queue)
         self._events = list(self._queue.look_at_grammars(_GRAMMAR_WAIT if idle else 0.0))
         with torch.inference_mode():
+            if self._memory is not None:
+                self._memory.unpark(self._oldest_first())
             if admit:
                 self._admit()
             self._prefill()
@@ -189,7 +200,7 @@ class TorchEngine:
 
         One whose prefix is being computed by another right now is passed over until that is done.
         """
-        if not len(self._queue):
+        if not len(self._queue) or self._slots.parked.any():
             return
         self._charge()
         if not self._worth_admitting():
@@ -202,8 +213,13 @@ class TorchEngine:
             placement = self._slots.place(request.prompt_ids)
             if placement is None:
                 passed_over.append(request)
-            else:
-                self._start(request, placement)
+                continue
+            if self._memory is not None:
+                placement = self._memory.admit(placement, len(request.prompt_ids), len(self._running))
+            if placement is None:
+                passed_over.append(request)
+                break
+            self._start(request, placement)
         for request in reversed(passed_over):
             self._queue.put_back(request)
 
@@ -296,6 +312,8 @@ class TorchEngine:
     def _decode(self) -> None:
         """One token for every request that only misses its last one."""
         rows = self._slots.ready()
+        if self._memory is not None:
+            rows = self._memory.grow(rows, self._oldest_first())
         if not len(rows):
             return
         rows = self._compact(rows)
@@ -317,7 +335,9 @@ class TorchEngine:
 
     def _swap(self, a: int, b: int) -> None:
         known = int(self._slots.length[[a, b]].max())
-        self._model.cache.swap(a, b, self._slots.swap(a, b))
+        self._model.cache.swap(a, b, *self._slots.swap(a, b))
+        if self._memory is not None:
+            self._memory.swapped(a, b)
         self._columns.swap(a, b)
         for array in (self._logprobs, self._plain_logprobs):
             array[[a, b], :known] = array[[b, a], :known]
@@ -451,6 +471,8 @@ class TorchEngine:
         self._leave(running)
         self._slots.forget(slot)
         self._model.cache.clear(slot)
+        if self._memory is not None:
+            self._memory.forget(slot)
         self._events.append(Failed(request_id=running.request.request_id, message=message))
 
     def _leave(self, running: Running) -> None:

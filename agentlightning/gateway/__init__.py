@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.gateway import Gateway
 from agentlightning.gateway.limits import RequestLimits
 from agentlightning.gateway.routing.models import Frozen, Trained
+from agentlightning.gateway.routing.spending import SpendingLimits, TokenPrice
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.rendering import Rendering, load_rendering
 
@@ -26,6 +27,8 @@ __all__ = [
     "Provider",
     "Rendering",
     "RequestLimits",
+    "SpendingLimits",
+    "TokenPrice",
     "Trained",
     "load_rendering",
 ]

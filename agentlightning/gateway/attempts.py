@@ -30,6 +30,7 @@ from agentlightning.types import (
     SystemPrompt,
     ToolDescription,
 )
+from agentlightning.types.spending import Spent
 
 _ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
 """An attempt whose worker was only slow may go on."""
@@ -53,6 +54,8 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The last failure of a call that was not the agent's."""
     refused_elsewhere: str | None = None
     """The last call that another provider refused for good: its key, its model or the request is wrong."""
+    lost: str | None = None
+    """Why calls that were answered are missing in the store, or may be."""
     rewarded: bool = False
     """Whether a reward came by HTTP."""
     prompt_tokens: int = 0
@@ -86,10 +89,16 @@ class LiveAttempt:
     closed: bool = False
     ended: str | None = None
     """Why its open calls were ended, if it was not their clients."""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """What it has asked of other providers, by alias."""
     prompts: Sequence[SystemPrompt | ToolDescription] = ()
     """What is put into its requests."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
+
+    @property
+    def key(self) -> Key:
+        return self.rollout_id, self.attempt_id
 
     def session(self, name: str) -> Session:
         """The attempt's history with one policy or engine."""
@@ -115,6 +124,9 @@ class LiveAttempt:
 
     def mark_infra_error(self, error: str) -> None:
         self.summary = msgspec.structs.replace(self.summary, infra_error=error)
+
+    def mark_lost(self, why: str) -> None:
+        self.summary = msgspec.structs.replace(self.summary, lost=why)
 
 
 Key = tuple[str, str]
@@ -159,6 +171,14 @@ class Attempts:
         key = (rollout_id, attempt_id)
         live = self._live.get(key)
         return live.summary if live is not None else self._closed.get(key, AttemptSummary())
+
+    def mark_lost(self, rollout_id: str, attempt_id: str, why: str) -> None:
+        """The store lacks a call of the attempt, and will."""
+        key = (rollout_id, attempt_id)
+        if (live := self._live.get(key)) is not None:
+            live.mark_lost(why)
+        elif key in self._closed:
+            self._closed[key] = msgspec.structs.replace(self._closed[key], lost=why)
 
     def open_calls(self, rollout_id: str, attempt_id: str) -> int:
         """Requests of the attempt that are being answered."""

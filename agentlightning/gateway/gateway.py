@@ -8,19 +8,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from pathlib import PurePath
+from contextlib import suppress
+from pathlib import Path, PurePath
 from typing import Any
 
 from agentlightning.engine.base import Engine
-from agentlightning.errors import ConfigError, GatewayError
+from agentlightning.errors import ConfigError, ConflictError, GatewayError, NotFoundError
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.limits import RequestLimits, freeze_heap
+from agentlightning.gateway.recording.journal import Journal
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.routing.models import AttemptLimits, Frozen, Model, Selection, Trained, check_models
+from agentlightning.gateway.routing.spending import Account
 from agentlightning.gateway.routing.upstream import Provider, Upstream
 from agentlightning.gateway.sampling.sampler import Sampler
 from agentlightning.gateway.sampling.settings import Overrides, check_overrides
@@ -32,10 +35,17 @@ from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key, sign_u
 from agentlightning.rendering import Rendering
 from agentlightning.serving import ConnectionLimits, LoopServer
 from agentlightning.store.base import LightningStore
-from agentlightning.types import LLM, ProxyLLM
+from agentlightning.types import LLM, AttemptStatus, Outcome, ProxyLLM
+from agentlightning.types.ids import random_hex
+from agentlightning.types.spending import Spent
 
 logger = logging.getLogger(__name__)
 
+_ANOTHER = (
+    "The gateway that served this attempt is gone, and another one has taken its place, which cannot say whether all "
+    "of its calls were stored."
+)
+_DIED = "The gateway died with answers of this attempt that were not stored yet."
 _SWEEP_SECONDS = 60.0
 _GRACE_SECONDS = 2.0
 """How long calls may go on when the gateway stops; less than the server itself waits."""
@@ -61,6 +71,7 @@ class Gateway:
         max_calls: int | None = None,
         max_tokens: int | None = None,
         models: Mapping[str, Model] | None = None,
+        spent: Mapping[str, Spent] | None = None,
         dialects: Sequence[Dialect] = DIALECTS,
         rerender: bool = False,
         cut_long_prompts: bool = False,
@@ -69,6 +80,7 @@ class Gateway:
         read_seconds: float = 60.0,
         request_limits: RequestLimits | None = None,
         connection_limits: ConnectionLimits | None = None,
+        journal: str | Path | None = None,
     ) -> None:
         """
         engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
@@ -81,6 +93,7 @@ class Gateway:
         max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
         models: other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another name for
             one that exists.
+        spent: what was asked of other providers before, by alias; it counts towards their limits for all rollouts.
         dialects: the wire formats that are spoken; `(*DIALECTS, MyDialect())` adds one of your own.
         rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
         cut_long_prompts: shorten prompts that do not fit the policy's context (its oldest tool results, then its oldest
@@ -90,6 +103,8 @@ class Gateway:
         read_seconds: how long a client may take to send a request.
         request_limits: how large one request may be, and how many an attempt may have open.
         connection_limits: how long a client may take for the head of a request, and how many may be connected.
+        journal: a file that outlives this process. With it, and the same secret, store and port, the next gateway lets
+            attempts go on where they were, but for those whose last answers were not stored, which are done again.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")
@@ -108,10 +123,14 @@ class Gateway:
         self._models = self._check(models or {})
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
-        self._recorder = Recorder(store)
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
+        self._journal = None if journal is None else Journal(journal)
+        self._recorder = Recorder(store, self._attempts.mark_lost, self._journal)
+        self._store = store
+        self._instance = random_hex(8)
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
+        self._spent = dict(spent or {})
         api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
         self._app = GatewayApp(
             self._attempts,
@@ -123,6 +142,7 @@ class Gateway:
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
             limits=request_limits or RequestLimits(),
+            instance=lambda: self._instance,
         )
         self._server = LoopServer(
             self._app, self._host, port, what="gateway", error=GatewayError, limits=connection_limits
@@ -142,6 +162,8 @@ class Gateway:
         if not self.names():
             raise ConfigError("The gateway has nothing to serve: give it an engine, or models.")
         freeze_heap()
+        if self._journal is not None:
+            await self._continue(self._journal)
         await self._server.start()
         self._recorder.start()
         self._sweeper = asyncio.create_task(self._sweep(), name="gateway-sweeper")
@@ -159,6 +181,8 @@ class Gateway:
         await stopping
         await asyncio.gather(*[upstream.close() for upstream in self._upstreams.values()])
         await self._recorder.stop(timeout)
+        if self._journal is not None:
+            self._journal.close()
         self._sweeper = None
 
     async def __aenter__(self) -> Gateway:
@@ -171,6 +195,21 @@ class Gateway:
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The gateway as an ASGI application, for another server in front of it."""
         await self._app(scope, receive, send)
+
+    async def _continue(self, journal: Journal) -> None:
+        """Take over from the gateway that used the journal: the attempts that it lost answers of are done again.
+
+        Nobody can finish them before: that takes a gateway.
+        """
+        self._instance, unstored = journal.open()
+        for rollout_id, attempt_id in unstored:
+            with suppress(NotFoundError, ConflictError):  # it is over, or given up already
+                await self._store.update_attempt(
+                    rollout_id, attempt_id, status=AttemptStatus.FAILED, outcome=Outcome.INFRA_ERROR, error=_DIED
+                )
+        if unstored:
+            logger.warning("%d attempts are done again: the last gateway died with answers of theirs.", len(unstored))
+        journal.settle()
 
     # ---- what agents are given -------------------------------------------------------------------------------------
 
@@ -197,14 +236,27 @@ class Gateway:
 
     # ---- what the runner asks --------------------------------------------------------------------------------------
 
-    async def close_attempt(self, rollout_id: str, attempt_id: str, timeout: float = 60.0) -> AttemptSummary:
+    @property
+    def instance(self) -> str:
+        """Names what this gateway remembers: another one is another name, and knows nothing of this one's answers."""
+        return self._instance
+
+    async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Nothing to do: a runner that holds this object does not outlive it. See `runner.remote.RemoteGateway`."""
+
+    async def close_attempt(
+        self, rollout_id: str, attempt_id: str, timeout: float = 60.0, *, opened_at: str | None = None
+    ) -> AttemptSummary:
         """End the attempt's open calls, wait until all of its calls are stored, and forget its session.
 
-        Raises `StoreError` if the store does not take them within `timeout` seconds. Idempotent.
+        `opened_at` is the `instance` that the attempt began at: if it is another one, the summary says that calls may
+        be lost. Raises `StoreError` if the store does not take them within `timeout` seconds. Idempotent.
         """
-        summary = await self._attempts.close(rollout_id, attempt_id)
+        await self._attempts.close(rollout_id, attempt_id)
         await self._recorder.barrier(timeout)
-        return summary
+        if opened_at is not None and opened_at != self._instance:
+            self._attempts.mark_lost(rollout_id, attempt_id, _ANOTHER)
+        return self._attempts.summary(rollout_id, attempt_id)
 
     def open_calls(self, rollout_id: str, attempt_id: str) -> int:
         """How many requests of the attempt are being answered right now."""
@@ -214,6 +266,11 @@ class Gateway:
     def turned_away(self) -> Mapping[str, int]:
         """How many requests belonged to no attempt, by why they were refused."""
         return self._app.turned_away
+
+    @property
+    def spent(self) -> dict[str, Spent]:
+        """What was asked of other providers so far, by alias."""
+        return {**self._spent, **{alias: upstream.account.total for alias, upstream in self._upstreams.items()}}
 
     def say_trouble(self, reason: str | None) -> None:
         """Let `/health` answer 503 with this reason; None: all is well again."""
@@ -232,7 +289,9 @@ class Gateway:
                 trained = isinstance(model, Trained)
                 samplers[alias] = await self._make_sampler(alias, model.engine, model.rendering, trained=trained)
             elif isinstance(model, Provider):
-                upstreams[alias] = Upstream(alias, model, self._recorder)
+                account = Account(alias, self._store, model.price, model.limits, self.spent.get(alias, Spent()))
+                upstreams[alias] = Upstream(alias, model, self._recorder, account)
+        self._spent = self.spent
         retired, self._samplers, self._upstreams = self._upstreams, samplers, upstreams
         await asyncio.gather(*[upstream.close() for upstream in retired.values()])
 

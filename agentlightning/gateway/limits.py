@@ -37,6 +37,8 @@ class RequestLimits:
     """The body as it comes."""
     elements: int = 100_000
     """Values in the body's lists and objects, all levels together."""
+    containers: int = 20_000
+    """Lists and objects in the body: each takes as long to decode as a hundred numbers."""
     stop_strings: int = 64
     stop_characters: int = 4096
     """Of all stop strings of a request together."""
@@ -75,17 +77,16 @@ class RequestLimits:
         if len(body) <= _SMALL_BYTES:
             # Commas and brackets inside of texts count here too, so this is the most there can be.
             most = body.count(b",") + body.count(b"[") + body.count(b"{")
-            if most <= min(_FEW_ELEMENTS, self.elements):
+            if most <= min(_FEW_ELEMENTS, self.elements, self.containers):
                 return decode(body), False
         return await in_background(self._decoded, body), True
 
     def _decoded(self, body: bytes) -> dict[str, Any]:
-        if _elements(body, self.elements) > self.elements:
-            raise Refusal(
-                f"The request body has more than {self.elements} values in its lists and objects (elements).",
-                status=413,
-                code="too_many_elements",
-            )
+        elements, containers = _elements(body, self.elements)
+        if elements > self.elements:
+            raise _too_many(f"more than {self.elements} values in its lists and objects (elements)")
+        if containers > self.containers:
+            raise _too_many(f"more than {self.containers} lists and objects (containers)")
         return decode(body)
 
 
@@ -100,18 +101,25 @@ def decode(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _elements(body: bytes, enough: int) -> int:
-    """Commas and opening brackets outside of texts; stops counting once there are more than `enough`."""
-    count, inside, at = 0, False, 0
-    while at < len(body) and count <= enough:
+def _too_many(what: str) -> Refusal:
+    return Refusal(f"The request body has {what}.", status=413, code="too_many_elements")
+
+
+def _elements(body: bytes, enough: int) -> tuple[int, int]:
+    """Commas and opening brackets outside of texts, and the brackets alone; stops counting once there are more than
+    `enough`.
+    """
+    commas, brackets, inside, at = 0, 0, False, 0
+    while at < len(body) and commas + brackets <= enough:
         end = at + _BLOCK
         while end < len(body) and body[end - 1] == ord("\\"):  # an escape stays in one block
             end += 1
         parts = body[at:end].replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         outside = b"".join(parts[inside::2])
-        count += outside.count(b",") + outside.count(b"[") + outside.count(b"{")
+        commas += outside.count(b",")
+        brackets += outside.count(b"[") + outside.count(b"{")
         inside, at = inside ^ (len(parts) % 2 == 0), end
-    return count
+    return commas + brackets, brackets
 
 
 async def in_background(function: Callable[..., T], *arguments: Any) -> T:

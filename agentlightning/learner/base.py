@@ -17,7 +17,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from agentlightning.learner.catalog import LOSSES
-from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 """Of weights. In the two short ones the optimiser keeps float32 copies of what it trains."""
@@ -115,6 +115,18 @@ class PassResult(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the entries, by name."""
 
 
+def joined(passes: Sequence[PassResult]) -> PassResult:
+    """The passes of a minibatch as one: sums, and means weighted by entries."""
+    entries = [len(one.logprobs) for one in passes]
+    names = passes[0].metrics
+    return PassResult(
+        loss=sum(one.loss for one in passes),
+        logprobs=np.concatenate([one.logprobs for one in passes]),
+        tree_tokens=sum(one.tree_tokens for one in passes),
+        metrics={k: float(np.average([one.metrics[k] for one in passes], weights=entries)) for k in names},
+    )
+
+
 class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an optimiser step."""
 
@@ -124,7 +136,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     """Before clipping."""
     metrics: dict[str, float] = {}
     """`critic_loss` where there is a critic; with `OptimParams.max_kl`, `kl_step` and `halvings`: how far the step
-    moved the policy, and how often it was halved."""
+    moved the policy, and how often it was halved; after `MeasuresNoise.keep_half`, `learner.noise.noise_measures`."""
 
 
 class PackingCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,9 +194,27 @@ class Learner(Protocol):
 
 
 @runtime_checkable
+class MovesReference(Protocol):
+    """What a learner may be able to do besides: let its reference follow the policy."""
+
+    async def move_reference(self, share: float) -> None:
+        """Take the reference this share of the way to the policy; `save_state` keeps it from then on."""
+        ...
+
+
+@runtime_checkable
 class ChecksPacking(Protocol):
     """What a learner may be able to do besides: compare its packed passes with separate rows."""
 
     async def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
         """Leaves gradients as they are."""
+        ...
+
+
+@runtime_checkable
+class MeasuresNoise(Protocol):
+    """What a learner may be able to do besides: compare the gradients of two halves of a minibatch."""
+
+    async def keep_half(self, share: float) -> None:
+        """Remember the gradient as it is, that of this share of the minibatch; the next `optim_step` measures it."""
         ...

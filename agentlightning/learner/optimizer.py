@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from agentlightning.learner.base import OptimParams
 
@@ -40,7 +41,7 @@ class Optimizer:
 
     def clip(self, limit: float) -> float:
         """Scale the gradients down to this norm (0: leave them); the norm before."""
-        return float(nn.utils.clip_grad_norm_(self._stepped, limit or float("inf")))
+        return float(whole(nn.utils.clip_grad_norm_(self._stepped, limit or float("inf"))))
 
     def step(self, params: OptimParams) -> None:
         """One AdamW step; zeroes the gradients."""
@@ -69,16 +70,36 @@ class Optimizer:
             for parameter, stepped in self._copied:
                 parameter.copy_(stepped)
 
+    def gradients(self) -> list[Tensor | None]:
+        """Added up so far, of each tensor that is stepped; None where nothing reached it."""
+        return [s.grad for s in self._stepped]
+
     def zero(self) -> None:
         self._adamw.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Any]:
-        """For `load`; the copies belong to it."""
-        return {"adamw": self._adamw.state_dict(), "copies": [s.detach() for _, s in self._copied]}
+        """For `load`; the copies belong to it. The same, however many ranks there are."""
+        adamw = self._adamw.state_dict()
+        moments = {n: {k: whole(v) for k, v in one.items()} for n, one in adamw["state"].items()}
+        return {"adamw": {**adamw, "state": moments}, "copies": [whole(s.detach()) for _, s in self._copied]}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of other parameters."""
-        self._adamw.load_state_dict(state["adamw"])
+        adamw = state["adamw"]
+        moments = {n: {k: _as(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
+        self._adamw.load_state_dict({**adamw, "state": moments})
         with torch.no_grad():
             for (_, stepped), saved in zip(self._copied, state["copies"], strict=True):
-                stepped.copy_(saved)
+                stepped.copy_(_as(saved, stepped))
+
+
+def whole(value: Any) -> Any:
+    """A tensor that is spread over ranks, as each of them would hold it alone; anything else as it is."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _as(value: Any, like: Tensor) -> Any:
+    """A whole tensor spread as another of the same shape is."""
+    if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements)

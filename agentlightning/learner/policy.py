@@ -48,6 +48,8 @@ class Adapters(Protocol):
 
     def save(self, name: str | None, directory: Path) -> None: ...
 
+    def take_up(self, name: str | None, directory: str) -> None: ...
+
 
 @dataclass(slots=True)
 class Policy:
@@ -85,6 +87,25 @@ class Policy:
             self.peft.load_adapter(str(directory), _REFERENCE)
         self.peft.set_adapter(_ALONE)
 
+    def reference_pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Each weight of the adapter that is kept for `reference` with the trained adapter's. Where there is none yet,
+        one is made that changes nothing.
+        """
+        if self.peft is None or self.adapters is not None:
+            raise ConfigError("A reference that follows the policy is for one policy, of all weights or one adapter.")
+        fresh = _REFERENCE not in self.peft.peft_config
+        if fresh:
+            with peft_calls_deprecated_names():
+                self.peft.add_adapter(_REFERENCE, self.peft.peft_config[_ALONE])
+            self.peft.set_adapter(_ALONE)
+        named = dict(self.peft.named_parameters())
+        kept = {n: p for n, p in named.items() if f".{_REFERENCE}." in n}
+        pairs = [(p, named[n.replace(f".{_REFERENCE}.", f".{_ALONE}.")]) for n, p in kept.items()]
+        if fresh:
+            for (name, parameter), (_, trained) in zip(kept.items(), pairs, strict=True):
+                parameter.data.copy_(trained.data if ".lora_A." in name else torch.zeros_like(parameter))
+        return pairs
+
     @contextmanager
     def reference(self) -> Iterator[None]:
         """Within the block an adapter's model computes what it is compared with: the reference, or else the base."""
@@ -97,6 +118,13 @@ class Policy:
             yield
         finally:
             self.peft.set_adapter(_ALONE)
+
+    def take_up(self, directory: str) -> None:
+        """Compute with the adapter in a directory from now on. Raises ModelError where there is none that fits."""
+        if self.adapters is None:
+            raise ConfigError("Only one of several adapters can take up another's weights.")
+        self.adapters.take_up(self.adapter, directory)
+        self.version += 1
 
     def export(self, path: str | Path) -> None:
         """Write the model (or the adapter) with its tokenizer as a Hugging Face directory, all or nothing."""

@@ -6,6 +6,7 @@ Shape letters: E loss entries.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ from agentlightning.learner.critic import Critic
 from agentlightning.learner.forward import Scores, distributions, score, why_no_tree
 from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of, probed_states
 from agentlightning.learner.loss import Entries, compute_loss
+from agentlightning.learner.noise import Half, noise_measures, sampled
 from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_model, refuse_other_tokens
+from agentlightning.learner.reference import move, paired, put
 from agentlightning.learner.trial import relative_error, tolerance, why_not, worst_error
 from agentlightning.types.call import Float32Array
 
@@ -54,10 +57,14 @@ class TorchLearner:
         self._optimizer = Optimizer(policy.trainable())
         self._last: PackedBatch | None = None
         """What was learned from since the last step, or some of it."""
+        self._half: Half | None = None
+        """Of the gradient that is being added up."""
         self._critic: Critic | None = None
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
         self._reference: PreTrainedModel | None = None
+        self._moved = False
+        """The reference is no longer what it was loaded as."""
         if self.options.reference:
             self._add_reference(self.options.reference)
 
@@ -116,8 +123,19 @@ class TorchLearner:
         self.rows = before or max(worst, logprobs) > limit
         return PackingCheck(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
 
+    def keep_half(self, share: float) -> None:
+        """Remember the gradient of this share of the minibatch; `optim_step` compares it with that of the rest."""
+        self._half = Half(sampled(self._optimizer.gradients())[0], share)
+
+    def take_gradient(self) -> list[Tensor | None]:
+        """The gradient that was added up, by trained tensor; what is added up begins anew."""
+        found = self._optimizer.gradients()
+        self._optimizer.zero()
+        return found
+
     def optim_step(self, params: OptimParams) -> StepResult:
         """Clip, step, zero the gradients; the weights get the next version. A step that is not finite is refused."""
+        noise = self._noise()
         norm = self._optimizer.clip(params.max_grad_norm)
         if not np.isfinite(norm):
             self._optimizer.zero()
@@ -125,11 +143,16 @@ class TorchLearner:
                 f"The gradient is not finite (norm {norm}); the weights were left as they are. "
                 "Lower the learning rate, or start again from the last checkpoint."
             )
-        metrics = self._step(params)
+        metrics = {**noise, **self._step(params)}
         if self._critic is not None:
             metrics |= self._critic.step(params.critic_learning_rate, params.critic_epochs, params.critic_clip)
         self.policy.version += 1
         return StepResult(grad_norm=norm, version=self.policy.version, metrics=metrics)
+
+    def _noise(self) -> dict[str, float]:
+        """What the halves of the gradient say, where one was kept; before anything is clipped."""
+        half, self._half = self._half, None
+        return {} if half is None else noise_measures(half, *sampled(self._optimizer.gradients()))
 
     def _step(self, params: OptimParams) -> dict[str, float]:
         """One AdamW step, halved until it moves the policy no farther than `max_kl`; see `guard`."""
@@ -140,25 +163,46 @@ class TorchLearner:
         probe, before = probe_of(batch), self._optimizer.weights()
         old_EV = self._distributions(probe)
         self._optimizer.step(params)
-        kl, halvings = divergence(self._distributions(probe), old_EV), 0
+        kl, halvings = self._divergence(probe, old_EV), 0
         while kl > params.max_kl and halvings < MOST_HALVINGS:
             self._optimizer.halve_step(before)
-            kl, halvings = divergence(self._distributions(probe), old_EV), halvings + 1
+            kl, halvings = self._divergence(probe, old_EV), halvings + 1
         return {"kl_step": kl, "halvings": float(halvings)}
 
     def _distributions(self, probe: PackedBatch) -> Tensor:
+        """Log-probs of every next token in the probe's states, [E, V]."""
         with torch.no_grad():
-            hidden_EH = self._score(probe).hidden_EH
-            chosen = self._tensor(probed_states(probe))
-            return distributions(self.policy.model, hidden_EH[chosen], self._tensor(probe.temperature_E)[chosen])
+            return self._head(self._score(probe).hidden_EH, probe)
+
+    def _head(self, hidden_EH: Tensor, probe: PackedBatch) -> Tensor:
+        chosen = self._tensor(probed_states(probe))
+        return distributions(self.policy.model, hidden_EH[chosen], self._tensor(probe.temperature_E)[chosen])
+
+    def _divergence(self, probe: PackedBatch, old_EV: Tensor) -> float:
+        """How far the policy has moved from what it was."""
+        return divergence(self._distributions(probe), old_EV)
+
+    def move_reference(self, share: float) -> None:
+        """Take the reference this share of the way to the policy."""
+        if self.options.reference is None:
+            raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
+        move(paired(self.policy, self._reference), share)
+        self._moved = True
 
     def save_state(self, path: str | Path) -> None:
         """The optimisers' state, the critic and the version; the weights are `export`'s."""
         with atomic_directory(Path(path)) as directory:
-            state = {"optimizer": self._optimizer.state(), "version": self.policy.version}
-            if self._critic is not None:
-                state["critic"] = self._critic.state()
+            state = self.state()
             torch.save(state, directory / STATE_FILE)
+
+    def state(self) -> dict[str, Any]:
+        """What `save_state` writes."""
+        state: dict[str, Any] = {"optimizer": self._optimizer.state(), "version": self.policy.version}
+        if self._critic is not None:
+            state["critic"] = self._critic.state()
+        if self._moved:
+            state["reference"] = [kept for kept, _ in paired(self.policy, self._reference)]
+        return state
 
     def load_state(self, path: str | Path) -> None:
         """What `save_state` wrote, onto a policy loaded from the weights exported with it."""
@@ -172,6 +216,9 @@ class TorchLearner:
             ) from error
         if self._critic is not None and "critic" in state:
             self._critic.load(state["critic"])
+        if "reference" in state:
+            put(paired(self.policy, self._reference), state["reference"])
+            self._moved = True
         self.policy.version = state["version"]
 
     def export(self, path: str | Path) -> None:
@@ -187,7 +234,13 @@ class TorchLearner:
                 "their own must hold those of the policy in training."
             )
         self._choose_passes(batch)
-        return score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
+        return self._inside(
+            lambda: score(self.policy.model, batch, self.options, rows=self.rows, entropy_grad=entropy_grad)
+        )
+
+    def _inside(self, work: Callable[[], Scores]) -> Scores:
+        """Everything that the policy's model computes is computed in here."""
+        return work()
 
     def _choose_passes(self, batch: PackedBatch) -> None:
         """Turn to rows where the model cannot compute this batch as trees.
@@ -218,7 +271,9 @@ class TorchLearner:
                 return score(self._reference, batch, self.options, rows=rows).logprobs_E
             if self.policy.peft is not None:
                 with self.policy.reference():
-                    return score(self.policy.model, batch, self.options, rows=self.rows).logprobs_E
+                    return self._inside(
+                        lambda: score(self.policy.model, batch, self.options, rows=self.rows)
+                    ).logprobs_E
         raise ConfigError("This learner has no reference model; it is made with LearnerOptions(reference=…).")
 
     def _loss(self, batch: PackedBatch, loss: LossConfig) -> tuple[Scores, Tensor, dict[str, float]]:

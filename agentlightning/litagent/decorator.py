@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, overload
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, Resource
@@ -25,6 +26,8 @@ class FunctionAgent(LitAgent[Any]):
 
     def __init__(self, function: Function, *, trained_agents: str | None = None) -> None:
         super().__init__(trained_agents=trained_agents)
+        if not callable(function):
+            raise ConfigError(f"An agent is a function of a task, not {function!r:.60}: @agl.rollout is for a def.")
         self.function = function
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._wanted = _parameters(function)
@@ -89,6 +92,7 @@ def _parameters(function: Function) -> tuple[str, ...]:
 def rollout(function: Function) -> FunctionAgent: ...
 @overload
 def rollout(*, trained_agents: str | None = None) -> Callable[[Function], FunctionAgent]: ...
+@explained
 def rollout(function: Function | None = None, *, trained_agents: str | None = None) -> Any:
     """Make an agent from a function, sync or async, that does one task and returns its reward.
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES
 from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
@@ -23,6 +24,7 @@ class LitAgent(Generic[T]):
     `training_rollout` and `validation_rollout`, and their `_async` forms, may be overridden where the two differ.
     """
 
+    @explained
     def __init__(self, *, trained_agents: str | None = None) -> None:
         try:
             re.compile(trained_agents or "")

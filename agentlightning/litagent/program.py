@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.keys import ALL_SCOPES, REWARDS
@@ -82,6 +83,7 @@ class Program(LitAgent[Any]):
         isolation: "bubblewrap" or a `Bubblewrap`, or a `Container` command; None runs it as the user that you are.
     """
 
+    @explained
     def __init__(
         self,
         command: Sequence[str] | str,

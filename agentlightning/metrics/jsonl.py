@@ -10,6 +10,10 @@ from typing import Any
 from agentlightning.files import atomic_write
 from agentlightning.metrics.sink import Sink
 
+METRICS_FILE = "metrics.jsonl"
+RUN_FILE = "run.json"
+"""What the run is, beside them in its folder."""
+
 
 class JsonlSink(Sink):
     """Appends a line per step. Opening it to resume before step n drops the lines of steps from n on."""

@@ -21,6 +21,11 @@ class Reporter(Sink):
     def __init__(self, *sinks: Sink, guests: Sequence[Sink] = ()) -> None:
         self._sinks = sinks
         self._guests = list(guests)
+        self._gauges: Callable[[], Mapping[str, Any]] = dict
+
+    def measure_too(self, gauges: Callable[[], Mapping[str, Any]]) -> None:
+        """Read these with every step, whatever the algorithm reports."""
+        self._gauges = gauges
 
     def _tell(self, what: Callable[[Sink], None]) -> None:
         for sink in self._sinks:
@@ -39,7 +44,8 @@ class Reporter(Sink):
         self._tell(lambda sink: sink.columns(columns))
 
     def step(self, metrics: Mapping[str, Any]) -> None:
-        self._tell(lambda sink: sink.step(metrics))
+        whole = {**metrics, **self._gauges()}
+        self._tell(lambda sink: sink.step(whole))
 
     def status(self, text: str) -> None:
         self._tell(lambda sink: sink.status(text))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,33 @@ class ModelShape:
     """The longest sequence it was made for; None where its configuration does not say."""
     adapter: bool = False
     """The directory holds a LoRA adapter of the model, not the model."""
+    query: int = 0
+    """Width of all query heads together; 0: as wide as the residual stream, as are `keys` and a quarter of `inner`."""
+    keys: int = 0
+    """Width of all key heads together, and of the value heads."""
+    inner: int = 0
+    """Width inside the MLP that one token goes through, its experts together."""
+    vocabulary: int = 0
+    active: int = 0
+    """Parameters that one token is multiplied with, where experts are chosen; 0: all of them."""
+    looked_up: int = 0
+    """Input embeddings, where the output layer has its own: no token is multiplied with them."""
+
+    @property
+    def kv_numbers(self) -> int:
+        """Keys and values of one token, in all layers."""
+        return 2 * self.layers * (self.keys or self.hidden)
+
+    def activation_numbers(self, tokens: int) -> int:
+        """What the layers keep of a pass of so many tokens for its gradient, without the attention scores.
+
+        Per layer: around the two norms 4 times the residual stream each; query, key, value and output before and after
+        norm and rotation; gate, its activation, up and their product. That is what autograd saves of transformers' own
+        forward in float32 (`tests/models/test_plan.py` counts it). The formula of Korthikanti et al. (arXiv 2205.05198,
+        eq. 2: 34 bytes per token and unit of width, 17 numbers) is of fused kernels, and half of it.
+        """
+        query, keys, inner = self.query or self.hidden, self.keys or self.hidden, self.inner or 4 * self.hidden
+        return tokens * self.layers * (8 * self.hidden + 4 * (query + keys) + 4 * inner)
 
     def learning_rate(self, *, adapter: bool) -> float:
         """A step size of Adam for reinforcement learning, to begin with: two significant digits.
@@ -63,7 +90,7 @@ def read_shape(model: str | Path) -> ModelShape | None:
     adapter = Path(place) / "adapter_config.json"
     if adapter.is_file():
         base = read_shape(json.loads(adapter.read_text())["base_model_name_or_path"])
-        return base and ModelShape(base.hidden, base.layers, base.parameters, base.max_context, adapter=True)
+        return base and replace(base, adapter=True)
     file = Path(place) / "config.json" if Path(place).is_dir() else config_from_hub(place)
     try:
         return None if file is None else shape_of(json.loads(file.read_text()))
@@ -83,4 +110,21 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
     inner = config.get("moe_intermediate_size") or config.get("intermediate_size") or 4 * hidden
     embeddings = config["vocab_size"] * hidden * (1 if config.get("tie_word_embeddings", True) else 2)
     parameters = layers * (attention + 3 * hidden * inner * experts) + embeddings
-    return ModelShape(hidden, layers, parameters, config.get("max_position_embeddings"))
+    chosen = min(experts, config.get("num_experts_per_tok") or experts)
+    return ModelShape(
+        hidden,
+        layers,
+        parameters,
+        config.get("max_position_embeddings"),
+        query=head * heads,
+        keys=head * keys,
+        inner=inner * chosen,
+        vocabulary=config["vocab_size"],
+        active=layers * (attention + 3 * hidden * inner * chosen) + config["vocab_size"] * hidden,
+        looked_up=embeddings - config["vocab_size"] * hidden,
+    )
+
+
+def count_of(parameters: int) -> str:
+    """For people: so many million or billion."""
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"

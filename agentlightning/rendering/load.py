@@ -8,8 +8,9 @@ from typing import Any
 
 from agentlightning.errors import ModelError
 from agentlightning.rendering.library import BARE, MARKED, RenderersRendering
-from agentlightning.rendering.probes import agrees, tools_survive
+from agentlightning.rendering.probes import PROBE_TOOLS, agrees, tools_survive
 from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer
+from agentlightning.rendering.template_check import check_template, trouble_with_tools
 from agentlightning.rendering.tokenizer import load_tokenizer, model_directory, read_json, stop_tokens
 
 logger = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
     name = renderer or settings.get("renderer") or MODEL_RENDERER_MAP.get(path)
     if name is not None:
         return _named(name, options, tokenizer, path)
+    if tokenizer.chat_template is not None:
+        check_template(tokenizer, path)
     for candidate in _candidates() if tokenizer.chat_template is not None else ():
         if candidate == "gpt-oss" and len(tokenizer.get_vocab()) < _HARMONY_TOKENS:
             continue  # it would fetch its vocabulary from the network only to disagree
@@ -82,6 +85,7 @@ def _by_template(
             f"{path} has no chat template. Add a chat_template.jinja to the model directory, or name the renderer that "
             f"fits it as `renderer`: {', '.join(_candidates())}."
         )
+    check_template(tokenizer, path)
     thinking = {"reasoning_parser": "think"} if "<think>" in tokenizer.chat_template else {}
     vocabulary = tokenizer.get_vocab()
     ways: list[tuple[str, Mapping[str, Any], Format | None]] = [
@@ -96,9 +100,11 @@ def _by_template(
                 "default", tokenizer, *made, parses_tools=True, marked=name in MARKED, bare=name in BARE, calls=name
             )
     if tools_required:
+        broken = trouble_with_tools(tokenizer, path, PROBE_TOOLS)
         raise ModelError(
-            f"It is not known how {path} writes tool calls, so an agent's tools would silently not work. Give as "
-            f"`renderer` the one that fits ({', '.join(_candidates())}), or 'default' if the agents use no tools."
+            f"{broken + ' ' if broken else ''}It is not known how {path} writes tool calls, so an agent's tools would "
+            f"silently not work. Give as `renderer` the one that fits ({', '.join(_candidates())}), or 'default' if "
+            "the agents use no tools."
         )
     made = _template_renderers(tokenizer, path, {**thinking, **options}, None)
     return RenderersRendering("default", tokenizer, *made, parses_tools=False)

@@ -14,6 +14,7 @@ _TOOL: Tool = {
         "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
     },
 }
+PROBE_TOOLS: tuple[Tool, ...] = (_TOOL,)
 _SYSTEM: Message = {"role": "system", "content": "Be brief."}
 _USER: Message = {"role": "user", "content": "Add one to 2."}
 _ASKS: Message = {

@@ -15,6 +15,8 @@ from typing import Any
 from agentlightning.errors import ModelError
 from agentlightning.rendering.control import SEAM
 
+_TEMPLATE_FILE = "chat_template.jinja"
+_CONFIG_FILE = "tokenizer_config.json"
 _LONG = 16 * 1024
 """Characters."""
 
@@ -33,7 +35,7 @@ class FileTokenizer:
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._config: dict[str, Any] = read_json(directory / "tokenizer_config.json")
+        self._config: dict[str, Any] = read_json(directory / _CONFIG_FILE)
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
 
@@ -66,10 +68,16 @@ class FileTokenizer:
     def all_special_tokens(self) -> list[str]:
         return [text for text, special in self.added_tokens.items() if special]
 
+    @property
+    def template_file(self) -> str:
+        """Where `chat_template` is read."""
+        file = self._directory / _TEMPLATE_FILE
+        return str(file) if file.is_file() else f"{self._directory / _CONFIG_FILE}, chat_template"
+
     @cached_property
     def chat_template(self) -> str | None:
         """The model's own template: `chat_template.jinja`, or the entry of `tokenizer_config.json`."""
-        file = self._directory / "chat_template.jinja"
+        file = self._directory / _TEMPLATE_FILE
         if file.is_file():
             return file.read_text(encoding="utf-8")
         template = self._config.get("chat_template")

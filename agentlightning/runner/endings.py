@@ -48,6 +48,11 @@ class AttemptSummary(Protocol):
         ...
 
     @property
+    def lost(self) -> str | None:
+        """Why answers that the agent was given are missing in the store, or may be."""
+        ...
+
+    @property
     def rewarded(self) -> bool:
         """A reward came by HTTP."""
         ...
@@ -68,10 +73,13 @@ class Ending:
 def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     """What the gateway knows better: a failure that was the system's, or the end of what the agent may use.
 
-    Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is trained with
-    what was earned by then, or with 0. Where the model in training had answered and another provider refused, that one
-    was the judge (or a tool that is one): the agent did not fail.
+    An attempt whose calls are not all recorded is tried again, however its agent ended: what it earned belongs to calls
+    that nobody has. Clients raise when they are refused at a limit, so an agent's error after that is truncation: it is
+    trained with what was earned by then, or with 0. Where the model in training had answered and another provider
+    refused, that one was the judge (or a tool that is one): the agent did not fail.
     """
+    if summary.lost and ending.outcome is not Outcome.CANCELLED:
+        return Ending(Outcome.INFRA_ERROR, "\n".join(filter(None, (summary.lost, ending.error))))
     if ending.outcome is Outcome.AGENT_ERROR and summary.infra_error:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and summary.calls:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -28,7 +29,7 @@ from agentlightning.types import LLM, Hook, ProxyLLM
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
-"""How long closing an attempt is tried while the gateway cannot be reached."""
+"""How long opening or closing an attempt is tried while the gateway cannot be reached."""
 PROBE_SECONDS = 10.0
 """A server that does not answer for so long is out of reach."""
 _WILDCARDS = ("0.0.0.0", "::")
@@ -62,17 +63,35 @@ class _Summary(msgspec.Struct, frozen=True):
     limit: str | None = None
     infra_error: str | None = None
     refused_elsewhere: str | None = None
+    lost: str | None = None
     rewarded: bool = False
+
+    def __add__(self, other: _Summary) -> _Summary:
+        """What an attempt did at two gateways."""
+        return _Summary(**{name: getattr(self, name) or getattr(other, name) for name in self.__struct_fields__})
+
+
+class _Health(msgspec.Struct, frozen=True):
+    """What the gateway answers when it is asked who it is."""
+
+    instance: str
+
+
+_Answer = TypeVar("_Answer", _Summary, _Health)
 
 
 class RemoteGateway:
-    """The gateway as a runner elsewhere sees it: URLs and keys are made here, attempts are closed over HTTP."""
+    """The gateways as a runner elsewhere sees them: URLs and keys are made here, the rest goes over HTTP.
+
+    The barrier at an attempt's end holds although a gateway may be killed and another one take its place: who serves
+    is asked before the agent begins and told when the attempt is closed; another one cannot say that all is stored.
+    """
 
     def __init__(self, address: Address) -> None:
         self._secret = address.signing_secret
         self._host = urlsplit(address.url).hostname or "127.0.0.1"
-        self._endpoints: dict[str, str] = {}
-        """Of the attempts that run here."""
+        self._bound: dict[str, dict[str, str]] = {}
+        """Of the attempts that run here: the instance behind each endpoint, empty while it has not been asked."""
         self._http: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -89,39 +108,60 @@ class RemoteGateway:
             sign_attempt_key(self._secret, rollout_id, attempt_id, scopes),
             sign_url_key(self._secret, rollout_id, attempt_id, scopes),
         )
-        self._endpoints[attempt_id] = bound.endpoint
+        self._bound.setdefault(attempt_id, {})[bound.endpoint] = ""
         return bound
 
+    async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Ask who serves. Raises StoreError when a gateway stays out of reach."""
+        bound = self._bound.get(attempt_id, {})
+        for endpoint in bound:
+            health = await self._until_heard(endpoint, partial(self._health, f"{endpoint}/health"))
+            bound[endpoint] = health.instance
+
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> _Summary:
-        """Raises StoreError when the gateway cannot be reached or cannot store the attempt's calls."""
-        endpoint = self._endpoints.get(attempt_id)
-        if endpoint is None:
-            return _Summary()
+        """Raises StoreError when a gateway cannot be reached or cannot store the attempt's calls."""
         key = sign_attempt_key(self._secret, rollout_id, attempt_id, (CLOSE,))
+        whole = _Summary()
+        for endpoint, instance in self._bound.get(attempt_id, {}).items():
+            whole += await self._until_heard(endpoint, partial(self._close, f"{endpoint}/close", key, instance))
+        self._bound.pop(attempt_id, None)
+        return whole
+
+    async def _until_heard(self, endpoint: str, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         end = time.monotonic() + CLOSE_SECONDS
         while True:
             try:
-                summary = await self._post(f"{endpoint}/close", key)
-                del self._endpoints[attempt_id]
-                return summary
+                return await ask()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 if self._closed or time.monotonic() > end:
                     why = str(error) or type(error).__name__
                     raise StoreError(redacted(f"The gateway at {endpoint} cannot be reached: {why}.")) from error
             await asyncio.sleep(1.0)
 
-    async def _post(self, url: str, key: str) -> _Summary:
-        if self._closed:
-            raise StoreError("The gateway was out of reach when the runner stopped.")
-        if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
-        async with self._http.post(url, headers={"Authorization": f"Bearer {key}"}) as response:
+    async def _health(self, url: str) -> _Health:
+        async with self._session().get(url) as response:
+            body = await response.read()
+        try:
+            return msgspec.json.decode(body, type=_Health)  # 503 is an answer, too: it has no model just now
+        except msgspec.DecodeError as error:
+            raise StoreError(redacted(f"There is no gateway at {url}: it answers {body[:300]!r}.")) from error
+
+    async def _close(self, url: str, key: str, instance: str) -> _Summary:
+        headers = {"Authorization": f"Bearer {key}"}
+        async with self._session().post(url, headers=headers, json={"opened_at": instance}) as response:
             body = await response.read()
             if response.status == 503:
                 raise StoreUnavailableError(f"The gateway could not store the attempt's calls: {body[:300]!r}")
             if response.status != 200:
                 raise StoreError(f"The gateway did not close the attempt ({response.status}): {body[:300]!r}")
         return msgspec.json.decode(body, type=_Summary)
+
+    def _session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise StoreError("The gateway was out of reach when the runner stopped.")
+        if self._http is None:
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
+        return self._http
 
     async def close(self) -> None:
         """What is being closed fails with StoreError."""

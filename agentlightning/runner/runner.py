@@ -89,6 +89,13 @@ class ModelAccess(Protocol):
         """The resource with a URL and a key that are good for one attempt only."""
         ...
 
+    async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        """Called when the attempt's resources are bound and its agent has not begun.
+
+        Raises StoreError if the gateway is out of reach.
+        """
+        ...
+
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """Returns when all calls of the attempt are in the store."""
         ...
@@ -304,10 +311,11 @@ class LitAgentRunner:
     async def _finish(self, claimed: AttemptedRollout, ending: Ending) -> None:
         """Report the attempt's end, and while the store is out of reach again and again: it is kept alive meanwhile."""
         name = f"Attempt {claimed.attempt.attempt_id} of {claimed.rollout_id}"
-        pause = FIRST_PAUSE_SECONDS
+        pause, closed = FIRST_PAUSE_SECONDS, None
         while True:
             try:
-                await self._report(claimed, ending)
+                closed = closed or await self._closed(claimed, ending)
+                await self._report(claimed, closed)
                 return
             except ConflictError as error:
                 # It was cancelled, or timed out, while it came to its end.
@@ -326,12 +334,8 @@ class LitAgentRunner:
             pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
 
     async def _report(self, claimed: AttemptedRollout, ending: Ending) -> None:
-        """The barrier: the attempt's calls are stored first, then the attempt is finished. May be repeated."""
+        """Finish the attempt, whose calls are stored by now. May be repeated."""
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
-        if self._gateway is not None:
-            ending = await self._close_calls(self._gateway, rollout_id, attempt_id, ending)
-        if not ending.rewarded:
-            ending = Ending(Outcome.AGENT_ERROR, _NO_REWARD)
         await self._reward_tools(rollout_id, attempt_id)
         await self._ready_store().update_attempt(
             rollout_id,
@@ -341,14 +345,20 @@ class LitAgentRunner:
             error=storable(ending.error),
         )
 
-    async def _close_calls(self, gateway: ModelAccess, rollout_id: str, attempt_id: str, ending: Ending) -> Ending:
-        """An attempt whose gateway is gone with its calls has failed through no fault of its agent."""
-        try:
-            return with_gateway(ending, await gateway.close_attempt(rollout_id, attempt_id))
-        except StoreUnavailableError:
-            raise
-        except StoreError as error:
-            return Ending(Outcome.INFRA_ERROR, f"The attempt's calls could not be closed: {error}")
+    async def _closed(self, claimed: AttemptedRollout, ending: Ending) -> Ending:
+        """The barrier: returns when the attempt's calls are stored, with what the gateway knows of its end.
+
+        An attempt whose gateway is gone with its calls has failed through no fault of its agent.
+        """
+        if self._gateway is not None:
+            try:
+                summary = await self._gateway.close_attempt(claimed.rollout_id, claimed.attempt.attempt_id)
+            except StoreUnavailableError:
+                raise
+            except StoreError as error:
+                return Ending(Outcome.INFRA_ERROR, f"The attempt's calls could not be closed: {error}")
+            ending = with_gateway(ending, summary)
+        return ending if ending.rewarded else Ending(Outcome.AGENT_ERROR, _NO_REWARD)
 
     async def _reward_tools(self, rollout_id: str, attempt_id: str) -> None:
         """Intermediate rewards by the rules of AIR; they are asked when the attempt's calls are stored."""
@@ -367,7 +377,10 @@ class LitAgentRunner:
             else await store.get_latest_resources()
         )
         resources = update.resources if update else {}
-        return GivenResources((name, self._bind(resource, claimed, trace)) for name, resource in resources.items())
+        bound = {name: self._bind(resource, claimed, trace) for name, resource in resources.items()}
+        if self._gateway is not None:
+            await self._gateway.open_attempt(claimed.rollout_id, claimed.attempt.attempt_id)
+        return GivenResources(bound)
 
     def _bind(self, resource: Any, claimed: AttemptedRollout, trace: Trace) -> Any:
         """Give the agent a plain LLM whose URL and key are good for its own attempt only.

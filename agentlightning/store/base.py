@@ -69,6 +69,10 @@ class Unset:
     def __bool__(self) -> bool:
         return False
 
+    def __reduce__(self) -> str:
+        """Copied and pickled by its name, because it is compared by identity."""
+        return "UNSET"
+
 
 UNSET = Unset()
 
@@ -221,7 +225,10 @@ class LightningStore(Protocol):
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None: ...
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
-        """The finished ones of `rollout_ids`: when all are finished, or after `timeout` seconds (None: no limit)."""
+        """The finished ones of `rollout_ids`: when all are finished, or after `timeout` seconds (None: no limit).
+
+        Raises NotFoundError for one that there is not: nothing would tell it from one that is not finished yet.
+        """
         ...
 
     async def wait_for_any_rollout(

@@ -8,6 +8,7 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from agentlightning.arguments import explained
 from agentlightning.errors import missing_extra
 from agentlightning.store.base import Capabilities
 from agentlightning.store.database.notify import Notifier
@@ -47,6 +48,7 @@ class SqliteLightningStore(SqlLightningStore):
     write waits for another program that has locked the file.
     """
 
+    @explained
     def __init__(
         self,
         path: str | Path,
@@ -69,6 +71,7 @@ class PostgresLightningStore(SqlLightningStore):
     `dsn` is PostgreSQL's own: `postgresql://user:password@host/database`.
     """
 
+    @explained
     def __init__(self, dsn: str, *, watchdog_seconds: float = TICK_SECONDS):
         try:
             from agentlightning.store.database.postgres import PostgresDatabase
@@ -83,6 +86,7 @@ class PostgresLightningStore(SqlLightningStore):
 class InMemoryLightningStore(SqlLightningStore):
     """The same store on a temporary file that is gone with it: for tests and trials."""
 
+    @explained
     def __init__(self, *, watchdog_seconds: float = TICK_SECONDS):
         self.folder = Path(tempfile.mkdtemp(prefix="agl-store-"))
         self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)

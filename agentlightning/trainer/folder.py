@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
+from agentlightning.metrics import plot_curve
+from agentlightning.metrics.jsonl import METRICS_FILE as METRICS_FILE
+from agentlightning.metrics.jsonl import RUN_FILE as RUN_FILE
 
-METRICS_FILE = "metrics.jsonl"
+logger = logging.getLogger(__name__)
+
 CURVE_FILE = "curve.png"
 STORE_FILE = "store.db"
-RUN_FILE = "run.json"
 
 
 def new_folder(path: Path) -> Path:
     """The path, with a number behind it if it is taken."""
     numbered = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
     return next(p for p in itertools.chain([path], numbered) if not p.exists())
+
+
+def default_folder(algorithm: Algorithm, resume_from: Path | None) -> Path:
+    """A resumed run goes on in its folder; a new one gets a new folder."""
+    if resume_from is not None:
+        return resume_from.parent.parent
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return new_folder(Path("runs") / f"{type(algorithm).__name__.lower()}-{stamp}")
+
+
+def draw_curve(run_dir: Path) -> None:
+    """Draw how the reward went, where there is something to draw."""
+    try:
+        plot_curve(run_dir / METRICS_FILE, run_dir / CURVE_FILE, run_dir.name)
+    except ConfigError as error:
+        logger.info("No curve was drawn: %s", error)
 
 
 def resumable_journal(algorithm: Algorithm, resume: str | Path | None) -> Path | None:

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.league import League
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import StoreError, message_of
 from agentlightning.files import atomic_write
@@ -84,6 +85,8 @@ def _known_id(run_dir: Path) -> str | None:
 
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
+    if isinstance(value, League):
+        return asdict(value)
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
 
 

@@ -19,8 +19,10 @@ from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.routing.models import Frozen, Model, Trained
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.models import resolve_model
+from agentlightning.models.shape import read_shape
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources
+from agentlightning.types.spending import Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ async def serve_models(
     policy: PolicySpec | None,
     *,
     models: Mapping[str, Model] | None = None,
+    spent: Mapping[str, Spent] | None = None,
     dialects: Sequence[Dialect] = DIALECTS,
     host: str = "127.0.0.1",
     port: int | None = None,
@@ -57,7 +60,7 @@ async def serve_models(
     folder: Path | None = None,
 ) -> Served:
     """Start a backend, if there is a policy to sample from, and the gateway; `stack` stops them in reverse order. The
-    backend may leave logs in `folder`.
+    backend may leave logs in `folder`. `spent` is what the run has asked of other providers before.
 
     Raises ModelError, ConfigError or GatewayError; what had been started by then is the stack's to stop.
     """
@@ -71,6 +74,7 @@ async def serve_models(
         backend, rendering = await _start_backend(stack, policy)
         alias, *others = policy.model.trained
         served |= {name: Trained(backend.engine(name), rendering) for name in others}
+        served |= {name: Frozen(backend.engine(name), rendering) for name in policy.model.members}
         if policy.model.frozen is not None:
             served[policy.model.frozen] = Frozen(backend.engine(policy.model.frozen), rendering)
     gateway = Gateway(
@@ -79,6 +83,7 @@ async def serve_models(
         rendering,
         policy=alias,
         models=served,
+        spent=spent,
         dialects=dialects,
         host=host,
         port=port or 0,
@@ -100,6 +105,7 @@ async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Bac
     try:
         from agentlightning.rendering import load_rendering
 
+        read_shape(policy.model.model)  # a name that is nowhere is answered at once, and in words
         rendering = load_rendering(resolve_model(policy.model.model), policy.calls.renderer)
         backend = make_backend(policy.backend, policy.model)
     except ModuleNotFoundError as error:

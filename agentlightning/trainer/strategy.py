@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from agentlightning.dashboard import served_with_dashboard
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, VariableError
 from agentlightning.keys import derived_secret
 from agentlightning.runner.remote import Address
 from agentlightning.store.base import LightningStore
@@ -28,6 +28,15 @@ from agentlightning.store.sql import SqlLightningStore
 Runners = Literal["inline", "processes", "remote"]
 Role = Literal["both", "algorithm", "runner"]
 DEFAULT_PORT = 4747
+
+YES = ("1", "true", "yes", "on")
+NO = ("0", "false", "no", "off")
+
+
+def _says_yes(variable: str, text: str) -> bool:
+    if text.lower() in (*YES, *NO):
+        return text.lower() in YES
+    raise VariableError(f"{variable} is '{text}'; it can be one of {', '.join([*YES, *NO])}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +57,14 @@ class Strategy:
         """Raises ConfigError for what makes no sense."""
         role = environment.get("AGL_CURRENT_ROLE", "both").lower()
         if role not in get_args(Role):
-            raise ConfigError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
+            raise VariableError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
         chosen = runners or ("inline" if role == "both" else "remote")
         if chosen not in get_args(Runners):
             raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes' or 'remote'.")
         if role != "both" and chosen != "remote":
             raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
         key = environment.get("AGL_STORE_KEY") or None
-        managed = environment.get("AGL_MANAGED_STORE", "1").lower() not in ("0", "false", "no")
+        managed = _says_yes("AGL_MANAGED_STORE", environment.get("AGL_MANAGED_STORE") or "1")
         if chosen == "remote" and not key:
             raise ConfigError(
                 "Runners elsewhere need a key to the store. Set the same AGL_STORE_KEY for them and for the trainer, "
@@ -64,7 +73,7 @@ class Strategy:
         try:
             port = int(environment.get("AGL_SERVER_PORT", DEFAULT_PORT))
         except ValueError:
-            raise ConfigError(f"AGL_SERVER_PORT is '{environment['AGL_SERVER_PORT']}', which is no number.") from None
+            raise VariableError(f"AGL_SERVER_PORT is '{environment['AGL_SERVER_PORT']}', which is no number.") from None
         host = environment.get("AGL_SERVER_HOST", "127.0.0.1")
         return cls(role, chosen, host, port, key, managed)  # pyright: ignore[reportArgumentType]
 

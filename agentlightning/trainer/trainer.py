@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
@@ -37,24 +36,26 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
-from agentlightning.algorithm.names import GivenByName
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.arguments import GivenByName, explained
 from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
 from agentlightning.litagent import LitAgent
-from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, plot_curve, read_metrics
+from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
 from agentlightning.metrics.notebook import default_console
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.processes import RunnerProcesses
-from agentlightning.runner.remote import Address, serve_rollouts
+from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
+from agentlightning.trainer.elsewhere import be_a_runner
 from agentlightning.trainer.folder import (
-    CURVE_FILE,
     METRICS_FILE,
     STORE_FILE,
+    default_folder,
+    draw_curve,
     new_folder,
     prepare_folder,
     resumable_journal,
@@ -63,14 +64,16 @@ from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
 from agentlightning.trainer.provenance import provenance
 from agentlightning.trainer.result import RunResult
+from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_sync, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce
 from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig, Run
+from agentlightning.types.spending import Spent
 
 if TYPE_CHECKING:
     from agentlightning.backend import Backend
-    from agentlightning.gateway import Provider
+    from agentlightning.gateway import Gateway, Provider
     from agentlightning.gateway.dialects import Dialect
     from agentlightning.trainer.serving import Served
 
@@ -81,9 +84,6 @@ current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer
 
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
-
-GIVE_UP_SECONDS = 120.0
-"""A runner by AGL_CURRENT_ROLE ends when the algorithm's store has been out of reach for so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,8 @@ class Trainer(GivenByName):
         llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
         initial_resources: Resources by name, beside the policy's endpoint `llm`.
         models: Other providers that agents may ask through the gateway, by alias: a judge, a user simulator, an
-            opponent. Their calls are recorded and never trained. Each is a resource of its alias, too.
+            opponent. Their calls are recorded and never trained. Each is a resource of its alias, too. With a `price`
+            what they cost is recorded and shown; `limits` say how much may be asked of them.
         dialects: Wire formats of your own that the gateway speaks besides its own.
         hooks: See every stage of every rollout.
         max_rollouts: Each runner stops after so many.
@@ -130,6 +131,7 @@ class Trainer(GivenByName):
         "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
     )
 
+    _elsewhere = dict.fromkeys(("train", "run", "learn"), "It trains with fit(agent, tasks).")
     _others = frozenset(f.name for f in fields(TrainingSettings))
 
     def __init__(
@@ -185,11 +187,15 @@ class Trainer(GivenByName):
         self.port = port
         self._taken_again = resumable_journal(self.algorithm, resume)
         self.resume_from = latest_checkpoint(Path(resume)) if resume and self._taken_again is None else None
-        self.run_dir = self._taken_again or (Path(run_dir) if run_dir else self._default_run_dir())
+        self.run_dir = self._taken_again or (
+            Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
+        )
         self.console = console
         self.sinks = list(sinks)
         for sink in self.sinks:
             check_parts(sink=sink)
+        self._spent: Mapping[str, Spent] = {}
+        """What was asked of other providers before a model process died."""
         self._trained_agents: str | None = None
         """What the agent says of which agents are trained, while `fit` runs."""
         if self.algorithm.serial:
@@ -197,6 +203,7 @@ class Trainer(GivenByName):
         if self.n_runners < 1 or concurrency < 1:
             raise ConfigError("n_runners and concurrency must be at least 1.")
 
+    @explained
     def fit(
         self,
         agent: LitAgent[Any] | Callable[..., Any] | None,
@@ -220,6 +227,7 @@ class Trainer(GivenByName):
                 raise
             raise error.with_traceback(None) from None
 
+    @explained
     def dev(self, agent: LitAgent[Any] | Callable[..., Any], train_dataset: Tasks) -> RunResult:
         """A dry run: each task once, on the model that `algorithm` would train; says what came of it, learns nothing.
 
@@ -235,6 +243,7 @@ class Trainer(GivenByName):
         dry.run_dir = new_folder(self.run_dir / "dev")
         return dry.fit(agent, train_dataset)
 
+    @explained
     async def fit_async(
         self,
         agent: LitAgent[Any] | Callable[..., Any] | None,
@@ -250,7 +259,7 @@ class Trainer(GivenByName):
         self._trained_agents = agent.trained_agents
         current_trainer.set(self)
         if self.strategy.role == "runner":
-            return await self._be_a_runner(agent)
+            return await be_a_runner(self, agent)
         if train_dataset is not None:
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
@@ -264,7 +273,7 @@ class Trainer(GivenByName):
         finally:
             if processes is not None:
                 await processes.stop()
-        self._draw_curve()
+        draw_curve(self.run_dir)
         return self._concluded(job)
 
     def _concluded(self, job: _Job) -> RunResult:
@@ -291,11 +300,12 @@ class Trainer(GivenByName):
 
     async def _run(self, job: _Job, processes: RunnerProcesses | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
+        earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
         async with AsyncExitStack() as stack:
             store, run = await self._open_store(stack, job)
             address, dashboard = await self._open_door(stack, store, run)
             reporter = await self._start_reporting(stack, store, run, job, dashboard)
-            served = await self._serve_models(stack, store, reporter)
+            served = await self._serve_models(stack, store, reporter, earlier)
             resources = {**(served.resources() if served else {}), **self.initial_resources}
             gateway = served.gateway if served else None
             if self.llm_proxy is not None:
@@ -370,7 +380,9 @@ class Trainer(GivenByName):
             self.address.set_result(address)
         return address, dashboard
 
-    async def _serve_models(self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter) -> Served | None:
+    async def _serve_models(
+        self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter, spent: Mapping[str, Spent]
+    ) -> Served | None:
         """The backend and the gateway in front of it and of other providers, if there is anything to serve."""
         spec = self._spec()
         if spec is None and not self.models:
@@ -381,17 +393,26 @@ class Trainer(GivenByName):
         if spec is not None:
             reporter.status(f"loading {spec.model.model}")
         strategy = self.strategy
-        return await serve_models(
+        served = await serve_models(
             stack,
             store,
             spec,
             models=self.models,
+            spent=spent,
             dialects=(*DIALECTS, *self.dialects),
             host=strategy.gateway_host,
             port=self.port,
             secret=strategy.secret,
             folder=self.run_dir,
         )
+        if self.models:
+            reporter.measure_too(lambda: as_metrics(served.gateway.spent, self.models))
+            stack.callback(self._settle, served.gateway, reporter)
+        return served
+
+    def _settle(self, gateway: Gateway, reporter: Reporter) -> None:
+        self._spent = gateway.spent
+        say_spent(reporter, self._spent)
 
     async def _start_llm_proxy(self, stack: AsyncExitStack, store: LightningStore) -> Any:
         """The gateway that was given, recording in this run's store."""
@@ -459,30 +480,6 @@ class Trainer(GivenByName):
             max_rollouts=self.max_rollouts,
         )
 
-    async def _be_a_runner(self, agent: LitAgent[Any]) -> RunResult:
-        """AGL_CURRENT_ROLE=runner: run what the algorithm elsewhere asks for, until its store is gone."""
-        stop = asyncio.Event()
-        console = self.console or default_console()
-        with stop_on_interrupt(stop, console.note):
-            console.status(f"running rollouts of {self.strategy.address.url}")
-            await asyncio.gather(
-                *(
-                    serve_rollouts(
-                        agent,
-                        self.strategy.address,
-                        stop=stop,
-                        hooks=self.hooks,
-                        tracer=self.tracer,
-                        concurrency=self.concurrency,
-                        max_rollouts=self.max_rollouts,
-                        give_up_seconds=GIVE_UP_SECONDS,
-                    )
-                    for _ in range(self.n_runners)
-                )
-            )
-        console.close()
-        return RunResult(self.run_dir, None, stop.is_set())
-
     def _spec(self) -> PolicySpec | None:
         """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
         spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._trained_agents)
@@ -493,16 +490,3 @@ class Trainer(GivenByName):
             policies = {name: str(weights / name) for name in spec.model.adapters}
             return replace(spec, model=replace(spec.model, policies=policies))
         return replace(spec, model=replace(spec.model, model=str(weights)))
-
-    def _default_run_dir(self) -> Path:
-        """A resumed run goes on in its folder; a new one gets a new folder."""
-        if self.resume_from is not None:
-            return self.resume_from.parent.parent
-        stamp = time.strftime("%Y%m%d-%H%M%S")
-        return new_folder(Path("runs") / f"{type(self.algorithm).__name__.lower()}-{stamp}")
-
-    def _draw_curve(self) -> None:
-        try:
-            plot_curve(self.run_dir / METRICS_FILE, self.run_dir / CURVE_FILE, self.run_dir.name)
-        except ConfigError as error:
-            logger.info("No curve was drawn: %s", error)

@@ -10,7 +10,7 @@ from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.installation import command_name
 from agentlightning.metrics import Console, Reporter
 from agentlightning.models.memory import refuse_what_does_not_fit
-from agentlightning.models.shape import ModelShape
+from agentlightning.models.shape import ModelShape, count_of
 from agentlightning.trainer.result import RunResult
 from agentlightning.types import Dataset
 
@@ -70,7 +70,7 @@ def opening(
 
 
 def _trained(settings: TrainingSettings, shape: ModelShape | None) -> str:
-    size = "" if shape is None else f" ({_count(shape.parameters)} parameters)"
+    size = "" if shape is None else f" ({count_of(shape.parameters)} parameters)"
     if settings.adapters:
         return f"the adapters {', '.join(settings.adapters)} on {settings.model}{size}"
     if settings.lora_rank is not None:
@@ -116,7 +116,3 @@ def closing(command: str, result: RunResult) -> str:
 
 def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:
     return f"{len(tasks) if tasks is not None else 'no'} {kind} tasks"
-
-
-def _count(parameters: int) -> str:
-    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.1f} million"

@@ -28,6 +28,8 @@ TRIPLET = "agentlightning.triplet"
 TRIPLET_JSON = "agentlightning.triplet.json"
 ELSEWHERE = "agentlightning.elsewhere"
 """Span: a model call of an in-process agent that goes to another address than the gateway's; `url.full` has it."""
+COST = "agentlightning.cost"
+"""On a call that another provider answered: what it cost, in the currency of the provider's price."""
 VIRTUAL = "agentlightning.virtual"
 """Span: made by the system, not measured, where a trace needs a node."""
 

@@ -11,10 +11,10 @@ from pydantic import Field, SerializeAsAny
 
 from agentlightning.errors import ConfigError
 from agentlightning.keys import redacted
-from agentlightning.types.rollout import Record
+from agentlightning.types.rollout import GivenRecord, Record
 
 
-class Resource(Record):
+class Resource(GivenRecord):
     """Base of all resources. A user may define a type of their own by subclassing it."""
 
     resource_type: str = "resource"

@@ -1,15 +1,17 @@
 """Rewards as span attributes: how they are written, and how they are read back. Pure functions over spans.
 
 A span carries rewards as `agentlightning.reward.{i}.name` and `agentlightning.reward.{i}.value`, numbered from 0; the
-first one is the primary reward, the one that trains.
+first one is the primary reward, the one that trains. Two other forms are read, and never written: what AgentOps'
+operations gave as their output, and version 0.2's attribute `reward`.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from itertools import count
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from agentlightning.errors import RewardError
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
@@ -17,6 +19,8 @@ from agentlightning.types.span import Attributes, Span
 
 PRIMARY = "primary"
 """Name of a reward that was given without one."""
+AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
+"""Attributes that hold the output of an AgentOps operation; a reward is the JSON `{"type": "reward", "value": 0.5}`."""
 
 
 def reward_attributes(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None = None) -> Attributes:
@@ -67,11 +71,29 @@ def is_reward_span(span: Span) -> bool:
 
 def get_reward_value(span: Span) -> float | None:
     """The primary reward of a span, None if it carries none."""
-    return _value(span, 0)
+    return _finite_at(in_one_form(span.name, span.attributes), 0)
 
 
-def _value(span: Span, index: int) -> float | None:
-    return _finite_at(span.attributes, index)
+def in_one_form(name: str, attributes: Attributes) -> Attributes:
+    """The attributes of a span, with a reward in one of the other forms written as it is today."""
+    if f"{REWARD}.0.value" in attributes:
+        return attributes
+    given = attributes.get("reward") if name == REWARD else None
+    for key in AGENTOPS_OUTPUTS:
+        if given is None and key in attributes:
+            given = _of_output(attributes[key])
+    if given is None:
+        return attributes
+    return {**attributes, f"{REWARD}.0.name": PRIMARY, f"{REWARD}.0.value": given}
+
+
+def _of_output(output: Any) -> Any:
+    """The reward that an operation of AgentOps gave; None for any other output."""
+    try:
+        told = json.loads(output) if isinstance(output, str) else output
+    except (ValueError, RecursionError):
+        return None
+    return told.get("value") if isinstance(told, Mapping) and told.get("type") == "reward" else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
 
 
 def _finite_at(attributes: Attributes, index: int) -> float | None:
@@ -85,12 +107,13 @@ def _finite_at(attributes: Attributes, index: int) -> float | None:
 
 def get_rewards(span: Span) -> dict[str, float]:
     """All rewards of a span by name, the primary one first."""
+    attributes = in_one_form(span.name, span.attributes)
     rewards: dict[str, float] = {}
     for index in count():
-        value = _value(span, index)
+        value = _finite_at(attributes, index)
         if value is None:
             break
-        rewards[str(span.attributes.get(f"{REWARD}.{index}.name", index))] = value
+        rewards[str(attributes.get(f"{REWARD}.{index}.name", index))] = value
     return rewards
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agentlightning.arguments import refuse_unknown
+from agentlightning.errors import ConfigError
 from agentlightning.types.html import fields_html
 from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
 
@@ -20,7 +22,47 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class RolloutConfig(Record):
+class InvalidRecord(ConfigError, ValueError):
+    """A field of a record has a value that it cannot have, none, or a name that is none."""
+
+
+def _field_names(kind: type[BaseModel]) -> list[str]:
+    """Those that must be given first."""
+    fields = sorted(kind.model_fields.items(), key=lambda item: not item[1].is_required())
+    return [known for name, field in fields for known in (name, field.alias) if known]
+
+
+def _reasons(name: str, error: ValidationError) -> str:
+    said = []
+    for e in error.errors(include_url=False):
+        field, why = ".".join(map(str, e["loc"])), e["msg"][:1].lower() + e["msg"][1:]
+        wrong = f"{name}.{field} is {e['input']!r:.80}; {why}." if field else f"{name}: {why}."
+        said.append(f"{name} needs {field}: {name}({field}=…)." if e["type"] == "missing" else wrong)
+    return " ".join(said)
+
+
+if TYPE_CHECKING:  # type checkers and editors look at the fields
+    GivenRecord = Record
+else:
+
+    class _Explains(type(BaseModel)):
+        """Says which field was meant or forgotten where a person makes a record. What is read is not made by a call."""
+
+        def __call__(cls, *positional: Any, **given: Any) -> Any:
+            try:
+                if cls.model_config.get("extra") == "forbid":
+                    refuse_unknown(cls.__name__, positional, given, _field_names(cls), None, noun="field")
+                return super().__call__(**given)
+            except ValidationError as error:
+                raise InvalidRecord(_reasons(cls.__name__, error)) from None
+            except ConfigError as error:
+                raise InvalidRecord(str(error)) from None
+
+    class GivenRecord(Record, metaclass=_Explains):
+        """Base of the records that users make themselves."""
+
+
+class RolloutConfig(GivenRecord):
     """How long an attempt may take and when a rollout is tried again.
 
     None means the system's default, not for ever: `timeout_seconds` an hour for the whole attempt,

@@ -7,7 +7,9 @@ from typing import Any
 
 from pydantic import Field
 
+from agentlightning.keys import redacted
 from agentlightning.types.ids import random_hex
+from agentlightning.types.names import VIRTUAL
 from agentlightning.types.rollout import Record
 
 Attributes = dict[str, Any]
@@ -71,9 +73,9 @@ class Span(Record):
         cls,
         *,
         attributes: Attributes,
-        rollout_id: str,
-        attempt_id: str,
-        name: str,
+        rollout_id: str | None = None,
+        attempt_id: str | None = None,
+        name: str = VIRTUAL,
         sequence_id: int = 0,
         trace_id: str | None = None,
         span_id: str | None = None,
@@ -85,8 +87,8 @@ class Span(Record):
         """A span made from plain attributes; ids and times that are not given are made here."""
         now = time.time()
         return cls(
-            rollout_id=rollout_id,
-            attempt_id=attempt_id,
+            rollout_id=rollout_id or random_hex(8),
+            attempt_id=attempt_id or random_hex(8),
             sequence_id=sequence_id,
             trace_id=trace_id or random_hex(16),
             span_id=span_id or random_hex(8),
@@ -118,6 +120,14 @@ class Span(Record):
         def plain(attributes: Any) -> Attributes:
             return {k: list(v) if isinstance(v, tuple) else v for k, v in (attributes or {}).items()}
 
+        def told(attributes: Any) -> Attributes:
+            """What an exception says, with keys in it shortened: HTTP clients name the URL."""
+            return {
+                k: redacted(v) if isinstance(v, str) and k.startswith("exception.") else v
+                for k, v in plain(attributes).items()
+            }
+
+        why = src.status.description
         return cls(
             rollout_id=rollout_id,
             attempt_id=attempt_id,
@@ -126,10 +136,10 @@ class Span(Record):
             span_id=f"{context.span_id:016x}",
             parent_id=f"{parent.span_id:016x}" if parent else None,
             name=src.name,
-            status=SpanStatus(status_code=src.status.status_code.name, description=src.status.description),
-            attributes=plain(src.attributes),
+            status=SpanStatus(status_code=src.status.status_code.name, description=why and redacted(why)),
+            attributes=told(src.attributes),
             events=[
-                Event(name=e.name, attributes=plain(e.attributes), timestamp=seconds(e.timestamp)) for e in src.events
+                Event(name=e.name, attributes=told(e.attributes), timestamp=seconds(e.timestamp)) for e in src.events
             ],
             links=[Link(context=convert(link.context), attributes=plain(link.attributes)) for link in src.links],
             start_time=seconds(src.start_time),

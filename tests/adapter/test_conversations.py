@@ -73,7 +73,7 @@ async def test_agents_are_chosen_by_name(site: Site) -> None:
     await site.close()
     spans = await site.spans()
     assert len(TracerTraceToTriplet().adapt(spans)) == 4
-    assert {t.metadata["agent"] for t in TracerTraceToTriplet(agent_match="solver").adapt(spans)} == {"solver 1"}
+    assert {t.metadata["agent_name"] for t in TracerTraceToTriplet(agent_match="solver").adapt(spans)} == {"solver 1"}
     assert TracerTraceToTriplet(agent_match="nobody").adapt(spans) == []
 
 

@@ -16,9 +16,8 @@ from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.update import Updater
-from agentlightning.backend.embedded.handle import joined
 from agentlightning.errors import EngineError
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PassResult, StepResult
+from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PassResult, StepResult, joined
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole

@@ -87,7 +87,7 @@ def test_the_kl_budget_moves_the_weight() -> None:
     for kl, expected in [(0.04, 0.102), (0.021, 0.102 * 1.005), (0.0, 0.102 * 1.005 * 0.98)]:
         updater._adapt(kl, 0.02)
         assert updater.state()["kl_coef"] == pytest.approx(expected)
-    assert updater._loss_now().kl_coef == pytest.approx(expected)
+    assert updater.loss.kl_coef == pytest.approx(expected)
     with pytest.raises(ConfigError, match=r"kl_target=0\.1 has no effect"):
         agl.GRPO(model="calc", kl_target=0.1)
 

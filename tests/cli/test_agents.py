@@ -12,6 +12,7 @@ from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import Wanted, show_rollouts
 from agentlightning.cli.transcript import transcript
+from agentlightning.litagent.decorator import FunctionAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.types import Span
 
@@ -76,3 +77,15 @@ def test_a_transcript_in_full_has_system_prompts_and_each_tool_once() -> None:
     assert shown.count("Be brief.") == 2
     assert shown.count('"name": "calc"') == 1
     assert str(transcript(spans)) == ""
+
+
+def test_a_file_of_a_package_may_import_relatively(tmp_path: Path) -> None:
+    """Two packages of one name in one process: each file gets its own neighbours."""
+    for place in ("one", "two"):
+        folder = tmp_path / place / "agents"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("")
+        (folder / "names.py").write_text(f"NAME = {place!r}\n")
+        (folder / "agent.py").write_text("from .names import NAME\n\ndef agent(task, llm):\n    return NAME\n")
+    found = [find_agent(f"{tmp_path / place / 'agents' / 'agent.py'}:agent") for place in ("one", "two")]
+    assert [agent(None, None) for agent in found if isinstance(agent, FunctionAgent)] == ["one", "two"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 import agentlightning as agl
+from agentlightning.cli.app import app
 from agentlightning.cli.configuration import FAMILY, make_algorithm
 
 
@@ -57,3 +61,23 @@ def test_settings_that_are_wrong() -> None:
             make_algorithm(None, "calc", None, [text])
     with pytest.raises(agl.ConfigError, match=r"no file 'none\.json'"):
         make_algorithm(None, "calc", Path("none.json"), [])
+
+
+def test_what_is_printed_is_read_back(tmp_path: Path) -> None:
+    given = ["train", "--algorithm", "dapo", "--model", "calc", "--set", "steps=7", "--set", "clip_high=0.3"]
+    first = CliRunner().invoke(app, [*given, "--print-config"])
+    assert first.exit_code == 0, first.output
+    told = json.loads(first.stdout)
+    assert (told["algorithm"], told["steps"], told["clip_high"], told["dynamic_sampling"]) == ("DAPO", 7, 0.3, 2)
+    assert told["group_size"] == 8, "defaults too"
+    (tmp_path / "all.json").write_text(first.stdout)
+    again = CliRunner().invoke(app, ["train", "--config", str(tmp_path / "all.json"), "--print-config"])
+    assert again.stdout == first.stdout
+    changed = ["train", "--config", str(tmp_path / "all.json"), "--set", "steps=9", "--print-config"]
+    assert json.loads(CliRunner().invoke(app, changed).stdout) == told | {"steps": 9}
+
+
+def test_every_command_shows_how_it_is_used() -> None:
+    commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    told = {name: f"{c.help}{c.epilog}" for name, c in commands.items() if not c.hidden}
+    assert {name for name, text in told.items() if f"agl {name} " not in text and f"agl {name}\n" not in text} == set()

@@ -84,6 +84,18 @@ def test_one_of_several_runs_in_a_store(tmp_path: Path) -> None:
     assert as_json("why", tmp_path, "--run-id", first)["findings"][0]["code"] == "no_reward"
 
 
+def test_show_in_full_has_system_prompts_and_tools(tmp_path: Path) -> None:
+    system = json.dumps([{"role": "system", "parts": [{"type": "text", "content": "Be brief."}]}])
+    told = Told(reward=1.0, calls=(Said(tools=True),), spans=({"gen_ai.input.messages": system},))
+    record(tmp_path, Recording(groups=[[told]]))
+    full, short = (agl("show", tmp_path, *options).stdout for options in (["--full"], []))
+    for words in ("Be brief.", '"name": "calc"'):
+        assert words in full
+        assert words not in short
+    assert "The answer is 4." in full
+    assert "The answer is 4." in short
+
+
 # ---- markup in what a model said -------------------------------------------------------------------------------------
 
 EVIL = '<script>alert(1)</script>\x1b[2J\x1b]0;owned\x07[bold red]x[/bold red] ‮txt.exe <img src=x onerror="y"> \x9b31m'

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError
 from agentlightning.keys import verify_attempt_key
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
@@ -175,3 +177,26 @@ def test_commands_that_are_not_needed_say_what_is(tmp_path: Path, command: str, 
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert words in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cors-origin", "http://a", "--cors-origin", "http://b"], "put a proxy in front"),
+        (["--tracker", "console"], "counters are at /metrics"),
+        (["--tracker", "prometheus", "console"], "counters are at /metrics"),
+        (["--n-workers", "4"], "start several `agl store --dsn"),
+        (["--mongo-uri", "mongodb://localhost:27017"], "Several machines share PostgreSQL: --dsn"),
+    ],
+)
+def test_options_of_older_versions_say_what_to_do(arguments: list[str], message: str) -> None:
+    error = CliRunner().invoke(app, ["store", *arguments]).exception
+    assert isinstance(error, ConfigError)
+    assert message in str(error)
+    assert "\n" not in str(error)
+
+
+def test_options_of_older_versions_that_have_a_meaning_are_taken(filled: Path) -> None:
+    asked = ["store", "--path", str(filled / "store.db"), "--tracker", "prometheus", "--n-workers", "1", "statistics"]
+    result = CliRunner().invoke(app, asked)
+    assert result.exit_code == 0, result.output

@@ -72,7 +72,7 @@ class Run:
             twins = left.get((call.prompt_ids.tobytes(), call.response_ids.tobytes()), [])
             twin = next((t for t in twins if np.array_equal(t.logprobs, call.logprobs)), None)
             if twin is not None:
-                twins.remove(twin)
+                twins[:] = [t for t in twins if t is not twin]
                 found += 1
         return found
 
@@ -94,6 +94,7 @@ class World:
 
     def __init__(self, process: ModelProcess) -> None:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
+        self.process = process
         self._rendering = load_rendering(resolve_model("calc"))
         self._real = WitnessedEngine(process)
         self._scripted = WitnessedEngine(ScriptedEngine(process, tokenizer, tokenizer.eos_token_id))
@@ -124,34 +125,46 @@ class World:
         gateway = Gateway(
             store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
         )
-        await gateway.start()
-        runner = LitAgentRunner(tracer or OtelTracer(), concurrency=len(tasks), gateway=gateway)
-        runner.init(agent)
-        runner.init_worker(0, store)
-        await store.add_resources({"llm": gateway.as_resource()})
-        engine.sampled.clear()
-        requests = [EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN) for task in tasks]
-        ids = [r.rollout_id for r in await store.enqueue_many_rollouts(requests)]
-        stop = asyncio.Event()
-        running = asyncio.create_task(runner.iter(stop))
-        try:
-            async with asyncio.timeout(150):
-                await store.wait_for_rollouts(rollout_ids=ids)
-        finally:
-            stop.set()
-            await running
-            runner.teardown()
-            await gateway.stop()
-        calls = await store.query_calls(ids)
-        found = [await store.get_rollout_by_id(i) for i in ids]
-        result = Run(
-            rollouts=[r for r in found if isinstance(r, AttemptedRollout)],
-            calls={i: list(calls[i]) for i in ids},
-            spans={i: list(await store.query_spans(i)) for i in ids},
-            sampled=list(engine.sampled),
-        )
-        await store.close()
-        return result
+        return await carried_out(agent, tasks, engine, store, gateway, tracer)
+
+
+async def carried_out(
+    agent: Any,
+    tasks: list[dict[str, Any]],
+    engine: WitnessedEngine,
+    store: InMemoryLightningStore,
+    gateway: Gateway,
+    tracer: Tracer | None = None,
+) -> Run:
+    """All tasks at once, through a runner of their own; the gateway and the store end with them."""
+    await gateway.start()
+    runner = LitAgentRunner(tracer or OtelTracer(), concurrency=len(tasks), gateway=gateway)
+    runner.init(agent)
+    runner.init_worker(0, store)
+    await store.add_resources({"llm": gateway.as_resource()})
+    engine.sampled.clear()
+    requests = [EnqueueRolloutRequest(input=task, mode=RolloutMode.TRAIN) for task in tasks]
+    ids = [r.rollout_id for r in await store.enqueue_many_rollouts(requests)]
+    stop = asyncio.Event()
+    running = asyncio.create_task(runner.iter(stop))
+    try:
+        async with asyncio.timeout(150):
+            await store.wait_for_rollouts(rollout_ids=ids)
+    finally:
+        stop.set()
+        await running
+        runner.teardown()
+        await gateway.stop()
+    calls = await store.query_calls(ids)
+    found = [await store.get_rollout_by_id(i) for i in ids]
+    result = Run(
+        rollouts=[r for r in found if isinstance(r, AttemptedRollout)],
+        calls={i: list(calls[i]) for i in ids},
+        spans={i: list(await store.query_spans(i)) for i in ids},
+        sampled=list(engine.sampled),
+    )
+    await store.close()
+    return result
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

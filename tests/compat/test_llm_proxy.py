@@ -32,9 +32,19 @@ class Provider:
         said = f"{body['model']} {request.headers['authorization']}"
         message = {"role": "assistant", "content": said}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        ids = {"prompt_token_ids": [1, 2, 3]} if body.get("return_token_ids") else {}
+        choice |= {"token_ids": [7, 8]} if ids else {}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         return web.json_response(
-            {"id": "c-1", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
+            {
+                **ids,
+                "id": "c-1",
+                "object": "chat.completion",
+                "created": 1,
+                "model": "m",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
 
 
@@ -83,6 +93,31 @@ async def test_an_attempt_is_served_and_recorded(provider: Provider) -> None:
     spans = await store.query_spans(rollout.rollout_id)
     assert len(spans) == 2
     assert not proxy.is_running()
+
+
+async def test_no_keys_are_needed_on_loopback_as_then(provider: Provider) -> None:
+    """Runners by hand know the proxy as a resource only, and scripts ask it without any rollout."""
+    store = InMemoryLightningStore()
+    async with LLMProxy(model_list=[listed("gpt", "hosted_vllm/gpt-x", provider.url)], store=store) as proxy:
+        mine, other = [await store.start_rollout(input=n) for n in range(2)]
+        llm = proxy.as_resource().for_attempt(mine.rollout_id, mine.attempt.attempt_id, None)
+        assert await ask(llm) == "gpt-x Bearer their-key"
+        forged = proxy.bind(proxy.as_resource(), other.rollout_id, other.attempt.attempt_id)
+        elsewhere = llm.endpoint.replace("/v1", "/key/" + forged.endpoint.rpartition("/key/")[2])
+        with pytest.raises(AssertionError, match="lacks the key"):  # that of another attempt opens nothing
+            await ask(llm.model_copy(update={"endpoint": elsewhere}))
+        (span,) = await store.query_spans(mine.rollout_id)
+        (triplet,) = agl.LlmProxyTraceToTriplet().adapt([span])
+        assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1, 2, 3], [7, 8])
+        assert triplet.metadata["agent_name"] is None
+        assert not await store.query_spans(other.rollout_id)
+        assert await ask(proxy.as_resource()) == "gpt-x Bearer their-key"
+        assert len(await store.query_rollouts()) == 3, "a request of nobody is an attempt of its own"
+        await store.update_attempt(mine.rollout_id, "latest", status=agl.AttemptStatus.SUCCEEDED)
+        await proxy.close_attempt(mine.rollout_id, mine.attempt.attempt_id)
+        with pytest.raises(AssertionError, match="takes no more model calls"):
+            await ask(llm)
+    await store.close()
 
 
 def test_a_trainer_starts_the_proxy_for_an_algorithm_of_ones_own(

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
+import logging
 import pickle
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import agentlightning as agl
-from agentlightning.compat.finder import NotKept, resolve
+from agentlightning.compat.lookup import NotKept, resolve
 from agentlightning.compat.table import ARGUMENTS, BY_NAME, MEMBERS, MODULES, NAMES, TABLE
 
 TOP_LEVEL = """
@@ -44,6 +47,7 @@ IN_MODULES = {
     "store.memory": "InMemoryLightningStore",
     "store.client_server": "LightningStoreClient LightningStoreServer",
     "store.base": "LightningStore UNSET Unset is_queuing is_running is_finished",
+    "store.utils": "rollout_status_from_attempt scan_unhealthy_rollouts LATENCY_BUCKETS",
     "store.threading": "LightningStoreThreaded",
     "store.mongo": "MongoLightningStore",
     "store.collection_based": "CollectionBasedLightningStore",
@@ -77,6 +81,10 @@ IN_MODULES = {
     "runner.base": "Runner",
     "tracer.base": "Tracer get_active_tracer with_active_tracer_context",
     "tracer.weave": "WeaveTracer",
+    "tracer.otel": "OtelTracer LightningSpanProcessor",
+    "litagent": "LitAgent FunctionalLitAgent",
+    "litagent.decorator": "FunctionalLitAgent",
+    "utils": "PythonServerLauncher PythonServerLauncherArgs",
     "trainer.init_utils": "build_component",
     "client": "AgentLightningClient",
     "server": "AgentLightningServer",
@@ -141,12 +149,54 @@ def test_old_paths_are_modules_in_every_way() -> None:
         importlib.import_module("agentlightning.nowhere")
 
 
+@pytest.mark.parametrize("module", [old.name for old in MODULES if old.to is not None])
+def test_all_names_of_an_old_path_can_be_imported(module: str) -> None:
+    scope: dict[str, object] = {}
+    exec(f"from {module} import *", scope)
+    assert scope.keys() >= set(importlib.import_module(module).__all__)
+    assert not [name for name, value in scope.items() if isinstance(value, ModuleType)]
+
+
 def test_what_was_pickled_by_its_old_name_is_found() -> None:
     task = agl.EnqueueRolloutRequest(input={"question": "?"})
     old = pickle.dumps(task, protocol=0).replace(b"agentlightning.types.rollout", b"agentlightning.types.core")
     assert b"agentlightning.types.core" in old
     assert pickle.loads(old) == task
     assert pickle.loads(pickle.dumps(agl.LLMProxy)) is agl.LLMProxy
+
+
+def test_unset_is_one_thing() -> None:
+    from agentlightning.store.base import UNSET
+
+    assert pickle.loads(pickle.dumps(UNSET)) is copy.deepcopy([UNSET])[0] is copy.copy(UNSET) is UNSET
+
+
+async def test_stores_of_other_processes_are_reached_through_what_is_pickled() -> None:
+    store = agl.InMemoryLightningStore()
+    server = agl.LightningStoreServer(store, port=0, admin_key="key")
+    await server.start()
+    client = agl.LightningStoreClient(server.endpoint, "key", retry_seconds=1)
+    rollout = await client.enqueue_rollout("task")
+    for sent in (client, server):
+        got = pickle.loads(pickle.dumps(sent))
+        assert type(got) is agl.LightningStoreClient
+        (found,) = await got.query_rollouts()
+        assert found == rollout
+        await got.close()
+    await client.close()
+    await server.stop()
+    await store.close()
+
+
+def test_one_module_can_be_logged() -> None:
+    logger = agl.setup_module_logging("DEBUG", name="somebodys.module")
+    assert (logger.name, logger.level) == ("somebodys.module", logging.DEBUG)
+    agl.setup_logging("WARNING", apply_to=["somebodys.module"], console=False)
+    assert (logger.level, logger.handlers) == (logging.WARNING, [])
+    setup_module = importlib.import_module("agentlightning.logging").setup_module
+    assert setup_module("ERROR", console=False) is logging.getLogger("agentlightning")
+    agl.setup_logging(console=False, propagate=True)
+    logging.getLogger("agentlightning").setLevel(logging.NOTSET)
 
 
 def test_reward_is_a_module_and_a_function() -> None:
@@ -196,7 +246,7 @@ def test_a_script_that_uses_no_old_name_loads_nothing_but_the_table() -> None:
     done = python("-W", "error", "-c", script)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    parts = ("", ".finder", ".notice", ".table")
+    parts = ("", ".arguments", ".finder", ".lookup", ".notice", ".older_arguments", ".row", ".table")
     assert sorted(json.loads(done.stdout)) == [f"agentlightning.compat{part}" for part in parts]
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -141,3 +142,38 @@ async def test_adapters_read_spans_of_agentops() -> None:
     assert asked["tool_calls"][0]["function"] == {"name": "calc", "arguments": '{"a": 1}'}
     assert result == {"role": "tool", "content": "3", "tool_call_id": "c-1"}
     assert triplet.response["message"] == {"role": "assistant", "content": "3"}
+
+
+def test_tools_of_agentops_are_kept_for_fine_tuning() -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    attributes = {
+        "gen_ai.response.id": "r-1",
+        "gen_ai.prompt.0.role": "user",
+        "gen_ai.prompt.0.content": "Weather in Oslo?",
+        "gen_ai.request.functions.0.name": "weather",
+        "gen_ai.request.functions.0.description": "Looks outside.",
+        "gen_ai.request.functions.0.parameters": json.dumps(schema),
+        "gen_ai.request.functions.1.name": "stop",
+        "gen_ai.completion.0.role": "assistant",
+        "gen_ai.completion.0.tool_calls.0.name": "weather",
+    }
+    span = Span.from_attributes(attributes=attributes, rollout_id="r", attempt_id="a", name="openai.chat.completion")
+    (example,) = agl.TraceToMessages().adapt([span])
+    assert example["tools"] == [
+        {"type": "function", "function": {"name": "weather", "description": "Looks outside.", "parameters": schema}},
+        {"type": "function", "function": {"name": "stop"}},
+    ]
+
+
+@pytest.mark.parametrize("error", [agl.AgentError, RuntimeError])
+async def test_what_json_cannot_hold_is_each_of_these_errors(error: type[Exception]) -> None:
+    async with agl.DummyTracer().trace_context():
+        with pytest.raises(error, match="The object cannot be written as JSON"):
+            agl.emit_object(object())
+
+
+def test_an_exceptions_attributes_open_nothing() -> None:
+    from agentlightning.utils.otel import format_exception_attributes
+
+    key = f"c-{'x' * 32}"
+    assert key not in str(format_exception_attributes(ValueError(f"no answer from http://h/key/{key}/v1")))

@@ -64,6 +64,24 @@ def test_fit_without_tasks_for_an_algorithm_that_brings_its_own() -> None:
     assert Own.found == ("succeeded", [], 1.0)
 
 
+def test_an_agent_knows_its_trainer() -> None:
+    found: list[Any] = []
+
+    class Asking(agl.LitAgent[str]):
+        def rollout(self, task: str, resources: Any, rollout: Any) -> float:
+            found.append((self.trainer, self.get_trainer()))
+            return 1.0
+
+    agent = Asking()
+    with pytest.raises(ValueError, match="There is no trainer here"):
+        _ = agent.trainer
+    trainer = agl.Trainer(console=SilentConsole())
+    trainer.fit(agent, ["a"])
+    assert found == [(trainer, trainer)]
+    agent.set_trainer(other := agl.Trainer(console=SilentConsole()))
+    assert agent.trainer is other
+
+
 def test_a_strategy_of_then_says_how_many_runners() -> None:
     trainer = agl.Trainer(strategy=agl.SharedMemoryExecutionStrategy(n_runners=3), n_runners=1)
     assert (trainer.n_runners, trainer.strategy.runners) == (3, "inline")

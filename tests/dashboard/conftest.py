@@ -42,8 +42,10 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteLightningStore]:
     await store.close()
 
 
-async def add_rollout(store: SqliteLightningStore, rollout_id: str, sampled: list[int], reward: float) -> None:
-    """A rollout of one call that sampled these tokens."""
+async def add_rollout(
+    store: SqliteLightningStore, rollout_id: str, sampled: list[int], reward: float, *, said: str | None = None
+) -> None:
+    """A rollout of one call that sampled these tokens, which say its id, or `said`."""
     claim = await store.start_rollout(
         {"question": EVIL},
         RolloutMode.TRAIN,
@@ -59,7 +61,7 @@ async def add_rollout(store: SqliteLightningStore, rollout_id: str, sampled: lis
         CALL_ID: f"{rollout_id}-1",
         "gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "text", "content": "hello"}]}]',
         "gen_ai.output.messages": json.dumps(
-            [{"role": "assistant", "parts": [{"type": "text", "content": rollout_id}]}]
+            [{"role": "assistant", "parts": [{"type": "text", "content": said or rollout_id}]}]
         ),
     }
     await store.add_calls([dataclasses.replace(first, span=make_span(claim, "chat policy", **spoken))])

@@ -50,7 +50,7 @@ async def test_what_training_takes_is_told_before_it_is_tried() -> None:
     assert "lora_rank=16" in first.fix
     assert second.code == "near_the_limit"
     assert found.measured["longest_row_tokens"] == 3903
-    assert found.measured["longest_row_bytes"] == 32 * 4096 * 3903 * 34 * 2
+    assert found.measured["longest_row_bytes"] == 32 * 4096 * 3903 * (8 + 8 + 16) * 4
     assert not examine(evidence, Plan(shape=SHAPE, memory=1 << 40)).findings
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor import find_breaks
-from agentlightning.doctor.breaks import ADVICE, common
+from agentlightning.doctor.breaks import ADVICE, break_findings, common
+from agentlightning.doctor.evidence import Evidence
 from agentlightning.types import Rollout
 from agentlightning.types.call import Call, Divergence
 from tests.algorithm.test_credit import make_call
@@ -102,3 +103,29 @@ def test_the_nearest_of_several_calls_is_compared() -> None:
 def test_without_a_tokenizer_the_gateways_cause_stands() -> None:
     (found,) = find_breaks([broken((tokens(ASKED), tokens("five")), tokens("user"), "compaction")])
     assert (found.cause, found.was, found.now) == ("compaction", "", "")
+
+
+def apart(cause: str, *, agents: tuple[str | None, str | None], goes_on: bool) -> Episode:
+    """A second conversation that begins as the first one did; afterwards the first may go on."""
+    calls = [
+        call(0, tokens(ASKED), tokens("five")),
+        call(1, tokens(f"{HEAD}user: look it up assistant: "), tokens("it is 4"), cause),
+        *([call(2, tokens(f"{ASKED}five user: 4? "), tokens("yes"))] if goes_on else []),
+    ]
+    named = [replace(c, info=replace(c.info, agent=agents[min(n, 1)])) for n, c in enumerate(calls)]
+    return Episode(Rollout(rollout_id="r", input=1), None, 1.0, named)
+
+
+@pytest.mark.parametrize("cause", ["history_edited", "compaction", "system_prompt_changed"])
+def test_a_sub_agent_is_told_from_an_edit(cause: str) -> None:
+    """By its name, or because the conversation that it left goes on."""
+    for episode in (
+        apart(cause, agents=(None, None), goes_on=True),
+        apart(cause, agents=("main", "searcher"), goes_on=False),
+    ):
+        (found,) = find_breaks([episode], text_of)
+        assert found.cause == "sub_agent"
+        assert "nothing to mend" in found.advice
+        assert not list(break_findings(Evidence(episodes=[episode]), text_of)), "it is no fault"
+    (found,) = find_breaks([apart(cause, agents=("main", "main"), goes_on=False)], text_of)
+    assert found.cause == cause

@@ -86,7 +86,15 @@ def loops(g: int, m: int) -> Told:
     return replace(mixed(g, m), calls=(Said(ids=(g, 8, m, 5) * 6),))
 
 
+def noisy(signal: float) -> list[dict[str, Any]]:
+    """Rewards that do not rise, and a gradient that was measured in every fourth step."""
+    measured = {"gradient_signal": signal, "gradient_noise": 1.0, "gradient_cosine": 0.02}
+    return [row | (measured if n % 4 == 0 else {}) for n, row in enumerate(FLAT)]
+
+
 SICK: dict[str, tuple[str, str, Recording]] = {
+    "mostly noise": ("gradient_noise", "tasks_per_step", Recording(groups=groups(mixed), steps=noisy(0.03))),
+    "nothing but noise": ("gradient_noise", "tasks_per_step", Recording(groups=groups(mixed), steps=noisy(-0.01))),
     "no reward": ("no_reward", "Return a number", Recording(groups=failing(Outcome.AGENT_ERROR, FAILS))),
     "NaN": (
         "reward_not_finite",
@@ -269,6 +277,10 @@ HEALTHY: dict[str, tuple[Recording, str]] = {
             groups=groups(lambda g, m: Told(reward=-float(m))),
             steps=steps(correction_mean=0.97, corrected_to_zero=0.02, reward=lambda t: -3 + 2 * t),
         ),
+        "It is learning",
+    ),
+    "noisy, and rises": (
+        replace(WELL, steps=steps(36, gradient_signal=0.05, gradient_noise=1.0, gradient_cosine=0.05)),
         "It is learning",
     ),
     "bfloat16": (

@@ -16,6 +16,8 @@ from aiohttp import web
 
 from agentlightning.metrics import read_metrics
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.spending import spent_before
+from agentlightning.types.spending import Spent
 
 AGENT = """
 import agentlightning as agl
@@ -83,7 +85,8 @@ async def test_a_trainer_without_an_agent_and_a_runner_with_it(tmp_path: Path) -
     port = free_port()
     ours = {"AGL_STORE_KEY": "store-key", "AGL_SERVER_PORT": str(port), "AGL_UPSTREAM_KEY": "judge-key"}
     settings = [f"--set={s}" for s in ("steps=1", "group_size=2", "tasks_per_step=2", "flat_steps=0")]
-    judged = ["--upstream", f"judge=http://127.0.0.1:{their_port}/v1"]
+    judged = ["--upstream", f"judge=http://127.0.0.1:{their_port}/v1", "--upstream-price", "judge=1000,2000"]
+    judged += ["--upstream-limit", "judge.run_calls=100"]
     files = ["--tasks", "tasks.jsonl", "--run-dir", "run"]
     trainer = start(tmp_path, "train", "--remote", "--model", "calc", *files, *judged, *settings, **ours)
     runner = None
@@ -103,6 +106,12 @@ async def test_a_trainer_without_an_agent_and_a_runner_with_it(tmp_path: Path) -
     assert [row["step"] for row in rows] == [1], said + heard
     assert "Cancel" not in said, "no server complains at the end"
     assert "Traceback" not in said + heard
+    spent = {"provider/judge/calls": 4, "provider/judge/tokens": 8, "provider/judge/cost": pytest.approx(0.012)}
+    assert {name: value for name, value in rows[-1].items() if name.startswith("provider/")} == spent
+    assert "Asked of judge: 4 calls, 8 tokens, cost 0.0120." in said
+    assert spent_before(tmp_path / "run" / "metrics.jsonl") == {"judge": Spent(calls=4, tokens=8, cost=0.012)}
+    shown = start(tmp_path, "show", "run", "--limit", "1").communicate()[0]
+    assert "asked of judge: 1 call, 2 tokens, cost 0.0030" in shown
     await check_calls(tmp_path / "run" / "store.db")
 
 

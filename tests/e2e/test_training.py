@@ -117,24 +117,29 @@ import agentlightning as agl
 from agentlightning.cli.example import load_example
 
 recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
-algorithm = agl.GRPO(model="calc", steps=4, tasks_per_step=4, group_size=4, max_context=512, save_every=1)
+algorithm = agl.GRPO(
+    model="calc", steps=4, tasks_per_step=4, group_size=4, max_context=512, save_every=1, ranks=RANKS
+)
 print(agl.Trainer(algorithm=algorithm, run_dir="run").fit(agent, recipe.train_tasks()).checkpoint)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_model_process_that_is_killed_costs_no_finished_step(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SCRIPT]
+@pytest.mark.parametrize(("ranks", "killed"), [(1, "embedded"), (2, "embedded.rank")])
+def test_a_model_process_that_is_killed_costs_no_finished_step(tmp_path: Path, ranks: int, killed: str) -> None:
+    """So does a rank of its learner."""
+    command = [sys.executable, "-c", SCRIPT.replace("RANKS", str(ranks))]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=ENVIRONMENT
     )
     wait_for_step(tmp_path / "run" / "metrics.jsonl", 2, process)
     for child in psutil.Process(process.pid).children(recursive=True):
-        if "agentlightning.backend.embedded" in child.cmdline():
+        if f"agentlightning.backend.{killed}" in child.cmdline():
             child.kill()
     printed, errors = process.communicate(timeout=120)
     assert process.returncode == 0, printed + errors
     assert "The run goes on from" in errors
+    assert ranks == 1 or "Learner rank 1 (process " in errors
     assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4]
     assert printed.splitlines()[-1].endswith("step-000004")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from opentelemetry import trace
 
 from agentlightning.emitter import (
     emit_annotation,
@@ -27,8 +29,11 @@ from agentlightning.emitter import (
     operation,
 )
 from agentlightning.errors import AgentError, ConfigError
-from agentlightning.tracer import DummyTracer
-from agentlightning.types import Span
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.tracer import DummyTracer, OtelTracer
+from agentlightning.types import AttemptStatus, Span
+from agentlightning.types.names import REWARD
+from agentlightning.types.reward import AGENTOPS_OUTPUTS
 
 
 async def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Span]:
@@ -135,6 +140,37 @@ async def test_an_exception_is_recorded_with_its_traceback() -> None:
     assert "in agent" in span.attributes["exception.stacktrace"]
     assert span.attributes["recovered"] is True
     assert span.status.status_code == "ERROR"
+
+
+async def test_an_exception_opens_nothing() -> None:
+    """HTTP clients name the URL that they asked, and the URL of an attempt is a capability."""
+    key = f"c-{'x' * 32}"
+
+    def fails(by: str) -> None:
+        raise OSError(f"{by}: no answer from http://127.0.0.1:1/rollout/r/attempt/a/key/{key}/v1")
+
+    def agent() -> None:
+        try:
+            fails("client")
+        except OSError as error:
+            emit_exception(error)
+        with contextlib.suppress(OSError):
+            operation(fails)("operation")
+        with contextlib.suppress(OSError), trace.get_tracer("theirs").start_as_current_span("library"):
+            fails("library")
+
+    async with OtelTracer().trace_context(rollout_id="r", attempt_id="a") as recorded:
+        agent()
+    spans = recorded.spans
+    assert len(spans) == 3
+    for span in spans:
+        if span.name == "agentlightning.operation":
+            assert "exception.message" in span.attributes
+        text = span.model_dump_json()
+        assert text.count("no answer from http://127.0.0.1:1/rollout/r/attempt/a/key/c-xxx…/v1") >= 3, (
+            "it still says where"
+        )
+        assert key not in text
 
 
 async def test_what_json_cannot_hold_is_refused_by_name() -> None:
@@ -305,3 +341,49 @@ def test_what_no_emitter_would_write_is_no_reward(value: Any) -> None:
     assert [is_reward_span(span) for span in spans] == [True, False]
     assert find_final_reward(spans) == 0.5
     assert (get_reward_value(spans[1]), get_rewards(spans[1])) == (None, {})
+
+
+OUTPUT = '{"type": "reward", "value": 0.25}'
+
+
+@pytest.mark.parametrize(
+    ("name", "attributes", "value"),
+    [
+        ("op", {"agentops.task.output": OUTPUT}, 0.25),
+        ("op", {"agentops.entity.output": OUTPUT}, 0.25),
+        ("op", {"agentops.entity.output": {"type": "reward", "value": 1}}, 1.0),
+        ("op", {"agentops.entity.output": '{"type": "reward", "value": null}'}, None),
+        ("op", {"agentops.entity.output": '{"type": "text", "value": 1}'}, None),
+        ("op", {"agentops.entity.output": "0.5"}, None),
+        ("op", {"agentops.entity.output": '{"type": "reward"'}, None),
+        ("agentlightning.reward", {"reward": 0.25}, 0.25),
+        ("agentlightning.reward", {"reward": "much"}, None),
+        ("op", {"reward": 0.25}, None),
+        ("op", {"agentops.task.output": OUTPUT, "agentlightning.reward.0.value": 0.75}, 0.75),
+    ],
+)
+def test_rewards_of_agentops_and_of_older_spans_are_read(
+    name: str, attributes: dict[str, Any], value: float | None
+) -> None:
+    span = Span.from_attributes(name=name, attributes=attributes)
+    assert get_reward_value(span) == find_final_reward([span]) == value
+    assert is_reward_span(span) is (value is not None)
+    assert list(get_rewards(span).values()) == ([] if value is None else [value])
+
+
+async def test_the_store_finds_such_rewards_too() -> None:
+    """In what it gives to train on, and in what rollouts are found by."""
+    store = InMemoryLightningStore()
+    given = [("op", {key: OUTPUT}) for key in AGENTOPS_OUTPUTS] + [(REWARD, {"reward": 0.25}), ("op", {"reward": 0.25})]
+    ids: list[str] = []
+    for name, attributes in given:
+        begun = await store.start_rollout("task")
+        at = (begun.rollout_id, begun.attempt.attempt_id)
+        await store.add_span(Span.from_attributes(name=name, attributes=attributes, rollout_id=at[0], attempt_id=at[1]))
+        await store.update_attempt(*at, status=AttemptStatus.SUCCEEDED)
+        ids.append(at[0])
+    records = await store.query_records(ids)
+    assert [find_final_reward(record.spans) for record in records] == [0.25, 0.25, 0.25, None]
+    found = await store.query_rollouts(reward_min=0.25)
+    assert {rollout.rollout_id for rollout in found} == set(ids[:3])
+    await store.close()

@@ -188,11 +188,34 @@ def test_copy_and_swap() -> None:
     cache.copy(0, 2, 4)
     np.testing.assert_array_equal(read(2)[:, :, :4], whole[:, :, :4])
     assert not read(2)[:, :, 4].any()
-    cache.swap(0, 1, 5)
+    cache.swap(0, 1, 5, 5)
     np.testing.assert_array_equal(read(1), whole)
     assert not read(0).any()
     cache.clear(1)
     assert not read(1).any()
+
+
+def test_memory_is_given_back() -> None:
+    """Of a slot's first 64 tokens the last 32 go, in every layer; what stays is what it was."""
+    shape = KVShape(layers=((2, 64, 64),) * 3, dtype=torch.float32, device=torch.device("cpu"))
+    assert shape.block == 16
+    cache = SlotCache(shape, slots=40, capacity=2**14, paged=True)  # 1.9 GiB of addresses
+    before = resident_bytes()
+    keys = torch.randn(1, 2, 2**13, 64)
+    for slot in range(20):
+        cache.plan(slice(slot, slot + 1), torch.arange(2**13) + slot * 2**14, 64, 2**13)
+        for layer in range(3):
+            cache.update(keys, keys, layer)
+    written = 20 * 2**13 * shape.bytes_per_token
+    assert resident_bytes() - before > 0.9 * written
+    for slot in range(20):
+        cache.give_back(slot, 32)
+    assert resident_bytes() - before < 0.1 * written
+    cache.plan(slice(3, 4), torch.tensor([0]), 64, 1)
+    for layer in range(3):
+        kept, _ = cache.update(keys[:, :, :1], keys[:, :, :1], layer)
+        torch.testing.assert_close(kept[:, :, :32], keys[:, :, :32])
+        assert not kept[:, :, 32:].any()
 
 
 def resident_bytes() -> int:

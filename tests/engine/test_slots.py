@@ -97,6 +97,6 @@ def test_swap_exchanges_everything() -> None:
     a = compute(slots, ids((1, 20)))
     b = compute(slots, ids((2, 30)))
     slots.release(b)
-    assert slots.swap(a, b) == 30
+    assert slots.swap(a, b) == (20, 30)
     assert (slots.length[[a, b]].tolist(), slots.busy[[a, b]].tolist()) == ([30, 20], [False, True])
     assert slots.place(ids((2, 31))) == Placement(a, a, 30)

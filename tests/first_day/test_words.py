@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer.main
 
 import agentlightning as agl
+from agentlightning.cli.app import app
 from agentlightning.errors import in_words
 
 from .day import agl as agl_command
@@ -77,6 +84,11 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
     ("wrong", "words"),
     [
         ("agl.GRPO(model='calc', lr=1e-4)", "GRPO has no setting 'lr'. Did you mean learning_rate?"),
+        (
+            "agl.GRPO(model='calc', models={})",
+            "GRPO has no setting 'models'. Models that agents ask besides the policy",
+        ),
+        ("agl.GEPA(models={})", "are the trainer's: Trainer(algorithm=…, models={'judge': …})"),
         ("agl.GRPO(model='calc', num_generations=8)", "Did you mean group_size?"),
         ("agl.GRPO(model='calc', batch_size=8)", "Did you mean tasks_per_step?"),
         ("agl.GRPO(model='calc', max_seq_length=8)", "Did you mean max_context?"),
@@ -88,9 +100,88 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
         ("agl.Trainer(model='calc')", "Trainer(algorithm=GRPO(model=…"),
         ("agl.Trainer(algoritm=None)", "Did you mean algorithm?"),
         ("agl.Trainer(output_dir='x')", "Did you mean run_dir?"),
+        ("agl.GRPO()", "GRPO needs model: GRPO(model=…). model is a directory, a Hugging Face id"),
+        (
+            "agl.Trainer().fit(print, [1], validation=[2])",
+            "no argument 'validation'. Did you mean val_dataset?",
+        ),
+        ("agl.Trainer().fit(print, tasks=[2])", "Did you mean train_dataset?"),
+        ("agl.Trainer().fit()", "fit needs agent: fit(agent=…)"),
+        ("agl.Trainer().dev(print)", "dev needs train_dataset"),
+        ("agl.Trainer().dev(print, [1], [2])", "given 3 arguments without a name, and takes 2"),
+        ("agl.RolloutConfig(timeout=3)", "RolloutConfig has no field 'timeout'. Did you mean timeout_seconds?"),
+        ("agl.RolloutConfig(max_retries=3)", "Did you mean max_attempts?"),
+        (
+            "agl.RolloutConfig(timeout_seconds=-1)",
+            "timeout_seconds is -1; input should be greater than 0",
+        ),
+        ("agl.LLM(base_url='x', model='m')", "LLM has no field 'base_url'. Did you mean endpoint?"),
+        ("agl.LLM(endpoint='x')", "LLM needs model: LLM(model=…)"),
+        ("agl.PromptTemplate('hi')", "for example PromptTemplate(template=…)"),
+        ("agl.PromptTemplate(template='{x}', engine='fstring')", "'f-string', 'jinja' or 'poml'"),
+        ("agl.SqliteLightningStore()", "SqliteLightningStore needs path"),
+        ("agl.SqliteLightningStore(db_path='x')", "Did you mean path?"),
+        ("agl.emit_reward(score=1)", "Did you mean value?"),
+        ("agl.rollout(timeout=3)", "rollout has no argument 'timeout'"),
+        ("agl.rollout(3)", "An agent is a function of a task, not 3"),
     ],
 )
 def test_a_setting_that_does_not_exist(wrong: str, words: str) -> None:
     with pytest.raises(agl.ConfigError) as caught:
         eval(wrong, {"agl": sys.modules["agentlightning"]})
     assert words in str(caught.value)
+
+
+def test_copies_are_made_without_arguments() -> None:
+    algorithm = agl.GRPO(model="calc", group_size=3)
+    assert copy.copy(algorithm).group_size == pickle.loads(pickle.dumps(algorithm)).group_size == 3
+    assert str(inspect.signature(agl.GRPO)).startswith("(*, temperature")
+    assert str(inspect.signature(agl.Trainer.dev)).startswith("(self, agent")
+
+
+def test_a_mistake_inside_a_function_stays_as_it_is() -> None:
+    with pytest.raises(TypeError, match="emit_message takes text"):
+        agl.emit_message(3)  # pyright: ignore[reportArgumentType]
+
+
+def every_command() -> list[tuple[str, Any]]:
+    """What is typed for each command, and the command."""
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
+    inner = [
+        (f"{name} {sub}", c) for name, group in commands.items() for sub, c in getattr(group, "commands", {}).items()
+    ]
+    return [(name, c) for name, c in [*commands.items(), *inner] if not c.hidden]
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), every_command(), ids=lambda given: given if isinstance(given, str) else ""
+)
+def test_every_commands_help_has_an_example_that_can_be_typed(name: str, command: Any) -> None:
+    text = f"{command.help}\n{command.epilog or ''}"
+    examples = re.findall(rf"^ *agl {name.split()[0]}\b(.*(?:\n  --.*)*)", text, flags=re.MULTILINE)
+    assert examples, "no example"
+    known = {opt for c in (command, *getattr(command, "commands", {}).values()) for p in c.params for opt in p.opts}
+    assert {option for e in examples for option in re.findall(r"(?<= )--[a-z][\w-]*", e)} <= known
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.GRPO('calc')", r"for example GRPO\(model=…\)"),
+        ("agl.GRPO(model='calc').fit(print, [1])", r"Trainer\(algorithm=…\).fit\(agent, tasks\)"),
+        ("agl.Trainer().train(print, [1])", "It trains with fit"),
+    ],
+)
+def test_what_is_looked_for_in_the_wrong_place(wrong: str, words: str) -> None:
+    with pytest.raises((agl.ConfigError, AttributeError), match=words):
+        eval(wrong, {"agl": sys.modules["agentlightning"]})
+
+
+@pytest.mark.parametrize("command", [("serve", "runs/none"), ("eval", "runs/none")])
+def test_a_run_that_is_not_there(tmp_path: Path, command: tuple[str, str]) -> None:
+    (tmp_path / "runs").mkdir()
+    answers(agl_command(tmp_path, *command), "The folder 'runs' is here, but there is no 'none' in it")
+
+
+def test_a_file_of_settings_that_is_not_there(tmp_path: Path) -> None:
+    answers(agl_command(tmp_path, "train", "--config", "none.yaml"), "There is no file 'none.yaml' with settings")

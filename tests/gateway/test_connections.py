@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from urllib.parse import urlsplit
 
 import pytest
 
+from agentlightning.errors import GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.rendering import RenderersRendering
-from agentlightning.serving import ConnectionLimits
+from agentlightning.serving import ConnectionLimits, LoopServer
 from agentlightning.store import InMemoryLightningStore
 from tests.gateway.conftest import Site, calculator
 from tests.gateway.scripted import ScriptedEngine
@@ -98,3 +100,10 @@ async def test_connections_are_bounded_and_the_limit_is_said(
         await writer.wait_closed()
     await ask(site)
     await site.gateway.stop()
+
+
+def test_answers_are_sent_without_delay_on_every_event_loop() -> None:
+    """asyncio's own loop turns the delay off where the socket says its protocol, and only there; uvloop always does."""
+    server = LoopServer(lambda *_: asyncio.sleep(0), "127.0.0.1", 0, what="test", error=GatewayError)
+    with server._bind() as listening:  # pyright: ignore[reportPrivateUsage]
+        assert listening.proto == socket.IPPROTO_TCP

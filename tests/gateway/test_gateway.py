@@ -144,7 +144,7 @@ async def test_paths_with_and_without_v1(site: Site) -> None:
         status, answer = await raw(site, f"POST {base}{path} HTTP/1.1\r\nAuthorization: Bearer {site.key}", body)
         assert status == 200, answer
     status, answer = await raw(site, "GET /health HTTP/1.1")
-    assert (status, json.loads(answer)) == (200, {"status": "ok"})
+    assert (status, json.loads(answer)) == (200, {"status": "ok", "instance": site.gateway.instance})
     status, answer = await raw(site, f"POST {base}/v1/embeddings HTTP/1.1", body)
     assert status == 404
     assert b"/v1/chat/completions" in answer

@@ -191,7 +191,7 @@ def test_rules_that_mean_nothing_are_errors(store: InMemoryLightningStore, rende
 
 def test_a_rollout_sticks_to_a_replica_and_a_lost_one_moves_only_its_own() -> None:
     urls = tuple(f"http://replica-{n}/v1" for n in range(4))
-    four, three = (Upstream("m", Provider(base_url=some), None) for some in (urls, urls[:3]))  # pyright: ignore[reportArgumentType]
+    four, three = (Upstream("m", Provider(base_url=some), None, None) for some in (urls, urls[:3]))  # pyright: ignore[reportArgumentType]
     chosen = {f"ro-{n}": four._replica(f"ro-{n}") for n in range(400)}
     shares = [list(chosen.values()).count(url) for url in urls]
     assert min(shares) > 60

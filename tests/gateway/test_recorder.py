@@ -28,19 +28,64 @@ class Picky(InMemoryLightningStore):
 async def test_one_refused_record_never_blocks_the_others() -> None:
     store = Picky()
     claims = [await store.start_rollout(n) for n in range(4)]
-    recorder = Recorder(store)
+    lost: list[tuple[str, str, str]] = []
+    recorder = Recorder(store, lambda *loss: lost.append(loss))
     recorder.start()
     for number, claim in enumerate(claims):
         name = "refused" if number == 1 else "fine"
         span = Span.from_attributes(
             rollout_id=claim.rollout_id, attempt_id=claim.attempt.attempt_id, name=name, attributes={}
         )
-        recorder.put(lambda span=span: span)
+        recorder.put((claim.rollout_id, claim.attempt.attempt_id), lambda span=span: span)
     await recorder.barrier(30.0)
     found = [[span.name for span in await store.query_spans(claim.rollout_id)] for claim in claims]
     assert found == [["fine"], [], ["fine"], ["fine"]]
-    recorder.put(lambda: Span.from_attributes(rollout_id="nobody", attempt_id="nobody", name="late", attributes={}))
+    late = Span.from_attributes(rollout_id="nobody", attempt_id="nobody", name="late", attributes={})
+    recorder.put(("nobody", "nobody"), lambda: late)
+    recorder.put(("nobody", "at all"), lambda: Span.from_attributes(rollout_id=1, name="broken"))  # pyright: ignore
     await recorder.barrier(30.0)
+    refused = claims[1]
+    assert {loss[:2] for loss in lost} == {
+        (refused.rollout_id, refused.attempt.attempt_id),
+        ("nobody", "nobody"),
+        ("nobody", "at all"),
+    }, "who lost a record is told, and nobody else"
     await recorder.stop(1.0)
     await store.close()
     await asyncio.sleep(0)
+
+
+class Stuck(InMemoryLightningStore):
+    """Takes nothing before it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = asyncio.Event()
+
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        await self.open.wait()
+        return await super().add_many_spans(spans)
+
+
+async def test_an_attempt_with_too_much_unwritten_waits_alone() -> None:
+    store = Stuck()
+    greedy, modest = [(c.rollout_id, c.attempt.attempt_id) for c in [await store.start_rollout(n) for n in range(2)]]
+    recorder = Recorder(store, lambda *loss: None, share=3)
+    recorder.start()
+    for number in range(3):
+        span = Span.from_attributes(rollout_id=greedy[0], attempt_id=greedy[1], name=f"{number}", attributes={})
+        recorder.put(greedy, lambda span=span: span)
+
+    async def call(owner: tuple[str, str]) -> None:
+        async with recorder.admitted(owner):
+            pass
+
+    waiting = asyncio.create_task(call(greedy))
+    async with asyncio.timeout(10):
+        await call(modest)
+    assert not waiting.done()
+    store.open.set()
+    async with asyncio.timeout(10):
+        await waiting
+    await recorder.stop(1.0)
+    await store.close()

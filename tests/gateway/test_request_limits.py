@@ -26,7 +26,9 @@ from tests.gateway.scripted import ScriptedEngine
 
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
 ASK: Any = {"model": "policy", "messages": [USER], "max_tokens": 50}
-SMALL = RequestLimits(body_bytes=2**20, elements=1000, stop_strings=4, stop_characters=40, open_requests=2)
+SMALL = RequestLimits(
+    body_bytes=2**20, elements=1000, containers=920, stop_strings=4, stop_characters=40, open_requests=2
+)
 
 
 @pytest.fixture
@@ -56,6 +58,7 @@ async def post(site: Site, path: str, body: Any) -> tuple[int, str]:
         ({**ASK, "stop": ["a", "b", "c", "d", "e"]}, 400, "stop_strings"),
         ({**ASK, "stop": "x" * 41}, 400, "stop_characters"),
         (b"[" * 900_000, 413, "elements"),
+        (b'{"model": "policy", "x": ' + b"[" * 950, 413, "containers"),
         (b'{"model": "policy", "x": ' + b"[" * 900, 400, "JSON"),
     ],
 )
@@ -85,7 +88,9 @@ def test_elements_are_counted_outside_of_texts_only(pad: int) -> None:
     value = {"pad": "x" * pad, "rows": [[a + b * 40, {a: [b, {}]}] for a in odd for b in odd] * 400}
     body = json.dumps(value).encode()
     assert len(body) > 2**20, "it goes over the border of a block"
-    assert _elements(body, 10**9) == _count(value)
+    elements, containers = _elements(body, 10**9)
+    assert elements == _count(value)
+    assert containers == 1 + 1 + 400 * len(odd) ** 2 * 4
 
 
 async def test_an_attempt_may_have_so_many_requests_open(limited: Site) -> None:
@@ -114,7 +119,7 @@ LONG_ROWS: dict[str, Callable[[], Any]] = {
             USER,
         ],
     },
-    "messages": lambda: {**ASK, "messages": [USER] * 20_000},
+    "messages": lambda: {**ASK, "messages": [USER] * 19_000},
 }
 
 

@@ -90,7 +90,7 @@ async def test_calls_that_were_lost_mark_the_attempt(
             lost = {"role": "assistant", "content": "An answer the store never got."}
             await create(model="policy", messages=[*ASK, lost, {"role": "user", "content": "on"}], tools=[CALC])
         summary = await gateway.close_attempt(site.rollout_id, site.attempt_id)
-    assert summary.infra_error == "model calls of this attempt were lost with an earlier gateway"
+    assert summary.lost == "model calls of this attempt were lost with an earlier gateway"
 
 
 async def test_a_history_that_was_rendered_anew_is_known_again(rendering: RenderersRendering) -> None:

@@ -13,6 +13,7 @@ import anthropic
 import openai
 import pytest
 
+from agentlightning.algorithm.preflight import never_called
 from agentlightning.errors import AgentError
 from agentlightning.gateway import Gateway
 from agentlightning.keys import CALLS, REWARDS, redacted, sign_url_key
@@ -85,7 +86,7 @@ async def test_no_other_url_opens_anything(site: Site) -> None:
     theirs = given(another).endpoint.rpartition("/key/")[2].removesuffix("/v1")
     mine = given(site, CALLS).endpoint.rpartition("/key/")[2].removesuffix("/v1")
     unsigned = sign_url_key(b"another secret", site.rollout_id, site.attempt_id, (CALLS,))
-    for key in (
+    refused = (
         theirs,
         unsigned,
         mine.replace("c-", "crx-"),
@@ -95,11 +96,15 @@ async def test_no_other_url_opens_anything(site: Site) -> None:
         "c-",
         "%00",
         "ü",
-    ):
+    )
+    for key in refused:
         status, text = await post(f"{at}/key/{key}/v1/chat/completions")
         assert status == 401, (key, text)
     assert (await post(f"{at}/v1/chat/completions", authorization="Bearer dummy"))[0] == 401
     assert await site.spans() == []
+    assert f"No model call of the agent was answered: {len(refused) + 1} arrived at" in (
+        never_called([], site.gateway.turned_away)
+    )
 
 
 async def test_a_url_ends_with_its_attempt(site: Site) -> None:

@@ -87,3 +87,46 @@ def test_a_teacher_is_a_model_of_its_own(
 def test_a_teacher_with_other_tokens_is_refused(tiny_model_dir: Path) -> None:
     with pytest.raises(ModelError, match="has other tokens"):
         TorchLearner(load_policy(tiny_model_dir, device="cpu"), LearnerOptions(reference=resolve_model("calc")))
+
+
+@pytest.mark.parametrize("lora", [None, LoraSpec(rank=4)], ids=["full", "lora"])
+def test_a_reference_follows_the_policy_and_is_kept_with_the_optimiser(
+    tiny_model_dir: Path, tmp_path: Path, group_of_conversations: list[CreditedCall], lora: LoraSpec | None
+) -> None:
+    batch, options = pack(group_of_conversations), LearnerOptions(reference=str(tiny_model_dir))
+    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu", lora=lora), options)
+    start = learner.forward(batch)
+    moved(learner.policy)
+    now = learner.forward(batch)
+    learner.move_reference(0.25)
+    between = learner.forward(batch, reference=True)
+    assert np.abs(between - start).max() > 1e-4 < np.abs(between - now).max(), "it went a part of the way"
+    np.testing.assert_allclose(learner.forward(batch), now, atol=1e-6)
+    learner.save_state(tmp_path / "optimizer")
+    learner.export(tmp_path / "model")
+    resumed = TorchLearner(load_policy(tmp_path / "model", device="cpu", lora=lora), options)
+    resumed.load_state(tmp_path / "optimizer")
+    np.testing.assert_allclose(resumed.forward(batch, reference=True), between, atol=1e-6)
+    for one in (learner, resumed):
+        one.move_reference(1.0)
+        np.testing.assert_allclose(one.forward(batch, reference=True), now, atol=1e-6)
+        assert all(p.requires_grad for p in one.policy.trainable()), "and the policy goes on learning"
+
+
+def test_a_moving_average_of_all_weights_is_the_one_of_the_paper(
+    tiny_model_dir: Path, group_of_conversations: list[CreditedCall]
+) -> None:
+    """θ_ref ← α θ + (1 − α) θ_ref, computed by hand over three moves."""
+    policy = load_policy(tiny_model_dir, device="cpu")
+    learner = TorchLearner(policy, LearnerOptions(reference=str(tiny_model_dir)))
+    expected = [p.detach().clone() for p in policy.trainable()]
+    for _ in range(3):
+        moved(policy)
+        learner.move_reference(0.1)
+        expected = [0.1 * p.detach() + 0.9 * e for p, e in zip(policy.trainable(), expected, strict=True)]
+    own = load_policy(tiny_model_dir, device="cpu")
+    with torch.no_grad():
+        for parameter, value in zip(own.trainable(), expected, strict=True):
+            parameter.copy_(value)
+    batch = pack(group_of_conversations)
+    np.testing.assert_allclose(learner.forward(batch, reference=True), TorchLearner(own).forward(batch), atol=1e-5)

@@ -9,6 +9,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import StoreError
+from agentlightning.gateway import Gateway, Provider
 from agentlightning.runner import LitAgentRunner, remote
 from agentlightning.runner.remote import Address, RemoteGateway, serve_rollouts
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
@@ -31,12 +32,15 @@ async def test_a_stopped_runner_does_not_wait_for_a_store_that_is_gone(caplog: p
     store = InMemoryLightningStore()
     server = LightningStoreServer(store, port=0)
     await server.start()
-    await store.add_resources({"llm": ENDPOINT})
+    gateway = Gateway(store, None, None, models={"none": Provider(base_url=ENDPOINT.endpoint)})
+    await gateway.start()
+    await store.add_resources({"llm": gateway.as_resource("none")})
     await store.enqueue_many_rollouts([agl.EnqueueRolloutRequest(input="one"), agl.EnqueueRolloutRequest(input="two")])
     stop = asyncio.Event()
     running = asyncio.create_task(serve_rollouts(hangs, Address(server.endpoint, None), stop=stop, concurrency=2))
     await asyncio.wait_for(began.wait(), 20)
     await server.stop()
+    await gateway.stop()
     await store.close()
     stop.set()
     asked = time.monotonic()
@@ -91,7 +95,8 @@ async def test_a_gateway_out_of_reach_is_named_without_the_key_in_its_url(monkey
     gateway = RemoteGateway(Address("http://127.0.0.1:9", "the store's key"))
     bound = gateway.bind(ENDPOINT, "ro-1", "at-1", ("calls",))
     key = bound.endpoint.split("/key/")[1].removesuffix("/v1")
-    with pytest.raises(StoreError, match="cannot be reached") as said:
-        await gateway.close_attempt("ro-1", "at-1")
+    for ask in (gateway.open_attempt, gateway.close_attempt):
+        with pytest.raises(StoreError, match="cannot be reached") as said:
+            await ask("ro-1", "at-1")
+        assert key not in str(said.value)
     await gateway.close()
-    assert key not in str(said.value)

@@ -49,11 +49,19 @@ def test_one_script_in_two_roles(tmp_path: Path) -> None:
         ({"AGL_CURRENT_ROLE": "boss"}, "both, algorithm or runner"),
         ({"AGL_CURRENT_ROLE": "runner"}, "AGL_STORE_KEY"),
         ({"AGL_CURRENT_ROLE": "runner", "AGL_STORE_KEY": "k", "AGL_SERVER_PORT": "x"}, "no number"),
+        ({"AGL_MANAGED_STORE": "perhaps"}, "AGL_MANAGED_STORE is 'perhaps'"),
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Strategy.read(None, given)
+
+
+def test_a_variable_that_is_a_switch_takes_the_usual_words() -> None:
+    read = [Strategy.read(None, {"AGL_MANAGED_STORE": w}).managed_store for w in ("off", "No", "0", "on", "YES", "")]
+    assert read == [False, False, False, True, True, True]
+    with pytest.raises(ValueError, match="AGL_MANAGED_STORE"):
+        Strategy.read(None, {"AGL_MANAGED_STORE": "flase"})
 
 
 def test_an_unknown_strategy_is_refused() -> None:

@@ -130,6 +130,29 @@ async def test_an_open_rollout_is_ended_by_hand_in_one_call(store: LightningStor
                 await store.update_rollout(rollout.rollout_id, status=other)
 
 
+@pytest.mark.parametrize("status", [RolloutStatus.SUCCEEDED, RolloutStatus.FAILED, RolloutStatus.CANCELLED])
+@pytest.mark.parametrize("before", [RolloutStatus.RUNNING, RolloutStatus.REQUEUING])
+async def test_a_rollout_that_was_begun_is_ended_by_hand_in_one_call(
+    store: LightningStore, before: RolloutStatus, status: RolloutStatus
+) -> None:
+    claim = await store.start_rollout("begun")
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.RUNNING)
+    if before is RolloutStatus.REQUEUING:
+        await store.update_rollout(claim.rollout_id, status=before)
+    found = await store.get_rollout_by_id(claim.rollout_id)
+    assert found is not None
+    assert found.status is before
+    ended = await store.update_rollout(claim.rollout_id, status=status)
+    assert ended.status is status
+    assert ended.end_time is not None
+    attempt = await store.get_latest_attempt(claim.rollout_id)
+    assert attempt is not None
+    assert attempt.end_time is not None, "what is over has no open attempt"
+    assert await store.dequeue_rollout("w") is None
+    with pytest.raises(ConflictError):
+        await store.update_rollout(claim.rollout_id, status=RolloutStatus.RUNNING)
+
+
 async def test_unknown_ids_are_value_errors_too(store: LightningStore) -> None:
     with pytest.raises(ValueError, match="'nobody'"):
         await store.update_rollout("nobody", status=RolloutStatus.CANCELLED)

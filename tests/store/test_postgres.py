@@ -8,12 +8,15 @@ from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
+from alembic import command
 
 from agentlightning.errors import StoreUnavailableError
 from agentlightning.store import LightningStoreClient, LightningStoreServer, PostgresLightningStore
-from agentlightning.store.database.migrate import create_statements, upgrade
+from agentlightning.store.database.migrate import alembic_config, create_statements, upgrade
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, RolloutStatus
+from agentlightning.types.reward import reward_attributes
 from tests.store.builders import make_call, make_segment
+from tests.store.test_lists import finished
 
 psycopg = pytest.importorskip("psycopg")
 
@@ -127,3 +130,40 @@ def test_migrations_lead_to_the_schema(postgres_dsn: str) -> None:
         connection.execute("CREATE SCHEMA public")
     upgrade("postgresql+psycopg://", None, connect=lambda: psycopg.connect(postgres_dsn))
     assert _describe(postgres_dsn) == created
+
+
+ODD: list[tuple[dict[str, object], tuple[int | None, str | None]]] = [
+    ({"step": 3, "group": "3-1"}, (3, "3-1")),
+    ({"step": True, "group": 7}, (None, "7")),
+    ({"step": "4"}, (None, None)),
+    ({"step": 2**40, "group": "100 %s"}, (None, "100 %s")),
+    ({}, (None, None)),
+]
+"""Metadata, and where a rollout with it is found."""
+
+
+@pytest.mark.slow
+async def test_data_of_before_the_columns_is_found_by_them(postgres_dsn: str) -> None:
+    """Schema 0003 reads steps, groups and rewards out of what was stored before."""
+    store = PostgresLightningStore(postgres_dsn)
+    for number, (metadata, _) in enumerate(ODD):
+        given = reward_attributes(number / 4) if number else {}
+        await finished(store, f"task {number}", given, run_id="r", metadata=metadata)
+    await store.close()
+    config = alembic_config("postgresql+psycopg://")
+    config.attributes["connect"] = lambda: psycopg.connect(postgres_dsn)
+    command.downgrade(config, "0002")
+    assert "reward" not in {row[1] for row in _describe(postgres_dsn) if row[0] == "rollouts"}
+    store = PostgresLightningStore(postgres_dsn)
+    listed = await store.list_rollouts(sort_by="start_time", sort_order="asc")
+    assert [(one.step, one.group) for one in listed] == [place for _, place in ODD]
+    assert [one.reward for one in listed] == [None, 0.25, 0.5, 0.75, 1.0]
+    assert [one.task for one in await store.list_rollouts(sort_by="reward", limit=2)] == ['"task 1"', '"task 2"']
+    await store.close()
+    migrated = _describe(postgres_dsn)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+        for statement in create_statements("postgresql"):
+            connection.execute(statement)
+    assert migrated == _describe(postgres_dsn), "a store that was migrated is as a new one"

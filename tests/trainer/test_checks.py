@@ -112,5 +112,5 @@ def test_an_error_shows_the_way_to_fit_and_no_further(tmp_path: Path) -> None:
     with pytest.raises(agl.ConfigError) as error:
         agl.Trainer(run_dir=tmp_path).fit(answer, [])
     functions = [frame.name for frame in traceback.extract_tb(error.value.__traceback__)]
-    assert functions == ["test_an_error_shows_the_way_to_fit_and_no_further", "fit"]
+    assert functions == ["test_an_error_shows_the_way_to_fit_and_no_further", "call", "fit"]  # `explained`'s, and fit
     assert error.value.__suppress_context__

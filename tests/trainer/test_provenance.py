@@ -70,3 +70,9 @@ def test_the_command_takes_agent_and_tasks_of_the_run(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("1\n")
     done = agl_command(tmp_path, "train", "--config", "run.json")
     assert (done.returncode, "gone.py" in done.stderr) == (1, True), done.stderr
+
+
+def test_a_run_with_a_league_can_be_repeated_from_its_file(tmp_path: Path) -> None:
+    algorithm = agl.GRPO(model="calc", league=agl.League(draw="uniform", size=2))
+    describe(tmp_path, algorithm, FunctionAgent(lambda task: 1.0))
+    assert make_algorithm(None, None, tmp_path / "run.json", []).plays == algorithm.plays

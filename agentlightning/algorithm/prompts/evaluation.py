@@ -6,6 +6,7 @@ again, whoever asked for it first and however often the process died since.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -83,7 +84,10 @@ class Evaluator:
         ledger: Ledger,
         config: RolloutConfig,
         reward_range: tuple[float, float],
+        under: str = "",
     ) -> None:
+        """`under`: begins the ids of its rollouts, behind the run's."""
+        self._under = under
         self._context = context
         self._templates = templates
         self._tasks = tasks
@@ -140,11 +144,26 @@ class Evaluator:
                 there |= await self._read(ids)
             for n, request in requests.items():
                 record = there[request.rollout_id or ""]
+                self._refuse_other_task(wanted[n], record)
                 found[n] = None if record.rollout.status is RolloutStatus.CANCELLED else record
         return [record for record in found if record is not None]
 
     async def _read(self, ids: Sequence[str]) -> dict[str, RolloutRecord]:
         return {record.rollout.rollout_id: record for record in await self._context.store.query_records(ids)}
+
+    def _refuse_other_task(self, wanted: _Wanted, record: RolloutRecord) -> None:
+        """Raises ConfigError where the run was begun with other tasks: their rewards would be taken for those of new
+        ones.
+        """
+        _, split, task = wanted
+        before, now = (_as_json(t) for t in (record.rollout.input, self._tasks[split][task]))
+        if before is not None and now is not None and before != now:
+            what = {"train": "training", "val": "validation"}[split]
+            raise ConfigError(
+                f"The {what} tasks have changed since this run was begun: number {task} was {before[:200]}, and is now "
+                f"{now[:200]}. What was measured on the ones before says nothing of these. Resume with the tasks of "
+                f"before ({self._context.run_dir} has them), or start a new run."
+            )
 
     async def _request(self, candidate: Candidate, split: Split, task: int, number: int) -> EnqueueRolloutRequest:
         again = f"-{number}" if number else ""
@@ -154,7 +173,7 @@ class Evaluator:
             resources_id=await self.resources_id(candidate),
             config=self._config,
             metadata={"candidate": candidate.key, "task": task},
-            rollout_id=f"{self._context.run_id or 'run'}-{candidate.key}-{split}{task}{again}",
+            rollout_id=f"{self._context.run_id or 'run'}-{self._under}{candidate.key}-{split}{task}{again}",
         )
 
     async def _trial(self, task: int, record: RolloutRecord) -> Trial:
@@ -180,6 +199,14 @@ class Evaluator:
             input_tokens=sum(given for given, _ in used),
             output_tokens=sum(answered for _, answered in used),
         )
+
+
+def _as_json(task: Any) -> str | None:
+    """The same for the same task; None for one that is no JSON value, which the store holds in another form."""
+    try:
+        return json.dumps(task, sort_keys=True, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return None
 
 
 def _usage(span: Span) -> tuple[int, int]:

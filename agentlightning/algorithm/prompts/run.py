@@ -76,7 +76,9 @@ class PromptRun:
         templates: Mapping[str, PromptTemplate],
         train: Dataset[Any],
         val: Dataset[Any],
+        under: str = "",
     ) -> None:
+        """`under`: names what its rollouts depend on besides the prompt, where that changes within a run."""
         self.settings = settings
         self.templates = templates
         self.train, self.val = train, val
@@ -89,7 +91,10 @@ class PromptRun:
         """The best comparison that was not evidence enough."""
         self._context = context
         splits: Mapping[Split, Dataset[Any]] = {"train": train, "val": val}
-        self._evaluator = Evaluator(context, templates, splits, self.ledger, settings.config, settings.reward_range)
+        self._under = under
+        self._evaluator = Evaluator(
+            context, templates, splits, self.ledger, settings.config, settings.reward_range, under
+        )
         self._critic = settings.make_critic()
         self._journal = Journal(context.run_dir / JOURNAL_FILE)
         self._asked: Counter[str] = Counter()
@@ -200,7 +205,7 @@ class PromptRun:
     def _numbered(self, key: str) -> str:
         """The same question put several times is answered several times."""
         self._asked[key] += 1
-        return f"{key}-{self._asked[key]}"
+        return f"{self._under}{key}-{self._asked[key]}"
 
     async def _ask(self, key: str, question: Question) -> CriticAnswer | CriticFailure:
         known = self._journal.get(key)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.names import GivenByName
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic
+from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
 from agentlightning.types import PromptTemplate, RolloutConfig
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.prompts.run import PromptRun
 
 
 @dataclass
 class PromptSettings(GivenByName, Algorithm):
     """The common part of `APO` and `GEPA`. They tune every `PromptTemplate` among the resources."""
+
+    _others = OF_THE_TRAINER
 
     async_openai_client: Any = None
     """The critic, as an async OpenAI client; or give `critic_url`."""
@@ -69,6 +74,10 @@ class PromptSettings(GivenByName, Algorithm):
         self.candidates: dict[str, Candidate] = {}
         """All that were run, by key."""
         _ = self.budget
+
+    async def search(self, run: PromptRun) -> None:
+        """Search until the last round or the end of the budget. Raises Stopped."""
+        raise NotImplementedError
 
     @property
     def budget(self) -> Budget:

@@ -14,8 +14,10 @@ from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.child import Child
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.connection import Connection
+from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.embedded.handle import PolicyHandle
 from agentlightning.backend.embedded.protocol import Lora, Pause, Reseed, Resume, Settings
+from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LearnerOptions
 from agentlightning.models import resolve_model
 
@@ -31,6 +33,9 @@ class EmbeddedBackend:
         self.process = ModelProcess(settings_of(spec), spawn=self.spawn)
 
     async def start(self) -> None:
+        settings = self.process.settings
+        for name in {settings.model, settings.learner.reference or settings.model}:
+            await fetch(name)
         await self.process.start()
 
     def engine(self, policy: str) -> PolicyHandle:
@@ -42,6 +47,9 @@ class EmbeddedBackend:
     async def publish(self, policy: str) -> int:
         return await self.process.policy(policy).publish()
 
+    async def take_up(self, policy: str, uri: str) -> None:
+        await self.process.policy(policy).take_up(uri)
+
     async def pause(self) -> None:
         await self.process.call(self._spec.trained[0], Pause())
 
@@ -49,7 +57,7 @@ class EmbeddedBackend:
         await self.process.call(self._spec.trained[0], Resume())
 
     async def reseed(self, seed: int) -> None:
-        for alias in self._spec.trained:
+        for alias in (*self._spec.trained, *self._spec.members):
             await self.process.call(alias, Reseed(seed))
 
     async def watch(self) -> NoReturn:
@@ -80,7 +88,11 @@ class EmbeddedBackend:
 
 
 def settings_of(spec: ModelSpec) -> Settings:
-    """What the model process is told. Raises ModelError where there is no such model."""
+    """What the model process is told. Raises ModelError where there is no such model, ConfigError for ranks of what
+    cannot be spread."""
+    if spec.ranks > 1 and (spec.adapters or spec.critic):
+        what = "several policies" if spec.adapters else "a critic"
+        raise ConfigError(f"ranks={spec.ranks} spreads one policy without a critic; {what} are learned on one rank.")
     return Settings(
         model=resolve_model(spec.model),
         device=spec.device,
@@ -88,10 +100,12 @@ def settings_of(spec: ModelSpec) -> Settings:
         lora=Lora(rank=spec.lora_rank) if spec.lora_rank else None,
         policies=spec.adapters,
         frozen=spec.frozen,
+        members=list(spec.members),
         max_context=spec.max_context,
         max_concurrency=spec.max_concurrency,
         seed=spec.seed,
         in_flight=spec.in_flight,
+        ranks=spec.ranks,
         learner=LearnerOptions(
             gradient_checkpointing=spec.gradient_checkpointing,
             reference=resolve_model(spec.reference) if spec.reference else None,

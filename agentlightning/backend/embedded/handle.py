@@ -11,19 +11,30 @@ from agentlightning.backend.embedded.protocol import (
     Forward,
     ForwardBackward,
     GetInfo,
+    KeepHalf,
     LoadState,
+    MoveReference,
     OptimStep,
     Publish,
     Reply,
     Reseed,
     SaveState,
+    TakeUp,
     Values,
     Verb,
 )
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.files import local_path
-from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PackingCheck, PassResult, StepResult
-from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.learner.base import (
+    LossConfig,
+    OptimParams,
+    PackedBatch,
+    PackingCheck,
+    PassResult,
+    StepResult,
+    joined,
+)
+from agentlightning.types.arrays import Float32Array, Int32Array
 
 
 class Asked(Protocol):
@@ -85,6 +96,9 @@ class PolicyHandle:
         """See `Learner.forward_backward`. A call per pass, so that sampling goes on between them."""
         return joined([_passed(await self._ask(ForwardBackward(batch, loss))) for batch in batches])
 
+    async def keep_half(self, share: float) -> None:
+        await self._ask(KeepHalf(share))
+
     async def optim_step(self, params: OptimParams) -> StepResult:
         """See `Learner.optim_step`. Running requests finish first; new ones wait until the weights are published."""
         reply = await self._ask(OptimStep(params))
@@ -100,20 +114,15 @@ class PolicyHandle:
     async def export(self, uri: str) -> None:
         await self._ask(Export(local_path(uri)))
 
+    async def move_reference(self, share: float) -> None:
+        await self._ask(MoveReference(share))
+
+    async def take_up(self, uri: str) -> None:
+        """See `TakesUp`."""
+        await self._ask(TakeUp(local_path(uri)))
+
     async def _ask(self, verb: Verb) -> Reply:
         return await self._process.call(self._policy, verb)
-
-
-def joined(passes: Sequence[PassResult]) -> PassResult:
-    """The passes of a minibatch as one: sums, and means weighted by entries."""
-    entries = [len(one.logprobs) for one in passes]
-    names = passes[0].metrics
-    return PassResult(
-        loss=sum(one.loss for one in passes),
-        logprobs=np.concatenate([one.logprobs for one in passes]),
-        tree_tokens=sum(one.tree_tokens for one in passes),
-        metrics={k: float(np.average([one.metrics[k] for one in passes], weights=entries)) for k in names},
-    )
 
 
 def _passed(reply: Reply) -> PassResult:

@@ -39,6 +39,15 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     target_modules: str | list[str] = "all-linear"
 
 
+class Place(msgspec.Struct, frozen=True):
+    """Which of a learner's ranks a process is."""
+
+    rank: int
+    ranks: int
+    meeting: str
+    """Where they find each other: tcp://host:port."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """How to load the policy and how much of the machine to use. None: derived from the model or the machine."""
 
@@ -52,6 +61,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     model itself is the only policy."""
     frozen: str | None = None
     """With `policies`: a name under which `model` samples without an adapter; it cannot learn."""
+    members: list[str] = []
+    """With `policies`: names of adapters that sample and cannot learn; see `ModelSpec.members`."""
     max_context: int | None = None
     max_concurrency: int = 64
     kv_budget_bytes: int = 2 << 30
@@ -65,6 +76,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     learning_threads: int | None = None
     """None: all cores."""
     learner: LearnerOptions = LearnerOptions()
+    ranks: int = 1
+    """Processes that the learner is spread over."""
+    place: Place | None = None
+    """For one of these processes."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -92,6 +107,10 @@ class ForwardBackward(msgspec.Struct, frozen=True, tag="forward_backward"):
     loss: LossConfig
 
 
+class KeepHalf(msgspec.Struct, frozen=True, tag="keep_half"):
+    share: float
+
+
 class OptimStep(msgspec.Struct, frozen=True, tag="optim_step"):
     params: OptimParams
 
@@ -105,6 +124,16 @@ class LoadState(msgspec.Struct, frozen=True, tag="load_state"):
 
 
 class Export(msgspec.Struct, frozen=True, tag="export"):
+    path: str
+
+
+class MoveReference(msgspec.Struct, frozen=True, tag="move_reference"):
+    share: float
+
+
+class TakeUp(msgspec.Struct, frozen=True, tag="take_up"):
+    """Sample from the adapter in a directory from now on."""
+
     path: str
 
 
@@ -143,10 +172,13 @@ Verb = (
     | Values
     | CheckPacking
     | ForwardBackward
+    | KeepHalf
     | OptimStep
     | SaveState
     | LoadState
     | Export
+    | MoveReference
+    | TakeUp
     | Publish
     | Pause
     | Resume

@@ -37,7 +37,9 @@ from agentlightning.backend.embedded.protocol import (
     ForwardBackward,
     GetInfo,
     GetStats,
+    KeepHalf,
     LoadState,
+    MoveReference,
     OptimStep,
     Pause,
     Publish,
@@ -50,6 +52,7 @@ from agentlightning.backend.embedded.protocol import (
     SaveState,
     Settings,
     Stop,
+    TakeUp,
     ToChild,
     ToParent,
     Values,
@@ -57,6 +60,7 @@ from agentlightning.backend.embedded.protocol import (
     error_name,
     frame,
 )
+from agentlightning.backend.embedded.ranks import Leader
 from agentlightning.backend.embedded.stall import PULSE_SECONDS
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.events import POLICY, Event, Failed, Request
@@ -69,7 +73,7 @@ from agentlightning.learner.torch_learner import TorchLearner
 
 logger = logging.getLogger(__name__)
 
-_DRAINED_FIRST = (OptimStep, LoadState, Reseed)
+_DRAINED_FIRST = (OptimStep, LoadState, Reseed, TakeUp)
 """Calls that running requests must not see the effect of."""
 PUBLISH_SECONDS = 60.0
 """How long requests wait, with nothing else going on, for weights that were updated and not published."""
@@ -92,7 +96,7 @@ class Clock:
 class Hosted:
     """One policy with its engine and its learner."""
 
-    def __init__(self, policy: Policy, settings: Settings, share: int) -> None:
+    def __init__(self, policy: Policy, settings: Settings, share: int, *, learns: bool = True) -> None:
         """`share` policies divide the memory for contexts among them."""
         self.policy = policy
         policy.activate()
@@ -107,12 +111,12 @@ class Hosted:
             prefill_tokens=settings.prefill_tokens,
             seed=settings.seed,
         )
-        self._learner = TorchLearner(policy, settings.learner) if policy.trainable() else None
+        self._learner = _learner(policy, settings) if learns and policy.trainable() else None
         self.unpublished = False
         """The weights are not those that the engine says it samples from."""
 
     @property
-    def learner(self) -> TorchLearner:
+    def learner(self) -> TorchLearner | Leader:
         if self._learner is None:
             raise ConfigError("This policy is frozen: it samples and does not learn.")
         return self._learner
@@ -131,11 +135,14 @@ class Server:
         self._sock = sock
         self._threads = {
             "sampling": settings.sampling_threads,
-            "learning": settings.learning_threads or os.cpu_count() or 1,
+            "learning": max(1, (settings.learning_threads or os.cpu_count() or 1) // settings.ranks),
         }
         torch.set_num_threads(self._threads["learning"])
-        policies = _load(settings)
-        self._hosted = {name: Hosted(policy, settings, len(policies)) for name, policy in policies.items()}
+        policies = load_all(settings)
+        self._hosted = {
+            name: Hosted(policy, settings, len(policies), learns=name not in settings.members)
+            for name, policy in policies.items()
+        }
         self._drains = settings.in_flight == "finish"
         self._calls: deque[Call] = deque()
         self._refused: list[Event] = []
@@ -265,6 +272,9 @@ class Server:
                 return Reply(call_id=call_id, check=hosted.learner.check_packing(batch, loss))
             case ForwardBackward(batch, loss):
                 return Reply(call_id=call_id, passed=hosted.learner.forward_backward(batch, loss))
+            case KeepHalf(share):
+                if isinstance(hosted.learner, TorchLearner):  # over several ranks nobody asks for it
+                    hosted.learner.keep_half(share)
             case OptimStep(params):
                 step = hosted.learner.optim_step(params)
                 hosted.unpublished = True
@@ -279,7 +289,13 @@ class Server:
                 hosted.learner.load_state(path)
                 hosted.unpublished = True
             case Export(path):
-                hosted.learner.export(path)
+                hosted.policy.export(path)
+            case MoveReference(share):
+                hosted.learner.move_reference(share)
+            case TakeUp(path):
+                hosted.policy.take_up(path)
+                hosted.unpublished = True
+                self._publish(hosted)
             case Reseed(seed):
                 hosted.engine.reseed(seed)
             case GetInfo():
@@ -336,16 +352,22 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
     return ""
 
 
+def _learner(policy: Policy, settings: Settings) -> TorchLearner | Leader:
+    return TorchLearner(policy, settings.learner) if settings.ranks == 1 else Leader(policy, settings)
+
+
 def _failed(request_id: int, error: AgentLightningError) -> Failed:
     return Failed(request_id=request_id, message=str(error), error=error_name(error))
 
 
-def _load(settings: Settings) -> dict[str, Policy]:
+def load_all(settings: Settings) -> dict[str, Policy]:
+    """The policies that these settings name, by alias."""
     if settings.dtype not in DTYPES:
         raise ConfigError(f"There is no dtype '{settings.dtype}' for weights; choose one of {', '.join(DTYPES)}.")
     lora = settings.lora
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
     where = {"device": settings.device, "dtype": settings.dtype}
     if settings.policies:
-        return load_policies(settings.model, settings.policies, frozen=settings.frozen, lora=spec, **where)
+        sources = {**settings.policies, **dict.fromkeys(settings.members)}
+        return load_policies(settings.model, sources, frozen=settings.frozen, lora=spec, **where)
     return {POLICY: load_policy(settings.model, lora=spec, **where)}

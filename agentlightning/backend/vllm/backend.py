@@ -80,7 +80,7 @@ class VLLMBackend(EmbeddedBackend):
         )
         self._shared = shared
         frozen = [spec.frozen] if spec.frozen is not None else []
-        self._engines = {alias: VLLMEngine(alias, shared) for alias in (*spec.trained, *frozen)}
+        self._engines = {alias: VLLMEngine(alias, shared) for alias in (*spec.trained, *spec.members, *frozen)}
         # Adapters, and servers that somebody else started, get their first weights like all others: before `start`
         # ends they have been brought to every replica.
         if served.lora_rank is not None or self._options.urls:
@@ -141,6 +141,13 @@ class VLLMBackend(EmbeddedBackend):
             await self._shared.publication.publish(policy, version, self._shared.fleet.ready)
             engine.version = version
         return version
+
+    async def take_up(self, policy: str, uri: str) -> None:
+        handle, engine = self.process.policy(policy), self._engines[policy]
+        await handle.take_up(uri)
+        version = (await handle.info()).version
+        await self._shared.publication.publish(policy, version, self._shared.fleet.ready)
+        engine.version = version
 
     async def pause(self) -> None:
         if not self._paused:
@@ -208,7 +215,7 @@ def served_by(spec: ModelSpec) -> Served:
         max_context=min(spec.max_context, longest),
         max_concurrency=spec.max_concurrency,
         lora_rank=rank,
-        adapters=len(spec.trained),
+        adapters=len(spec.trained) + len(spec.members),
     )
 
 

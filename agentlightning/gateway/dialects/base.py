@@ -96,6 +96,10 @@ class Dialect(ABC):
         """The headers by which the provider knows its client."""
         return {"authorization": f"Bearer {api_key}"} if api_key else {}
 
+    def asking_for_usage(self, body: Body) -> Body:
+        """A request whose answer will tell its tokens, for formats that tell those of a stream only if asked."""
+        return body
+
     def said(self, answer: Body) -> Message | None:
         """The message in a provider's answer. A body that cannot be read may raise what reading it raises."""
         return None

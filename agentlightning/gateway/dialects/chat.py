@@ -27,6 +27,7 @@ from agentlightning.gateway.dialects.fields import (
     neutral_call,
     required,
     sent_call,
+    streaming_usage,
     strict_tools,
     text_of,
     tool_choice_of,
@@ -158,6 +159,9 @@ class ChatDialect(Dialect):
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
 
+    def asking_for_usage(self, body: Body) -> Body:
+        return streaming_usage(body)
+
     def said(self, answer: Body) -> Message | None:
         return neutral_message(answer["choices"][0]["message"], "message")
 
@@ -166,11 +170,16 @@ class ChatDialect(Dialect):
         begun = False
         said: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
         calls: dict[int, dict[str, Any]] = {}
+        ids: list[int] = []
         for event in events:
-            whole |= {name: event[name] for name in ("id", "model", "usage") if event.get(name) is not None}
+            told = ("id", "model", "usage", "prompt_token_ids")
+            whole |= {name: event[name] for name in told if event.get(name) is not None}
             for choice in event.get("choices") or ():
                 begun = True
-                delta = (choice.get("delta") or {}) if choice.get("index", 0) == 0 else {}
+                if choice.get("index", 0) != 0:
+                    continue
+                ids += choice.get("token_ids") or ()
+                delta = choice.get("delta") or {}
                 for name in ("content", "reasoning_content"):
                     said[name] += delta.get(name) or ""
                 for part in delta.get("tool_calls") or ():
@@ -181,7 +190,7 @@ class ChatDialect(Dialect):
                         call["function"][name] = call["function"].get(name, "") + (text or "")
         if calls:
             said["tool_calls"] = [calls[index] for index in sorted(calls)]
-        return {**whole, "choices": [{"message": said}]} if begun else whole
+        return {**whole, "choices": [{"message": said, "token_ids": ids}]} if begun else whole
 
 
 class _Writer:

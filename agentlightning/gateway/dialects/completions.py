@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from agentlightning.gateway.dialects.base import Answered, Body, Dialect, Fields, StreamWriter, openai_error, sse
-from agentlightning.gateway.dialects.fields import asked_settings, between, check_fields, required, typed
+from agentlightning.gateway.dialects.fields import (
+    asked_settings,
+    between,
+    check_fields,
+    required,
+    streaming_usage,
+    typed,
+)
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
@@ -91,6 +99,13 @@ class CompletionsDialect(Dialect):
 
     def refuse(self, refusal: Refusal) -> bytes:
         return msgspec.json.encode(openai_error(refusal))
+
+    def asking_for_usage(self, body: Body) -> Body:
+        return streaming_usage(body)
+
+    def gather(self, events: Sequence[Body]) -> dict[str, Any]:
+        told = ("id", "model", "usage")
+        return {name: event[name] for event in events for name in told if event.get(name) is not None}
 
 
 class _Writer:

@@ -18,6 +18,13 @@ from agentlightning.rendering.messages import Message, Tool
 T = TypeVar("T")
 
 
+def streaming_usage(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A request of OpenAI's, streamed ones with their tokens told at the end."""
+    if not body.get("stream"):
+        return body
+    return {**body, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
+
+
 def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
     """Refuse a field that nobody reads and whose value would matter."""
     for name, value in body.items():

@@ -1,18 +1,21 @@
 """The recorder: calls go to the store in batches, off the request path.
 
-The invariant: what was put is written, once, in the order it was put, or the loss is logged with its name. `put` never
-waits; `admit` makes new calls wait while too much is unwritten, so memory is bounded and nothing that was sampled is
-dropped.
+The invariant: what was put is written, once, in the order it was put, or the loss is logged with its name and told, so
+that its attempt does not count as whole. `put` never waits; `admitted` makes new calls wait while too much is
+unwritten, so memory is bounded and nothing that was sampled is dropped. An attempt that asks for more than its share
+waits for its own records, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from agentlightning.errors import StoreError, StoreUnavailableError
+from agentlightning.gateway.recording.journal import Journal, Owner
 from agentlightning.store.base import LightningStore
 from agentlightning.types import CallRecord, Span
 
@@ -21,6 +24,8 @@ logger = logging.getLogger(__name__)
 Record = CallRecord | Span
 Draft = Callable[[], Record]
 """Makes the record; called when it is written, so that a request does not wait for it."""
+Lost = Callable[[str, str, str], None]
+"""Is told the rollout, the attempt and the reason when a record will never be written."""
 
 _AT_ONCE = 8
 """How many records are made before requests get a turn."""
@@ -33,11 +38,26 @@ _TRIES_FOR_BUGS = 5
 class Recorder:
     """Writes drafts to the store from a task of its own."""
 
-    def __init__(self, store: LightningStore, *, capacity: int = 2048, batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        store: LightningStore,
+        lost: Lost,
+        journal: Journal | None = None,
+        *,
+        capacity: int = 2048,
+        share: int = 256,
+        batch_size: int = 32,
+    ) -> None:
+        """`capacity` records may be unwritten, and `share` of one attempt, before further calls wait; a call that has
+        begun may put as many as it has choices."""
         self._store = store
+        self._lost = lost
+        self._journal = journal
         self._capacity = capacity
+        self._share = share
+        self._unwritten: Counter[Owner] = Counter()
         self._batch_size = batch_size
-        self._drafts: deque[Draft] = deque()
+        self._drafts: deque[tuple[Owner, Draft]] = deque()
         self._put = 0
         self._written = 0
         self._work = asyncio.Event()
@@ -62,13 +82,26 @@ class Recorder:
         """How many records are put but not written."""
         return self._put - self._written
 
-    async def admit(self) -> None:
-        """Wait while the backlog is full."""
-        while self.backlog >= self._capacity:
+    @asynccontextmanager
+    async def admitted(self, owner: Owner) -> AsyncIterator[None]:
+        """Answer a call in this context, and put its record: it begins when neither the backlog nor the attempt's share
+        of it is full."""
+        while self.backlog >= self._capacity or self._unwritten[owner] >= self._share:
             await self._next_move()
+        if self._journal is None:
+            yield
+            return
+        self._journal.hold(owner)
+        try:
+            yield
+        finally:
+            self._journal.release([owner])
 
-    def put(self, draft: Draft) -> None:
-        self._drafts.append(draft)
+    def put(self, owner: Owner, draft: Draft) -> None:
+        if self._journal is not None:
+            self._journal.hold(owner)
+        self._drafts.append((owner, draft))
+        self._unwritten[owner] += 1
         self._put += 1
         self._work.set()
 
@@ -96,16 +129,17 @@ class Recorder:
                 batch = [self._drafts.popleft() for _ in range(min(len(self._drafts), self._batch_size))]
                 await self._write(await self._made(batch))
 
-    async def _made(self, drafts: Sequence[Draft]) -> list[Record]:
+    async def _made(self, drafts: Sequence[tuple[Owner, Draft]]) -> list[Record]:
         records = []
-        for number, draft in enumerate(drafts):
+        for number, (owner, draft) in enumerate(drafts):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # requests go first
             try:
                 records.append(draft())
-            except Exception:  # a record that cannot be made must not stop those behind it
+            except Exception as error:  # a record that cannot be made must not stop those behind it
                 logger.exception("A call's record could not be made; the call is lost.")
-                self._advance(1)
+                self._lost(*owner, f"The record of a call could not be made: {type(error).__name__}: {error}")
+                self._advance([owner])
         return records
 
     async def _write(self, records: Sequence[Record]) -> None:
@@ -127,7 +161,7 @@ class Recorder:
                     return
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE)
-        self._advance(len(records))
+        self._advance([_owner(record) for record in records])
 
     async def _give_up_on(self, records: Sequence[Record], error: Exception) -> None:
         """The store refuses something in these records: write the others, drop and name the one."""
@@ -135,15 +169,12 @@ class Recorder:
             for record in records:
                 await self._write([record])
             return
-        record = records[0]
-        span = record.span if isinstance(record, CallRecord) else record
+        rollout_id, attempt_id = owner = _owner(records[0])
         logger.error(
-            "A call of attempt %s (rollout %s) is lost, the store refused it: %s",
-            span.attempt_id,
-            span.rollout_id,
-            error,
+            "A call of attempt %s (rollout %s) is lost, the store refused it: %s", attempt_id, rollout_id, error
         )
-        self._advance(1)
+        self._lost(rollout_id, attempt_id, f"The store refused the record of a call: {error}")
+        self._advance([owner])
 
     async def _store_records(self, records: Sequence[Record]) -> None:
         calls = [r for r in records if isinstance(r, CallRecord)]
@@ -153,6 +184,17 @@ class Recorder:
         if spans:
             await self._store.add_many_spans(spans)
 
-    def _advance(self, count: int) -> None:
-        self._written += count
+    def _advance(self, owners: Sequence[Owner]) -> None:
+        self._written += len(owners)
+        for owner in owners:
+            self._unwritten[owner] -= 1
+            if not self._unwritten[owner]:
+                del self._unwritten[owner]
+        if self._journal is not None:
+            self._journal.release(owners)
         self._moved.set()
+
+
+def _owner(record: Record) -> Owner:
+    span = record.span if isinstance(record, CallRecord) else record
+    return span.rollout_id, span.attempt_id

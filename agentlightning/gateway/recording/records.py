@@ -170,13 +170,22 @@ def _answer_attributes(answer: Mapping[str, Any]) -> Attributes:
     usage: Any = answer.get("usage")
     if not isinstance(usage, dict):
         usage = {}
+    ids = _token_ids(answer)
     found = {
+        **({"prompt_token_ids": ids[0], "response_token_ids": ids[1]} if ids else {}),
         "gen_ai.response.id": answer.get("id"),
         "gen_ai.response.model": answer.get("model"),
         "gen_ai.usage.input_tokens": usage.get("prompt_tokens", usage.get("input_tokens")),
         "gen_ai.usage.output_tokens": usage.get("completion_tokens", usage.get("output_tokens")),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _token_ids(answer: Mapping[str, Any]) -> tuple[list[int], list[int]] | None:
+    """Those of prompt and response, if the provider told both, as vLLM does when it is asked to."""
+    choices: Any = answer.get("choices") or [{}]
+    prompt, response = answer.get("prompt_token_ids"), choices[0].get("token_ids")
+    return (prompt, response) if isinstance(prompt, list) and isinstance(response, list) and response else None
 
 
 _REQUEST = {

@@ -15,18 +15,20 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
+from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
-from agentlightning.gateway.routing.overheard import overhear
-from agentlightning.types import Span
+from agentlightning.gateway.routing.overheard import Overheard, overhear
+from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
+from agentlightning.types import Attributes, Span
 
 logger = logging.getLogger(__name__)
 
@@ -52,15 +54,27 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """For one call, and between two pieces of a stream."""
     headers: Mapping[str, str] = {}
     """Sent with every request."""
+    extra_body: Mapping[str, Any] = {}
+    """Fields put into every request that lacks them, for example {"return_token_ids": True} for vLLM, whose token ids
+    are then on the calls' spans."""
+    price: TokenPrice | None = None
+    """With it the cost of every call is recorded, and what a run has spent is shown."""
+    limits: SpendingLimits = SpendingLimits()
+    """A call beyond one is refused, by its name. Limits of cost need a price."""
+
+    def __post_init__(self) -> None:
+        if self.price is None and (self.limits.cost is not None or self.limits.run_cost is not None):
+            raise ConfigError("A limit of cost needs a price: Provider(price=TokenPrice(input=…, output=…), …).")
 
 
 class Upstream:
     """One alias of a provider."""
 
-    def __init__(self, alias: str, provider: Provider, recorder: Recorder) -> None:
+    def __init__(self, alias: str, provider: Provider, recorder: Recorder, account: Account) -> None:
         self._alias = alias
         self._provider = provider
         self._recorder = recorder
+        self.account = account
         urls = (provider.base_url,) if isinstance(provider.base_url, str) else provider.base_url
         self._urls = [url.rstrip("/") for url in urls]
         self._places = asyncio.Semaphore(provider.max_concurrency)
@@ -75,7 +89,9 @@ class Upstream:
         self, path: str, dialect: Dialect, body: Mapping[str, Any], live: LiveAttempt, place: Place
     ) -> AsyncIterator[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]:
         """The provider's answer to a request: status, headers, and the body in pieces. Raises `Refusal`."""
-        sent = {**body, "model": self._provider.model or self._alias}
+        sent = {**self._provider.extra_body, **body, "model": self._provider.model or self._alias}
+        if self.account.counts_tokens:
+            sent = dialect.asking_for_usage(sent)
         call = Forwarded(
             call_id=f"fwd-{uuid.uuid4().hex}:0",
             alias=self._alias,
@@ -85,9 +101,11 @@ class Upstream:
         )
         kept = bytearray()
         error: str | None = "cut off"
+        answers = False
         try:
             url = self._replica(live.rollout_id)
             async with self._places, await self._post(url + path, dialect, call.request) as response:
+                answers = response.status < 400 and path not in dialect.counting_paths
                 yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 if response.status in _BUSY or response.status >= 500:
@@ -108,7 +126,7 @@ class Upstream:
                 code="upstream_error",
             ) from failure
         finally:
-            self._record(live, place, call, dialect, sent, bytes(kept), error)
+            self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers), error)
 
     def _replica(self, rollout_id: str) -> str:
         """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""
@@ -136,23 +154,34 @@ class Upstream:
             )
         return self._session
 
-    def _record(
-        self,
-        live: LiveAttempt,
-        place: Place,
-        call: Forwarded,
-        dialect: Dialect,
-        sent: Mapping[str, Any],
-        kept: bytes,
-        error: str | None,
-    ) -> None:
+    def _record(self, live: LiveAttempt, place: Place, call: Forwarded, heard: _Heard, error: str | None) -> None:
         end = time.time()
 
-        def draft() -> Span:
-            heard = overhear(dialect, sent, kept)
-            return forwarded_span(live.rollout_id, live.attempt_id, place, call, kept, heard, end, error)
+        def settle() -> tuple[Overheard, Attributes]:
+            read = overhear(heard.dialect, heard.request, heard.response)
+            usage = Usage.told(read.answer)
+            if usage is None and heard.answers and self.account.counts_tokens:
+                usage = Usage.guessed(call.request, heard.response)
+            return read, self.account.charge(live, usage or Usage())
 
-        self._recorder.put(draft)
+        settled = settle() if self.account.counts_tokens else None  # the next call's limits depend on it
+
+        def draft() -> Span:
+            read, used = settled or settle()
+            span = forwarded_span(live.rollout_id, live.attempt_id, place, call, heard.response, read, end, error)
+            return span.model_copy(update={"attributes": {**span.attributes, **used}})
+
+        self._recorder.put(live.key, draft)
+
+
+class _Heard(NamedTuple):
+    """What went both ways."""
+
+    dialect: Dialect
+    request: Mapping[str, Any]
+    response: bytes
+    answers: bool
+    """Whether it is an answer, and no error."""
 
 
 _PASSED = re.compile(r"retry-after(-ms)?|(x-)?request-id|(x|anthropic)-ratelimit-.*")

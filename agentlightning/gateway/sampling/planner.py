@@ -207,7 +207,7 @@ class Planner:
         keys = await in_background(Keys.made, request.messages) if many else None
         question = session.look_up(request.messages, request.tools, keys)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
-            arrival.live.mark_infra_error("model calls of this attempt were lost with an earlier gateway")
+            arrival.live.mark_lost("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
         fresh = _fresh(question)

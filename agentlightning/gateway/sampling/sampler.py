@@ -251,7 +251,7 @@ class Sampler:
             )
             return CallRecord(info, prompt.segment.segment_id, response.segment.segment_id, segments, span)
 
-        self._recorder.put(draft)
+        self._recorder.put(arrival.live.key, draft)
 
     def _info_of(self, asked: Asked, index: int, finish_reason: str, error: str | None) -> CallInfo:
         arrival, parent = asked.arrival, asked.prompt.parent
@@ -290,7 +290,7 @@ class Sampler:
                 live.rollout_id, live.attempt_id, arrival.place, call_id, model, refusal.message, arrival.start, end
             )
 
-        self._recorder.put(draft)
+        self._recorder.put(live.key, draft)
 
 
 async def _all(choices: list[Any]) -> list[tuple[Choice, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -44,13 +44,13 @@ class Exchange:
         dialect: Dialect,
         target: Target,
         arrival: Arrival,
-        admit: Callable[[], Awaitable[None]],
+        admitted: AbstractAsyncContextManager[None],
         keep_alive_seconds: float,
     ) -> None:
         self._dialect = dialect
         self._target = target
         self._arrival = arrival
-        self._admit = admit
+        self._admitted = admitted
         self._keep_alive = keep_alive_seconds
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -70,8 +70,8 @@ class Exchange:
             work.cancel()
 
     async def _work(self, emit: Emit | None) -> Answer:
-        await self._admit()
-        reply = await self._target.answer(self._arrival, emit)
+        async with self._admitted:
+            reply = await self._target.answer(self._arrival, emit)
         remember = self._arrival.request.remember
         if remember is not None:
             self._arrival.live.answered[reply.response_id] = [*remember, reply.choices[0].message()]
@@ -163,12 +163,12 @@ class Relay:
         dialect: Dialect,
         forwarding: Forwarding,
         running: set[asyncio.Task[Any]],
-        admit: Callable[[], Awaitable[None]],
+        admitted: AbstractAsyncContextManager[None],
     ) -> None:
         self._dialect = dialect
         self._forwarding = forwarding
         self._running = running
-        self._admit = admit
+        self._admitted = admitted
         self._started = False
 
     async def run(self, receive: Receive, send: Send) -> None:
@@ -187,8 +187,7 @@ class Relay:
             await send_body(send, outcome.status, self._dialect.refuse(outcome))
 
     async def _work(self, send: Send) -> None:
-        await self._admit()
-        async with self._forwarding as (status, headers, pieces):
+        async with self._admitted, self._forwarding as (status, headers, pieces):
             await send({"type": "http.response.start", "status": status, "headers": headers})
             self._started = True
             async for piece in pieces:

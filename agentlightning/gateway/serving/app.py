@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -77,6 +77,7 @@ class GatewayApp:
         keep_alive_seconds: float,
         read_seconds: float,
         limits: RequestLimits,
+        instance: Callable[[], str],
     ) -> None:
         self._attempts = attempts
         self._router = router
@@ -86,6 +87,7 @@ class GatewayApp:
         self._keep_alive_seconds = keep_alive_seconds
         self._read_seconds = read_seconds
         self._limits = limits
+        self._instance = instance
         self._dialects = by_path(dialects)
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
         self.turned_away: Counter[str] = Counter()
@@ -113,7 +115,7 @@ class GatewayApp:
             await send_json(send, 200, _model(rest.removeprefix("/models/")))
         elif rest == "/health":
             told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
-            await send_json(send, 200 if self.trouble is None else 503, told)
+            await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **told})
         else:
             known = ", ".join(f"/v1{path}" for path in (*self._dialects, "/models"))
             refusal = Refusal(
@@ -183,8 +185,9 @@ class GatewayApp:
                 model = self._router.names()[0]  # a client that was given nothing but a URL
             target = self._router.target(model)
             if isinstance(target, Upstream):
+                await target.account.admit(live)
                 forwarding = target.forward(path, dialect, given, live, place)
-                return Relay(dialect, forwarding, live.running, self._recorder.admit)
+                return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
             parse = dialect.parse
             request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
             self._limits.check_stops(request.asked.get("stop", ()))
@@ -194,7 +197,7 @@ class GatewayApp:
         if path in self._counting:
             return _Count(dialect, target, request)
         arrival = _arrive(live, request, dialect, place, start)
-        return Exchange(dialect, target, arrival, self._recorder.admit, self._keep_alive_seconds)
+        return Exchange(dialect, target, arrival, self._recorder.admitted(live.key), self._keep_alive_seconds)
 
     def _check_open(self, live: LiveAttempt) -> None:
         if len(live.running) >= self._limits.open_requests:
@@ -210,7 +213,7 @@ class GatewayApp:
         model = model[:_LONGEST_NAME]
         call_id, end = f"refused-{uuid.uuid4().hex}:0", time.time()
         self._recorder.put(
-            lambda: refusal_span(live.rollout_id, live.attempt_id, place, call_id, model, refusal.message, start, end)
+            live.key, lambda: refusal_span(*live.key, place, call_id, model, refusal.message, start, end)
         )
 
     def _attribute(self, path: re.Match[str], headers: Mapping[bytes, bytes]) -> AttemptKey:

@@ -1,20 +1,21 @@
 """What an attempt may ask of the gateway besides model calls: to record a reward, and (its runner) to close it.
 
     POST …/rollout/{id}/attempt/{id}/v1/reward   {"reward": 0.5}    for programs that cannot print their reward
-    POST …/rollout/{id}/attempt/{id}/v1/close                       for runners on other machines
+    POST …/rollout/{id}/attempt/{id}/v1/close    {"opened_at": …}   for runners on other machines
 
 A reward needs the scope REWARDS of the attempt's key, closing needs CLOSE, which agents are never given.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import msgspec
 
 from agentlightning.errors import AgentError, StoreError
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
+from agentlightning.gateway.dialects.fields import typed
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import decode
 from agentlightning.gateway.recording.recorder import Recorder
@@ -25,7 +26,12 @@ from agentlightning.types.names import REWARD
 from agentlightning.types.reward import reward_attributes
 
 PATHS = ("/reward", "/close")
-Close = Callable[[str, str], Awaitable[AttemptSummary]]
+
+
+class Close(Protocol):
+    """`Gateway.close_attempt`."""
+
+    async def __call__(self, rollout_id: str, attempt_id: str, *, opened_at: str | None) -> AttemptSummary: ...
 
 
 class AttemptApi:
@@ -49,8 +55,11 @@ class AttemptApi:
             )
         if path == "/reward":
             return await self._reward(key, decode(body))
+        opened_at = typed(decode(body), "opened_at", str, "") if body else ""
         try:
-            return msgspec.structs.asdict(await self._close(key.rollout_id, key.attempt_id))
+            return msgspec.structs.asdict(
+                await self._close(key.rollout_id, key.attempt_id, opened_at=opened_at or None)
+            )
         except StoreError as error:
             raise Refusal(str(error), status=503, kind="server_error", code="store_unavailable") from error
 
@@ -69,6 +78,6 @@ class AttemptApi:
             attempt_id=key.attempt_id,
             trace_id=trace_id_of(key.rollout_id, key.attempt_id),
         )
-        self._recorder.put(lambda: span)
+        self._recorder.put(live.key, lambda: span)
         live.mark_rewarded()
         return {"recorded": True}

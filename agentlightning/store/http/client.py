@@ -10,21 +10,20 @@ import asyncio
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, Unpack
-from urllib.parse import quote
 
 import msgspec
 from pydantic import TypeAdapter
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ConflictError, NotFoundError, StoreError, StoreUnavailableError
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
-from agentlightning.store.http import wire
+from agentlightning.store.http import bodies, wire
 from agentlightning.store.http.batching import Batcher
 from agentlightning.store.http.transport import Http, error_of, long_poll
 from agentlightning.store.operations import records
 from agentlightning.store.operations.calls import assemble
-from agentlightning.store.operations.codec import checked_id, encode, encode_seen, encode_task, new_id
-from agentlightning.store.operations.resources import decode_resources, encode_resources
+from agentlightning.store.operations.codec import checked_id, encode, encode_seen, new_id
 from agentlightning.store.queries import (
     PageKeywords,
     PageQuery,
@@ -85,6 +84,7 @@ class LightningStoreClient:
     `retry_seconds` is how long an operation is tried while the server cannot be reached, before it fails.
     """
 
+    @explained
     def __init__(
         self,
         url: str,
@@ -93,8 +93,20 @@ class LightningStoreClient:
         retry_seconds: float = RETRY_SECONDS,
         request_seconds: float = REQUEST_SECONDS,
     ):
-        self._http = Http(url, key, retry_seconds, request_seconds)
+        self._given = (url, key, retry_seconds, request_seconds)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._http = Http(*self._given)
         self._batchers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Batchers] = weakref.WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickled by its address and key, for other processes; connections are made anew."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_http", "_batchers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -124,7 +136,7 @@ class LightningStoreClient:
         run_id: str | None = None,
     ) -> AttemptedRollout:
         body = {
-            **_new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id),
+            **bodies.new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id),
             "worker_id": worker_id,
             "attempt_id": attempt_id or new_id("at"),
         }
@@ -140,11 +152,11 @@ class LightningStoreClient:
         rollout_id: str | None = None,
         run_id: str | None = None,
     ) -> Rollout:
-        new = _new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id)
+        new = bodies.new_rollout(input, mode, resources_id, config, metadata, rollout_id, run_id)
         return (await self._enqueue([new]))[0]
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
-        return await self._enqueue([_new_rollout(**request.__dict__) for request in requests])
+        return await self._enqueue([bodies.new_rollout(**request.__dict__) for request in requests])
 
     async def _enqueue(self, new: Sequence[dict[str, Any]]) -> list[Rollout]:
         return _rollouts.validate_json(await self._post("/queues/rollouts/enqueue", {"rollouts": new}))
@@ -191,7 +203,7 @@ class LightningStoreClient:
         self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
     ) -> AttemptedRollout:
         body = {"worker_id": worker_id, "attempt_id": attempt_id or new_id("at")}
-        answer = await self._post(f"/rollouts/{_path(rollout_id)}/attempts", body)
+        answer = await self._post(f"/rollouts/{bodies.path(rollout_id)}/attempts", body)
         return AttemptedRollout.model_validate_json(answer)
 
     async def update_rollout(
@@ -204,10 +216,10 @@ class LightningStoreClient:
         config: RolloutConfig | Unset = UNSET,
         metadata: dict[str, Any] | Unset | None = UNSET,
     ) -> Rollout:
-        body = _given(mode=mode, resources_id=resources_id, status=status, config=config, metadata=metadata)
+        body = bodies.given(mode=mode, resources_id=resources_id, status=status, config=config, metadata=metadata)
         if not isinstance(input, Unset):
-            body["input"] = _task(input)
-        return Rollout.model_validate_json(await self._post(f"/rollouts/{_path(rollout_id)}", body))
+            body["input"] = bodies.task(input)
+        return Rollout.model_validate_json(await self._post(f"/rollouts/{bodies.path(rollout_id)}", body))
 
     async def update_attempt(
         self,
@@ -220,7 +232,7 @@ class LightningStoreClient:
         outcome: Outcome | Unset = UNSET,
         error: str | Unset | None = UNSET,
     ) -> Attempt:
-        body = _given(
+        body = bodies.given(
             status=status,
             worker_id=worker_id,
             last_heartbeat_time=last_heartbeat_time,
@@ -240,10 +252,10 @@ class LightningStoreClient:
 
     async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]:
         wanted = queries.make(queries.AttemptQuery, query)
-        return await self._search(f"/rollouts/{_path(rollout_id)}/attempts/search", wanted, _read_attempts)
+        return await self._search(f"/rollouts/{bodies.path(rollout_id)}/attempts/search", wanted, _read_attempts)
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
-        return await self._find(f"/rollouts/{_path(rollout_id)}", _either.validate_json)
+        return await self._find(f"/rollouts/{bodies.path(rollout_id)}", _either.validate_json)
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         found = await self.get_rollout_by_id(rollout_id)
@@ -344,28 +356,30 @@ class LightningStoreClient:
     # ---- resources and workers -------------------------------------------------------------------------------------
 
     async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
-        body = {"resources": _named(resources), "resources_id": resources_id or new_id("rs")}
-        return _to_update(await self._post("/resources", body))
+        body = {"resources": bodies.named(resources), "resources_id": resources_id or new_id("rs")}
+        return bodies.to_update(await self._post("/resources", body))
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
-        body = encode({"resources": _named(resources)}).encode()
-        path = _path(checked_id(resources_id, "A resources_id"))
-        return _to_update(await self._http.json("PUT", f"/resources/{path}", body))
+        body = encode({"resources": bodies.named(resources)}).encode()
+        path = bodies.path(checked_id(resources_id, "A resources_id"))
+        return bodies.to_update(await self._http.json("PUT", f"/resources/{path}", body))
 
     async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
-        return await self._find(f"/resources/{_path(resources_id)}", _to_update)
+        return await self._find(f"/resources/{bodies.path(resources_id)}", bodies.to_update)
 
     async def get_latest_resources(self) -> ResourcesUpdate | None:
-        return await self._find("/resources/latest", _to_update)
+        return await self._find("/resources/latest", bodies.to_update)
 
     async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]:
-        return await self._search("/resources/search", queries.make(queries.ResourcesQuery, query), _read_resources)
+        return await self._search(
+            "/resources/search", queries.make(queries.ResourcesQuery, query), bodies.read_resources
+        )
 
     async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]:
         return await self._search("/workers/search", queries.make(queries.WorkerQuery, query), _read_workers)
 
     async def get_worker_by_id(self, worker_id: str) -> Worker | None:
-        return await self._find(f"/workers/{_path(worker_id)}", Worker.model_validate_json)
+        return await self._find(f"/workers/{bodies.path(worker_id)}", Worker.model_validate_json)
 
     async def update_worker(
         self,
@@ -373,8 +387,10 @@ class LightningStoreClient:
         heartbeat_stats: dict[str, Any] | Unset = UNSET,
         attempt_ids: Sequence[str] | None = None,
     ) -> Worker:
-        body = _given(heartbeat_stats=heartbeat_stats, attempt_ids=UNSET if attempt_ids is None else list(attempt_ids))
-        path = _path(checked_id(worker_id, "A worker_id"))
+        body = bodies.given(
+            heartbeat_stats=heartbeat_stats, attempt_ids=UNSET if attempt_ids is None else list(attempt_ids)
+        )
+        path = bodies.path(checked_id(worker_id, "A worker_id"))
         return Worker.model_validate_json(await self._post(f"/workers/{path}", body))
 
     # ---- runs ------------------------------------------------------------------------------------------------------
@@ -390,11 +406,11 @@ class LightningStoreClient:
         state: Mapping[str, Any] | Unset = UNSET,
         error: str | Unset | None = UNSET,
     ) -> Run:
-        body = encode_seen(_given(status=status, state=state, error=error)).encode()
-        return Run.model_validate_json(await self._http.json("POST", f"/runs/{_path(run_id)}", body))
+        body = encode_seen(bodies.given(status=status, state=state, error=error)).encode()
+        return Run.model_validate_json(await self._http.json("POST", f"/runs/{bodies.path(run_id)}", body))
 
     async def get_run_by_id(self, run_id: str) -> Run | None:
-        return await self._find(f"/runs/{_path(run_id)}", Run.model_validate_json)
+        return await self._find(f"/runs/{bodies.path(run_id)}", Run.model_validate_json)
 
     async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]:
         return await self._search("/runs/search", queries.make(queries.RunQuery, query), _read_runs)
@@ -405,7 +421,7 @@ class LightningStoreClient:
 
     async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]:
         wanted = queries.make(queries.RunEventQuery, query)
-        return await self._search(f"/runs/{_path(run_id)}/events/search", wanted, _read_events)
+        return await self._search(f"/runs/{bodies.path(run_id)}/events/search", wanted, _read_events)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -449,53 +465,3 @@ class _Batchers(NamedTuple):
 
     spans: Batcher[Span, Span | None]
     changes: Batcher[dict[str, Any], Attempt]
-
-
-def _path(text: str) -> str:
-    return quote(text, safe="")
-
-
-def _task(input: Any) -> msgspec.Raw:
-    return msgspec.Raw(encode_task(input, "A task").encode())
-
-
-def _new_rollout(
-    input: Any,
-    mode: RolloutMode | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    metadata: dict[str, Any] | None,
-    rollout_id: str | None,
-    run_id: str | None,
-) -> dict[str, Any]:
-    return {
-        "input": _task(input),
-        "mode": mode,
-        "resources_id": resources_id,
-        "config": config,
-        "metadata": metadata,
-        "rollout_id": rollout_id or new_id("ro"),
-        "run_id": run_id,
-    }
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if not isinstance(value, Unset)}
-
-
-def _named(resources: NamedResources) -> msgspec.Raw:
-    return msgspec.Raw(encode_resources(resources).encode())
-
-
-def _read_resources(body: bytes) -> PaginatedResult[ResourcesUpdate]:
-    page = msgspec.json.decode(body)
-    page["items"] = [_make_update(item) for item in page["items"]]
-    return PaginatedResult[ResourcesUpdate].model_construct(**page)
-
-
-def _make_update(values: dict[str, Any]) -> ResourcesUpdate:
-    return ResourcesUpdate.model_construct(**{**values, "resources": decode_resources(values["resources"])})
-
-
-def _to_update(body: bytes) -> ResourcesUpdate:
-    return _make_update(msgspec.json.decode(body))

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.keys import not_empty, sign_attempt_key
 from agentlightning.serving import LoopServer
@@ -44,6 +45,7 @@ class LightningStoreServer:
     under `/dashboard`, and decides itself who may see it.
     """
 
+    @explained
     def __init__(
         self,
         store: SqlLightningStore,
@@ -65,6 +67,7 @@ class LightningStoreServer:
         if admin_key is None and secret is not None:
             raise ConfigError("Keys for attempts mean nothing on an open server; give an admin_key too.")
         self.store = store
+        self.admin_key = admin_key
         self._secret = secret
         app: ASGIApp = HotPaths(create_app(store), store)
         if admin_key is not None:

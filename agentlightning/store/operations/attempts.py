@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import bindparam, or_, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
@@ -26,7 +26,7 @@ from agentlightning.store.operations.codec import (
 )
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
 from agentlightning.types.names import REWARD
-from agentlightning.types.reward import final_of
+from agentlightning.types.reward import AGENTOPS_OUTPUTS, final_of, in_one_form
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
     FINISHED_ATTEMPT,
@@ -106,12 +106,16 @@ _finish = Statement(
     update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
     ["status", "end_time", "deadline", "outcome", "error"],
 )
+_REWARD_KEYS = {"holding": f"{REWARD}.0.value", "task": AGENTOPS_OUTPUTS[0], "entity": AGENTOPS_OUTPUTS[1]}
 _reward_spans = Statement(
-    select(spans.c.attributes)
+    select(spans.c.name, spans.c.attributes)
     .where(
         spans.c.rollout_id == bindparam("rollout"),
         spans.c.attempt_id == bindparam("attempt"),
-        spans.c.attributes.contains(bindparam("holding")),
+        or_(
+            spans.c.name == bindparam("named"),
+            *(spans.c.attributes.contains(bindparam(which)) for which in _REWARD_KEYS),
+        ),
     )
     .order_by(spans.c.sequence_id, spans.c.seq)
 )
@@ -316,8 +320,9 @@ def close(
 
 def note_reward(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | None = None) -> None:
     """Write what an ended attempt earned to its rollout, so that rollouts are found by it; spans stay the truth."""
-    found = tx.rows(_reward_spans, {"rollout": rollout_id, "attempt": attempt_id, "holding": f"{REWARD}.0.value"})
-    reward = final_of(decode(attributes) for (attributes,) in found)
+    which = {"rollout": rollout_id, "attempt": attempt_id, "named": REWARD, **_REWARD_KEYS}
+    found = tx.rows(_reward_spans, which)
+    reward = final_of(in_one_form(name, decode(attributes)) for name, attributes in found)
     if (reward := otherwise if reward is None else reward) is not None:
         tx.run(_update_reward, {"rollout": rollout_id, "attempt": attempt_id, "reward": reward})
 

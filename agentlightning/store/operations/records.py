@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import or_, select
+from sqlalchemy import and_, or_, select
 
 from agentlightning.store.database.schema import rollouts as rollouts_table
 from agentlightning.store.database.schema import spans as spans_table
@@ -15,6 +15,7 @@ from agentlightning.store.operations import calls, rollouts
 from agentlightning.store.operations.spans import SPAN_COLUMNS, to_span
 from agentlightning.types import AttemptedRollout, Rollout, RolloutRecord, Span
 from agentlightning.types.names import REWARD, TRIPLET
+from agentlightning.types.reward import AGENTOPS_OUTPUTS
 
 
 class RecordTable(NamedTuple):
@@ -35,7 +36,12 @@ def _telling_spans(tx: Transaction, rollout_ids: Sequence[str]) -> list[Span]:
     """Spans of latest attempts that carry a reward, a triplet, or the refusal of a request, in their order."""
     t = spans_table.c
     told = (f'"{REWARD}.', '"error.type":"refused"')
-    tells = or_(t.name == TRIPLET, *(t.attributes.contains(words, autoescape=True) for words in told))
+    outputs = or_(*(t.attributes.contains(f'"{key}"', autoescape=True) for key in AGENTOPS_OUTPUTS))
+    tells = or_(
+        t.name.in_((TRIPLET, REWARD)),
+        *(t.attributes.contains(words, autoescape=True) for words in told),
+        and_(outputs, t.attributes.contains("reward")),
+    )
     statement = (
         select(*SPAN_COLUMNS)
         .join_from(spans_table, rollouts_table, rollouts_table.c.latest_attempt_id == t.attempt_id)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import ConfigError
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer.sync import run_sync
 from tests.algorithm.prompts.fakes import SEED, VAL, FakeClient, apo, helpful, template_of, tune, words_agent
@@ -51,6 +52,14 @@ def test_a_finished_run_taken_again_pays_for_nothing(tmp_path: Path) -> None:
     assert tuner.get_best_prompt().template == f"{SEED} alpha beta gamma"
     timeless = [[{k: v for k, v in r.items() if k != "seconds"} for r in of] for of in (wrote, rows(tmp_path / "run"))]
     assert timeless[0] == timeless[1]
+
+
+def test_changed_tasks_are_noticed_when_a_run_is_taken_again(tmp_path: Path) -> None:
+    client = FakeClient(helpful)
+    tune(apo(client, budget_rollouts=30), words_agent([]), tmp_path / "run")
+    others = [{"question": f"other {n}"} for n in range(len(VAL))]
+    with pytest.raises(ConfigError, match="The validation tasks have changed"):
+        tune(apo(client), words_agent([]), tmp_path / "run", val=others, resume=True)
 
 
 def test_a_larger_budget_goes_on_where_a_smaller_one_ended(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """Microsoft's Agent Framework over Chat Completions."""
 
-from agent_framework import Agent
+from typing import Any
+
+from agent_framework import Agent, FunctionTool
 from agent_framework.openai import OpenAIChatCompletionClient
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, agent_name, calc
+from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "agent-framework-openai", "Chat Completions", (False, True)
 CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
@@ -21,3 +23,18 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     async for update in agent.run(question, stream=True):
         text += update.text or ""
     return text
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    """The framework calls the tool itself and then lets the model answer."""
+    asked: list[dict[str, Any]] = []
+
+    def book(**arguments: Any) -> str:
+        asked.append(arguments)
+        return "booked"
+
+    client = OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key="dummy")
+    tool = FunctionTool(name="book", description="Books a room.", func=book, input_model=Booking)
+    must = {"tool_choice": {"mode": "required", "required_function_name": "book"}}
+    await Agent(client, "Book.", tools=[tool]).run(question, options=must)  # pyright: ignore[reportArgumentType]
+    return asked[0]

@@ -1,5 +1,7 @@
 """AgentScope 2."""
 
+from typing import Any
+
 from agentscope.agent import Agent
 from agentscope.credential import OpenAICredential
 from agentscope.message import TextBlock, UserMsg
@@ -9,10 +11,10 @@ from agentscope.tool import FunctionTool, ToolChunk, Toolkit
 
 import agentlightning as agl
 from tests.clients import tool
-from tests.clients.tool import SYSTEM_PROMPT, agent_name
+from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name
 
 PACKAGE, WIRE, STREAMS = "agentscope", "Chat Completions", (False, True)
-CHANGE = "OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key), llm.model)"
+CHANGE = 'OpenAIChatModel(OpenAICredential(base_url=llm.endpoint, api_key="dummy"), llm.model)'
 NAMED = True
 SCRIPTED = True
 ALLOWED = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
@@ -24,9 +26,17 @@ async def calc(a: float, op: str, b: float) -> ToolChunk:
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
-    credential = OpenAICredential(base_url=llm.endpoint, api_key=llm.api_key)  # pyright: ignore[reportArgumentType]
+    credential = OpenAICredential(base_url=llm.endpoint, api_key="dummy")  # pyright: ignore[reportArgumentType]
     model = OpenAIChatModel(credential, llm.model, stream=stream)
     toolkit = Toolkit([FunctionTool(calc, permission=ALLOWED)])
     agent = Agent(agent_name.get(), SYSTEM_PROMPT, model, toolkit)
     reply = await agent.reply(UserMsg(name="user", content=question))
     return reply.get_text_content() or ""
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    """Structured output is a tool that the model has to call."""
+    credential = OpenAICredential(base_url=llm.endpoint, api_key="dummy")  # pyright: ignore[reportArgumentType]
+    model = OpenAIChatModel(credential, llm.model, stream=False)
+    said = await model.generate_structured_output([UserMsg(name="user", content=question)], structured_model=Booking)
+    return dict(said.content)

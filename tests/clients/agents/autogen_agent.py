@@ -12,7 +12,7 @@ import agentlightning as agl
 from tests.clients.tool import BOOK_TOOL, SYSTEM_PROMPT, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "autogen-ext", "Chat Completions", (False, True)
-CHANGE = "OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=…)"
+CHANGE = 'OpenAIChatCompletionClient(model=llm.model, base_url=llm.endpoint, api_key="dummy", model_info=…)'
 NAMED = True
 SCRIPTED = True
 INFO = {"vision": False, "function_calling": True, "json_output": True, "family": "unknown", "structured_output": True}
@@ -20,7 +20,7 @@ INFO = {"vision": False, "function_calling": True, "json_output": True, "family"
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     client = OpenAIChatCompletionClient(
-        model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=INFO  # pyright: ignore[reportArgumentType]
+        model=llm.model, base_url=llm.endpoint, api_key="dummy", model_info=INFO  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
     agent = AssistantAgent(
         agent_name.get(),
@@ -42,7 +42,7 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
 
 async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     client = OpenAIChatCompletionClient(
-        model=llm.model, base_url=llm.endpoint, api_key=llm.api_key, model_info=INFO  # pyright: ignore[reportArgumentType]
+        model=llm.model, base_url=llm.endpoint, api_key="dummy", model_info=INFO  # pyright: ignore[reportArgumentType]
     )  # fmt: skip
     tool = BOOK_TOOL["function"]
     try:

@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 
 import agentlightning as agl
-from tests.clients.tool import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
+from tests.clients.tool import BOOK_TOOL, CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate
 
 PACKAGE, WIRE, STREAMS = "aiohttp", "Chat Completions", (False, True)
 CHANGE = 'POST f"{llm.endpoint}/chat/completions" with "Authorization: Bearer " + llm.api_key'
@@ -45,3 +45,15 @@ async def _streamed(response: aiohttp.ClientResponse) -> dict[str, Any]:
                     call["function"][key] += text or ""
     message: dict[str, Any] = {"role": "assistant", "content": content or None}
     return message | ({"tool_calls": list(calls.values())} if calls else {})
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    must = {"type": "function", "function": {"name": "book"}}
+    messages = [{"role": "user", "content": question}]
+    body = {"model": llm.model, "messages": messages, "tools": [BOOK_TOOL], "tool_choice": must}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{llm.endpoint}/chat/completions", json=body) as response,
+    ):
+        (call,) = (await response.json())["choices"][0]["message"]["tool_calls"]
+        return json.loads(call["function"]["arguments"])

@@ -12,13 +12,13 @@ import agentlightning as agl
 from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "langchain-openai", "Chat Completions", (False, True)
-CHANGE = "ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)"
+CHANGE = 'ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key="dummy")'
 NAMED = True
 SCRIPTED = False
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
-    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr(llm.api_key or ""))
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr("dummy"))
     graph = create_agent(model, [tool(calc)], system_prompt=SYSTEM_PROMPT, name=agent_name.get())
     given = {"messages": [HumanMessage(question)]}
     if not stream:
@@ -32,6 +32,6 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
 
 async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
 
-    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr(llm.api_key or ""))
+    model = ChatOpenAI(model=llm.model, base_url=llm.endpoint, api_key=SecretStr("dummy"))
     said = await model.bind_tools([Booking], tool_choice="any").ainvoke(question)
     return said.tool_calls[0]["args"]

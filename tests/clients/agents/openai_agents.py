@@ -14,13 +14,13 @@ import agentlightning as agl
 from tests.clients.tool import MAX_TURNS, SYSTEM_PROMPT, agent_name, book, calc
 
 PACKAGE, WIRE, STREAMS = "openai-agents", "Responses", (False, True)
-CHANGE = "OpenAIResponsesModel(llm.model, AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key))"
+CHANGE = 'OpenAIResponsesModel(llm.model, AsyncOpenAI(base_url=llm.endpoint, api_key="dummy"))'
 NAMED = True
 SCRIPTED = True
 
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
-    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key="dummy") as client:
         model = OpenAIResponsesModel(llm.model, client)
         agent = Agent(name=agent_name.get(), instructions=SYSTEM_PROMPT, model=model, tools=[function_tool(calc)])
         if not stream:
@@ -33,7 +33,7 @@ async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
 
 async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
 
-    async with AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key="dummy") as client:
         agent = Agent(
             name=agent_name.get(), model=OpenAIResponsesModel(llm.model, client), tools=[function_tool(book)],
             model_settings=ModelSettings(tool_choice="required"), tool_use_behavior="stop_on_first_tool",

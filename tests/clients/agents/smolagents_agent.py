@@ -1,11 +1,14 @@
 """smolagents' ToolCallingAgent, which is synchronous and asks for a tool in every turn."""
 
 import asyncio
+import json
+from typing import Any, ClassVar
 
-from smolagents import OpenAIServerModel, ToolCallingAgent, tool
+from smolagents import OpenAIServerModel, Tool, ToolCallingAgent, tool
+from smolagents.models import ChatMessage, MessageRole
 
 import agentlightning as agl
-from tests.clients.tool import agent_name, calc
+from tests.clients.tool import Booking, agent_name, calc
 
 PACKAGE, WIRE, STREAMS = "smolagents", "Chat Completions", (False, True)
 CHANGE = "OpenAIServerModel(llm.model, api_base=llm.endpoint, api_key=llm.api_key)"
@@ -33,3 +36,25 @@ def _short() -> dict:  # pyright: ignore
     from smolagents.agents import EMPTY_PROMPT_TEMPLATES
 
     return {**EMPTY_PROMPT_TEMPLATES, "system_prompt": "Use the tool."}
+
+
+class Book(Tool):
+    name = "book"
+    description = "Books a room."
+    inputs: ClassVar[dict[str, Any]] = {
+        name: {**part, "description": name} for name, part in Booking.model_json_schema()["properties"].items()
+    }
+    output_type = "string"
+
+    def forward(self, room: str, seats: int) -> str:
+        return "booked"
+
+
+async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
+    """As its agents ask: with the tools a call may be of, one of which is required."""
+    model = OpenAIServerModel(llm.model, api_base=llm.endpoint, api_key="dummy")
+    asked = [ChatMessage(role=MessageRole.USER, content=question)]
+    said = await asyncio.to_thread(model.generate, asked, tools_to_call_from=[Book()])
+    assert said.tool_calls is not None
+    arguments = said.tool_calls[0].function.arguments
+    return json.loads(arguments) if isinstance(arguments, str) else arguments

@@ -6,7 +6,10 @@ from pydantic import BaseModel
 
 import agentlightning as agl
 
-PACKAGE = "instructor"
+PACKAGE, WIRE = "instructor", "Chat Completions"
+CHANGE = 'instructor.from_openai(AsyncOpenAI(base_url=llm.endpoint, api_key="dummy"), mode=…)'
+SCRIPTED = False
+REQUIRES_TOOL = True
 MODE = instructor.Mode.TOOLS
 
 

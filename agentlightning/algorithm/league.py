@@ -1,0 +1,202 @@
+"""A league: the policy plays against frozen earlier selves, drawn by a schedule (self-play).
+
+`League` is the setting; `Opponents` is the pool of a run: who is in it, how often the policy has won against each, who
+is drawn next, and when the policy as it is joins. A member is a LoRA adapter that is sampled and never trained; the
+first opponent is the model that the run began with. Whom a rollout plays stands in its metadata: `opponent`, the model
+to ask; `opponent_name`, who that is (start, step-10, …); and `seat`.
+
+Prioritised fictitious self-play weighs an opponent by how often the policy wins against it: AlphaStar (Vinyals et al.,
+Nature 575, 2019, supplement, "PFSP"): f_hard(p) = (1 − p)² draws those that are hard to beat, f_var(p) = p (1 − p)
+those of the same strength. With `latest` the policy plays its newest self only, which is plain self-play.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentlightning.algorithm.episode import Episode
+from agentlightning.arguments import refuse_unknown
+from agentlightning.backend import Backend, TakesUp
+from agentlightning.errors import ConfigError
+from agentlightning.types.arrays import Array, np
+
+PLAYER, START = "player", "start"
+KEPT = 0.9
+"""Of what is known of an opponent, when a further group has played it."""
+
+Draw = Callable[[Array], Array]
+"""wins_M → weights_M: how often the policy wins against each member, oldest first (0.5 where nobody knows yet), and how
+often each is drawn."""
+
+
+def latest(wins_M: Array) -> Array:
+    """The newest member only."""
+    weights_M = np.zeros(len(wins_M))
+    weights_M[-1] = 1.0
+    return weights_M
+
+
+def uniform(wins_M: Array) -> Array:
+    """All members alike (fictitious self-play)."""
+    return np.ones(len(wins_M))
+
+
+def pfsp(wins_M: Array) -> Array:
+    """Those that are hard to beat: (1 − p)²."""
+    return (1.0 - wins_M) ** 2 + 1e-3
+
+
+def pfsp_even(wins_M: Array) -> Array:
+    """Those of the same strength: p (1 − p)."""
+    return wins_M * (1.0 - wins_M) + 1e-3
+
+
+DRAWS: dict[str, Draw] = {"latest": latest, "uniform": uniform, "pfsp": pfsp, "pfsp_even": pfsp_even}
+
+
+@dataclass(frozen=True, kw_only=True)
+class League:
+    """How a policy plays against its earlier selves: `GRPO(…, league="pfsp")`, or `league=agl.League(…)`."""
+
+    draw: str | Draw = "pfsp"
+    """Whom to play: latest, uniform, pfsp, pfsp_even, or a function of your own (win rates, oldest member first)."""
+    size: int = 4
+    """Earlier selves that are kept, besides the model that the run began with. When there are more, the one that the
+    policy beats most surely leaves; the newest stays."""
+    every: int = 5
+    """Steps between two joinings."""
+    even: float = 0.0
+    """The reward of a draw: a rollout is won above it and lost below it."""
+    seats: int = 1
+    """How many sides of the game there are to take: each group gets one at random, a number from 0."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.draw, str) and self.draw not in DRAWS:
+            raise ConfigError(f"draw is {self.draw!r}; it can be {' or '.join(map(repr, DRAWS))}, or a function.")
+        for name in ("size", "every", "seats"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} of a League is {value!r}; it must be a whole number of at least 1.")
+
+    @property
+    def members(self) -> list[str]:
+        """The aliases of its places."""
+        return [f"member-{n}" for n in range(1, self.size + 1)]
+
+    @property
+    def weigh(self) -> Draw:
+        return DRAWS[self.draw] if isinstance(self.draw, str) else self.draw
+
+
+def as_league(given: League | str | Mapping[str, Any] | None) -> League | None:
+    """The league that a setting means: one, the name of a draw, or its settings by name."""
+    if isinstance(given, str):
+        return League(draw=given)
+    if isinstance(given, Mapping):
+        refuse_unknown("League", (), given, [f.name for f in fields(League)], None)
+        return League(**given)
+    return given
+
+
+@dataclass(slots=True)
+class Member:
+    """One opponent: the place that it has, who it is, and what is known of it."""
+
+    alias: str
+    name: str
+    path: str | None
+    """Of its adapter; None: the model without one."""
+    wins: float = 0.5
+    groups: int = 0
+
+
+@dataclass
+class Opponents:
+    """The pool of a run; oldest member first."""
+
+    league: League
+    start: str
+    """The alias of the model that the run began with."""
+    seed: int = 0
+    members: list[Member] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.members = self.members or [Member(self.start, START, None)]
+
+    def match(self, step: int, group: int) -> dict[str, Any]:
+        """Whom a group plays, and on which side, for its rollouts' metadata."""
+        rng = np.random.default_rng([self.seed, step, group])
+        weights_M = np.asarray(self.league.weigh(np.array([m.wins for m in self.members])), dtype=np.float64)
+        if weights_M.shape != (len(self.members),) or not (np.isfinite(weights_M) & (weights_M >= 0)).all():
+            raise ConfigError("A league's draw must give a finite weight of at least 0 for each member.")
+        if not weights_M.any():
+            raise ConfigError("A league's draw gives no member a weight above 0, so there is nobody to play.")
+        drawn = self.members[rng.choice(len(self.members), p=weights_M / weights_M.sum())]
+        return {"opponent": drawn.alias, "opponent_name": drawn.name, "seat": int(rng.integers(self.league.seats))}
+
+    def record(self, episodes: Sequence[Episode]) -> None:
+        """Take in how rollouts of a step ended."""
+        for member in self.members:
+            groups: dict[Any, list[float]] = {}
+            for e in episodes:
+                if e.rollout.metadata.get("opponent_name") == member.name and e.good and e.reward is not None:
+                    groups.setdefault(e.rollout.metadata.get("group"), []).append(_won(e.reward, self.league.even))
+            for won in groups.values():
+                member.wins = KEPT * member.wins + (1 - KEPT) * fmean(won)
+                member.groups += 1
+
+    async def grow(self, backend: Backend, policy: str, folder: Path, step: int) -> None:
+        """Where it is due, let the policy as it is now join."""
+        if step % self.league.every:
+            return
+        path = folder / "league" / f"step-{step:06d}"
+        await backend.learner(policy).export(str(path))
+        joined = Member(self._place(), f"step-{step}", str(path))
+        await _holder(backend).take_up(joined.alias, str(path))
+        self.members.append(joined)
+
+    async def return_to(self, backend: Backend, state: Sequence[Mapping[str, Any]]) -> None:
+        """Go on with the pool of an interrupted run."""
+        self.members = [Member(**one) for one in state] or self.members
+        for member in self.members:
+            if member.path is not None:
+                await _holder(backend).take_up(member.alias, member.path)
+
+    @property
+    def state(self) -> list[dict[str, Any]]:
+        """For a checkpoint."""
+        return [{name: getattr(m, name) for name in Member.__slots__} for m in self.members]
+
+    def _place(self) -> str:
+        """A free one, or that of the member that the policy beats most surely."""
+        taken = {m.alias for m in self.members}
+        free = [alias for alias in self.league.members if alias not in taken]
+        if free:
+            return free[0]
+        selves = [m for m in self.members if m.path is not None]
+        leaving = max(selves[:-1] or selves, key=lambda m: m.wins)
+        self.members.remove(leaving)
+        return leaving.alias
+
+
+def of_opponents(episodes: Sequence[Episode], even: float) -> dict[str, float]:
+    """How often a step's rollouts won, by opponent; a draw counts one half."""
+    found: dict[str, list[float]] = {}
+    for e in episodes:
+        if (name := e.rollout.metadata.get("opponent_name")) is not None and e.good and e.reward is not None:
+            found.setdefault(name, []).append(_won(e.reward, even))
+    return {f"opponent/{name}/win_rate": fmean(won) for name, won in sorted(found.items())}
+
+
+def _won(reward: float, even: float) -> float:
+    return 0.5 if reward == even else float(reward > even)
+
+
+def _holder(backend: Backend) -> TakesUp:
+    if not isinstance(backend, TakesUp):
+        raise ConfigError(f"{type(backend).__name__} holds no opponents, which a league needs: it has no take_up.")
+    return backend

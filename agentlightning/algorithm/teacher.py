@@ -1,0 +1,146 @@
+"""A teacher behind an endpoint that says how likely it finds given tokens, for on-policy distillation.
+
+Asked over `POST {url}/completions` with token ids, so nothing is encoded again: with vLLM's `prompt_logprobs`, and
+where a server does not know that, with `echo`. What it says is at temperature 1. A conversation is asked for once, for
+the longest of its calls that hold one another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from agentlightning.errors import ConfigError, JudgeError
+from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.call import Call
+
+KEY = "AGL_TEACHER_KEY"
+"""The environment variable with the endpoint's key."""
+AT_ONCE = 16
+"""Requests at the same time."""
+TRIES = 4
+SECONDS = 300.0
+"""For an answer."""
+
+
+class EndpointTeacher:
+    """The model `name` behind `url`, which ends with /v1."""
+
+    def __init__(self, url: str, name: str) -> None:
+        self._url = url.rstrip("/") + "/completions"
+        self._name = name
+        self._echoes = False
+        """The server does not know `prompt_logprobs`."""
+
+    async def logprobs(self, calls: Sequence[Call]) -> list[Float32Array]:
+        """Of each call's response tokens, in their order. Raises JudgeError where the endpoint cannot say."""
+        import aiohttp
+
+        whole = [np.concatenate([c.prompt_ids, c.response_ids]) for c in calls]
+        asked = longest_of(whole)
+        turns = asyncio.Semaphore(AT_ONCE)
+        headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if KEY in os.environ else {}
+        timeout = aiohttp.ClientTimeout(total=SECONDS)
+        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+
+            async def one(ids: Int32Array) -> Float32Array:
+                async with turns:
+                    return await self._ask(session, ids)
+
+            found = dict(zip(asked, await asyncio.gather(*(one(whole[n]) for n in asked)), strict=True))
+        holding = [next(n for n in asked if _holds(whole[n], ids)) for ids in whole]
+        return [
+            found[n][len(c.prompt_ids) : len(c.prompt_ids) + len(c.response_ids)]
+            for n, c in zip(holding, calls, strict=True)
+        ]
+
+    async def _ask(self, session: Any, ids: Int32Array) -> Float32Array:
+        """Log-probs of all tokens but the first, which has none and stands as 0."""
+        if not self._echoes:
+            found = read_prompt_logprobs(await self._post(session, ids, {"prompt_logprobs": 0}), ids)
+            if found is not None:
+                return found
+        found = read_echo(await self._post(session, ids, {"echo": True, "logprobs": 1}), ids)
+        if found is None:
+            raise JudgeError(
+                f"The teacher at {self._url} gives no log-probs of a prompt's tokens, neither by prompt_logprobs nor "
+                "by echo. Serve it with vLLM, or load it here: leave teacher_url out, and let teacher be a directory "
+                "or a Hugging Face id."
+            )
+        self._echoes = True
+        return found
+
+    async def _post(self, session: Any, ids: Int32Array, how: dict[str, Any]) -> Any:
+        import aiohttp
+
+        body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
+        said = ""
+        for tried in range(TRIES):
+            try:
+                async with session.post(self._url, json=body) as response:
+                    if response.status == 200:
+                        if isinstance(answer := await response.json(), dict):
+                            return answer
+                        raise ValueError("its answer is no JSON object")
+                    said = f"{response.status}: {(await response.text())[:300]}"
+                    if response.status in (400, 422) and "echo" not in how:
+                        return {}  # it may not know the parameter: the other way is tried
+                    if response.status < 500 and response.status != 429:
+                        break
+            except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+                said = str(error) or type(error).__name__
+            if tried + 1 < TRIES:
+                await asyncio.sleep(2.0**tried)
+        raise JudgeError(
+            f"The teacher at {self._url} did not answer: {said}. Nothing was learned from this step; the last "
+            f"checkpoint is good. Look after the server (its key is taken from {KEY}) and resume."
+        )
+
+
+def longest_of(sequences: Sequence[Int32Array]) -> list[int]:
+    """Indices of those that begin no other one, longest first; of equal ones the first."""
+    kept: list[int] = []
+    for n in sorted(range(len(sequences)), key=lambda n: -len(sequences[n])):
+        if not any(_holds(sequences[k], sequences[n]) for k in kept):
+            kept.append(n)
+    return kept
+
+
+def _holds(longer: Int32Array, start: Int32Array) -> bool:
+    return len(longer) >= len(start) and np.array_equal(longer[: len(start)], start)
+
+
+def read_prompt_logprobs(answer: Any, ids: Int32Array) -> Float32Array | None:
+    """vLLM's `prompt_logprobs`: null for the first token, then a record by token id. None where there is none."""
+    choice = (answer.get("choices") or [{}])[0]
+    given = choice.get("prompt_logprobs") or answer.get("prompt_logprobs")
+    if not given or len(given) != len(ids):
+        return None
+    return _checked([0.0, *(_of(one, token) for one, token in zip(given[1:], ids[1:].tolist(), strict=True))])
+
+
+def _of(one: Any, token: int) -> float:
+    """Of the token itself, among its alternatives."""
+    found = (one or {}).get(str(token))
+    return float(found["logprob"] if isinstance(found, dict) else "nan" if found is None else found)
+
+
+def read_echo(answer: Any, ids: Int32Array) -> Float32Array | None:
+    """The log-probs of an echoed prompt, with those of the sampled token behind them. None where there are none."""
+    choice = (answer.get("choices") or [{}])[0]
+    given = (choice.get("logprobs") or {}).get("token_logprobs")
+    if not given or len(given) < len(ids):
+        return None
+    return _checked([0.0, *map(float, given[1 : len(ids)])])
+
+
+def _checked(values: Sequence[float]) -> Float32Array:
+    found = np.array(values, dtype=np.float32)
+    if not np.isfinite(found).all():
+        raise ConfigError(
+            "The teacher gave no finite log-prob for each token of a conversation. It must have the same tokens as the "
+            "policy: take a model of the same family."
+        )
+    return found

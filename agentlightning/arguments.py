@@ -1,0 +1,200 @@
+"""Arguments that do not exist or are missing, and what was probably meant.
+
+`GivenByName` is for classes whose settings are keyword arguments, `explained` for other functions and methods, which
+costs nothing where the arguments are right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+
+from agentlightning.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+ELSEWHERE_CALLED = {
+    "lr": "learning_rate",
+    "batch_size": "tasks_per_step",
+    "train_batch_size": "tasks_per_step",
+    "per_device_train_batch_size": "tasks_per_step",
+    "num_generations": "group_size",
+    "n": "group_size",
+    "samples_per_task": "group_size",
+    "rollouts_per_task": "group_size",
+    "num_epochs": "epochs",
+    "num_train_epochs": "epochs",
+    "max_steps": "steps",
+    "num_steps": "steps",
+    "beta": "kl_coef",
+    "kl": "kl_coef",
+    "kl_beta": "kl_coef",
+    "epsilon": "clip_low",
+    "eps": "clip_low",
+    "clip_range": "clip_low",
+    "clip": "clip_low",
+    "epsilon_high": "clip_high",
+    "entropy": "entropy_coef",
+    "max_length": "max_context",
+    "max_seq_length": "max_context",
+    "max_model_len": "max_context",
+    "context_length": "max_context",
+    "max_new_tokens": "max_tokens",
+    "lora": "lora_rank",
+    "lora_r": "lora_rank",
+    "rank": "lora_rank",
+    "model_name": "model",
+    "base_model": "model",
+    "model_path": "model",
+    "torch_dtype": "dtype",
+    "precision": "dtype",
+    "gpu": "device",
+    "eval_every": "val_every",
+    "eval_steps": "val_every",
+    "checkpoint_every": "save_every",
+    "save_steps": "save_every",
+    "output_dir": "run_dir",
+    "checkpoint_dir": "run_dir",
+    "num_workers": "n_workers",
+    "workers": "n_runners",
+    "lr_scheduler_type": "schedule",
+    "max_grad": "max_grad_norm",
+    "resume_from_checkpoint": "resume",
+    **dict.fromkeys(
+        ("validation", "val", "valid", "validation_data", "validation_dataset", "val_tasks"), "val_dataset"
+    ),
+    **dict.fromkeys(("eval_dataset", "eval_data", "eval_tasks", "test_dataset", "held_out"), "val_dataset"),
+    **dict.fromkeys(("tasks", "dataset", "data", "train", "train_data", "train_tasks"), "train_dataset"),
+    "timeout": "timeout_seconds",
+    **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
+    **dict.fromkeys(("url", "base_url"), "endpoint"),
+    **dict.fromkeys(("prompt", "text"), "template"),
+    **dict.fromkeys(("reward", "score"), "value"),
+    **dict.fromkeys(("file", "filename", "db", "db_path"), "path"),
+}
+"""Other trainers' words for arguments of ours."""
+
+
+class _SignatureOfInit:
+    """What `inspect.signature` says of a class, whatever its metaclass takes."""
+
+    def __get__(self, _: object, cls: type) -> inspect.Signature:
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class _ByName(ABCMeta):
+    """Looks at the arguments of a class before it is made. Copies and pickles are not made by a call."""
+
+    if not TYPE_CHECKING:  # type checkers and editors look at `__init__`
+
+        def __call__(cls, *positional: Any, **given: Any) -> Any:
+            parameters = sorted(cls.__signature__.parameters.values(), key=lambda p: p.default is not p.empty)
+            by_name = all(p.kind is p.KEYWORD_ONLY for p in parameters)
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                taken, known = positional if by_name else (), [p.name for p in parameters]
+                refuse_unknown(cls.__name__, taken, given, known, cls._otherwise, cls._others)
+                if by_name:
+                    refuse_missing(cls.__name__, given, parameters, cls._needed)
+            return super().__call__(*positional, **given)
+
+
+class GivenByName(metaclass=_ByName):
+    """A class whose settings are keyword arguments: a name that is none is refused with the one that was meant."""
+
+    _otherwise: ClassVar[str | None] = None
+    """What is said of a name that nothing is near to; None: all names."""
+    _others: ClassVar[Collection[str]] = ()
+    """Names of settings that belong elsewhere, however near they are to one that is here: as `_otherwise` says, or, in
+    a mapping, what is said of each."""
+    _needed: ClassVar[Mapping[str, str]] = {}
+    """What to give, by the names of settings that have no default."""
+
+    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Where to find methods that people look for here."""
+
+    if not TYPE_CHECKING:
+        __signature__ = _SignatureOfInit()
+
+        def __getattr__(self, name: str) -> Any:
+            hint = f" {self._elsewhere[name]}" if name in type(self)._elsewhere else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}.{hint}", name=name, obj=self
+            )
+
+
+def explained(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose callers are told by ConfigError which argument they meant or forgot."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            trace = error.__traceback__
+            if trace is not None and trace.tb_next is None:  # nothing of the function has run: the arguments are wrong
+                _explain(function, args, kwargs)
+            raise
+
+    return call
+
+
+def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raises ConfigError if it knows what is wrong with the arguments."""
+    parameters = list(inspect.signature(function).parameters.values())
+    names = function.__qualname__.split(".")
+    what = names[-2] if names[-1] == "__init__" else names[-1]
+    if parameters and parameters[0].name == "self":
+        parameters, args = parameters[1:], args[1:]
+    refuse_unknown(what, (), kwargs, [p.name for p in parameters], None, noun="argument")
+    by_position = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(by_position):
+        takes = f"{len(by_position)} arguments without a name ({', '.join(by_position)})" if by_position else "none"
+        raise ConfigError(f"{what} was given {len(args)} arguments without a name, and takes {takes}.")
+    refuse_missing(what, {*kwargs, *by_position[: len(args)]}, parameters, {})
+
+
+def refuse_missing(
+    what: str, given: Collection[str], parameters: Collection[inspect.Parameter], needed: Mapping[str, str]
+) -> None:
+    """Raises ConfigError where an argument without a default is not given."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = [p.name for p in parameters if p.default is p.empty and p.kind not in variable and p.name not in given]
+    if missing:
+        shown = ", ".join(f"{name}=…" for name in missing)
+        hints = "".join(f" {name} is {needed[name]}." for name in missing if name in needed)
+        raise ConfigError(f"{what} needs {' and '.join(missing)}: {what}({shown}).{hints}")
+
+
+def refuse_unknown(
+    what: str,
+    positional: Sequence[Any],
+    given: Collection[str],
+    known: Collection[str],
+    otherwise: str | None,
+    others: Collection[str] = (),
+    *,
+    noun: str = "setting",
+) -> None:
+    """Raises ConfigError for the first name that is no setting, with the one that was probably meant."""
+    if positional:
+        raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
+    for name in given:
+        if name not in known:
+            meant = None if name in others else nearest(name, known)
+            said = others.get(name) if isinstance(others, Mapping) else None
+            hint = f"Did you mean {meant}?" if meant else said or otherwise or f"They are: {', '.join(sorted(known))}."
+            raise ConfigError(f"{what} has no {noun} '{name}'. {hint}")
+
+
+def nearest(name: str, known: Collection[str]) -> str | None:
+    """The setting that was probably meant; None where nothing is near."""
+    other = ELSEWHERE_CALLED.get(name.lower())
+    if other in known:
+        return other
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)

@@ -1,0 +1,217 @@
+"""A learner over several ranks, as the model process has it: rank 0 in here, each other one in a process of its own.
+
+Every verb goes to all ranks, which do it together (`learner.rank_learner`); after a step rank 0 copies the new weights
+into the whole model, which the engine samples from and which is exported. A rank that ends by itself ends the model
+process with it, named: the run goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from agentlightning.backend.embedded.inbox import Inbox
+from agentlightning.backend.embedded.protocol import (
+    Call,
+    Forward,
+    ForwardBackward,
+    LoadState,
+    OptimStep,
+    Place,
+    SaveState,
+    Settings,
+    Stop,
+    Verb,
+    frame,
+)
+from agentlightning.engine.events import POLICY
+from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.files import atomic_directory
+from agentlightning.learner.base import (
+    LossConfig,
+    OptimParams,
+    PackedBatch,
+    PackingCheck,
+    PassResult,
+    StepResult,
+)
+from agentlightning.learner.policy import LoraSpec, Policy, load_policy
+from agentlightning.learner.rank_learner import RankLearner
+from agentlightning.learner.torch_learner import STATE_FILE, TorchLearner
+from agentlightning.types.call import Float32Array
+
+logger = logging.getLogger(__name__)
+
+Done = TypeVar("Done")
+
+MEETING_SECONDS = 300.0
+"""How long ranks wait for each other: to begin, and in a pass."""
+_SECONDS_TO_NAME = 3.0
+
+
+class Leader:
+    """The verbs of `TorchLearner`, done by all ranks together."""
+
+    def __init__(self, policy: Policy, settings: Settings) -> None:
+        """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
+        self.policy = policy
+        self._followers: list[socket.socket] = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        for rank in range(1, settings.ranks):
+            self._start(msgspec.structs.replace(settings, place=Place(rank, settings.ranks, meeting)))
+        self._mine = join(msgspec.structs.replace(settings, place=Place(0, settings.ranks, meeting)))
+        self._whole: TorchLearner | None = None
+
+    def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        return self._together(Forward(batch, reference), lambda: self._mine.forward(batch, reference=reference))
+
+    def values(self, batch: PackedBatch) -> Float32Array:
+        raise ConfigError("This learner has no critic: it is spread over ranks.")
+
+    def check_packing(self, batch: PackedBatch, loss: LossConfig) -> PackingCheck:
+        """On the whole model, by this rank alone."""
+        if self._whole is None:
+            self._whole = TorchLearner(self.policy, self._mine.options)
+        return self._whole.check_packing(batch, loss)
+
+    def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
+        return self._together(ForwardBackward(batch, loss), lambda: self._mine.forward_backward(batch, loss))
+
+    def optim_step(self, params: OptimParams) -> StepResult:
+        def step() -> StepResult:
+            result = self._mine.optim_step(params)
+            self._mine.copy_to(self.policy.trainable())
+            return result
+
+        result = self._together(OptimStep(params), step)
+        self.policy.version = self._mine.policy.version
+        return result
+
+    def move_reference(self, share: float) -> None:
+        raise ConfigError("The reference of a learner over ranks stays where it is: leave reference_every out.")
+
+    def save_state(self, path: str | Path) -> None:
+        """The same file as that of one rank."""
+        state = self._together(SaveState(str(path)), self._mine.state)
+        with atomic_directory(Path(path)) as directory:
+            torch.save(state, directory / STATE_FILE)
+
+    def load_state(self, path: str | Path) -> None:
+        self._together(LoadState(str(path)), lambda: self._mine.load_state(path))
+        self.policy.version = self._mine.policy.version
+
+    def export(self, path: str | Path) -> None:
+        self.policy.export(path)
+
+    def _start(self, settings: Settings) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "agentlightning.backend.embedded.rank", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        assert settings.place is not None
+        self._followers.append(ours)
+        threading.Thread(target=self._watch, args=(settings.place.rank, process), daemon=True).start()
+        ours.sendall(frame(settings))
+
+    def _together(self, verb: Verb, work: Callable[[], Done]) -> Done:
+        """Have the other ranks do what this one does. An error that not all of them have leaves them out of step, which
+        only new processes mend."""
+        data = frame(Call(0, verb, POLICY))
+        try:
+            for sock in self._followers:
+                sock.sendall(data)
+            return work()
+        except AgentLightningError:
+            raise
+        except Exception:
+            time.sleep(_SECONDS_TO_NAME)  # a rank that died is named meanwhile, by whoever watches it
+            logger.exception("%s failed on learner rank 0; the model process ends", type(verb).__name__)
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """End this process when a rank ends: the others wait for it in the middle of a pass."""
+        code = process.wait()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        sys.stdout.flush()
+        logger.error("Learner rank %d (process %d) ended %s; the model process ends with it", rank, process.pid, how)
+        os._exit(1)
+
+
+def join(settings: Settings) -> RankLearner:
+    """Meet the other ranks and load this one's shard. Raises `ModelError` or `ConfigError`, on all ranks alike."""
+    place = settings.place
+    assert place is not None
+    torch.set_num_threads(max(1, (settings.learning_threads or os.cpu_count() or 1) // place.ranks))
+    device = settings.device
+    if device == "auto" and torch.cuda.is_available():
+        device = "cuda"
+    if device == "cuda":
+        device = f"cuda:{place.rank % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo",
+        init_method=place.meeting,
+        rank=place.rank,
+        world_size=place.ranks,
+        timeout=timedelta(seconds=MEETING_SECONDS),
+    )
+    lora = settings.lora
+    spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
+    policy = load_policy(settings.model, device=device, dtype=settings.dtype, lora=spec)
+    return RankLearner(policy, settings.learner)
+
+
+def follow(sock: socket.socket) -> None:
+    """Do what rank 0 says, until it is gone. What it finds wrong it says itself."""
+    inbox = Inbox(sock)
+    settings = inbox.wait()
+    if not isinstance(settings, Settings):
+        return
+    try:
+        learner = join(settings)
+    except AgentLightningError:
+        inbox.wait()  # for its end: rank 0 found the same, and is about to say it
+        return
+    while not isinstance(message := inbox.wait(), Stop):
+        assert isinstance(message, Call), message
+        try:
+            _do(learner, message.verb)
+        except AgentLightningError as error:  # rank 0 raises the same, and what it means is decided there
+            logger.info("%s", error)
+
+
+def _do(learner: RankLearner, verb: Verb) -> None:
+    match verb:
+        case Forward(batch, reference):
+            learner.forward(batch, reference=reference)
+        case ForwardBackward(batch, loss):
+            learner.forward_backward(batch, loss)
+        case OptimStep(params):
+            learner.optim_step(params)
+            learner.copy_to(None)
+        case SaveState():
+            learner.state()
+        case LoadState(path):
+            learner.load_state(path)
+        case _:
+            raise AssertionError(f"not for ranks: {verb}")

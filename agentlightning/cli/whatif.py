@@ -1,0 +1,188 @@
+"""`agl whatif`: the gradient of a stored step under other losses, advantages, credits and corrections."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from agentlightning.algorithm.checkpoint import held_before, model_path, read_checkpoint
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.whatif import (
+    TAKEN,
+    Compared,
+    StoredStep,
+    WhatIf,
+    needs_reference,
+    stored_episodes,
+    telling_variants,
+    variant,
+    what_if,
+)
+from agentlightning.backend.base import POLICY, ModelSpec
+from agentlightning.cli.configuration import algorithm_of_a_run, parsed_settings
+from agentlightning.cli.opened import OpenedRun, described, opened_run
+from agentlightning.cli.safe import one_line, terminal
+from agentlightning.errors import ConfigError
+from agentlightning.trainer.sync import run_sync
+
+if TYPE_CHECKING:
+    from agentlightning.learner.torch_learner import TorchLearner
+
+GAP = 1e-3
+"""Log-probs that are further apart than this are of other weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user wants to know."""
+
+    step: int | None
+    changes: Sequence[Mapping[str, Any]]
+    """One variant each; none: a telling set."""
+    policy: str | None
+    checkpoint: Path | None
+    as_json: bool
+
+
+def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[dict[str, Any]]:
+    """A variant per value of `--loss` and the like, and one per `--set`, which may hold several NAME=VALUE."""
+    known = {f.name for f in fields(TrainingSettings) if f.init}
+    return [
+        *({name: value} for name, values in given.items() for value in values),
+        *(parsed_settings(text.split(), known) for text in sets),
+    ]
+
+
+def ask_what_if(run: Path, run_id: str | None, asked: Asked) -> None:
+    """Compute and print it."""
+    run_sync(_ask(run, run_id, asked))
+
+
+async def _ask(path: Path, run_id: str | None, asked: Asked) -> None:
+    async with AsyncExitStack() as stack:
+        opened = await stack.enter_async_context(opened_run(path, run_id))
+        settings = _settings_of(opened)
+        metrics = _row(await opened.steps(), asked.step)
+        step, policy = int(metrics["step"]), _policy(settings, asked.policy)
+        store_id = opened.run.run_id if opened.run is not None else None
+        episodes = await stored_episodes(opened.store, store_id, settings, metrics, policy)
+        named = {" ".join(f"{n}={v}" for n, v in c.items()): variant(settings, c) for c in asked.changes}
+        variants = named or telling_variants(settings)
+        checkpoint = asked.checkpoint or stack.enter_context(held_before(opened.folder, step))
+        info = None if checkpoint is None else read_checkpoint(checkpoint)
+        learning = {} if info is None else info.learning.get(policy or POLICY, {})
+        learner = _learner([settings, *variants.values()], checkpoint, policy)
+        stored = StoredStep(step, episodes, settings, metrics, learning)
+        found = await what_if(stored, learner, variants)
+        after = 0 if info is None else info.step
+    _print(found, stored, str(checkpoint or settings.model), after, policy, as_json=asked.as_json)
+
+
+def _settings_of(opened: OpenedRun) -> TrainingSettings:
+    about = described(opened.folder)
+    if opened.run is not None:
+        about = {"algorithm": opened.run.algorithm, "settings": opened.run.settings}
+    if "algorithm" not in about:
+        raise ConfigError(f"Nothing says with which settings the run in '{opened.folder}' was trained.")
+    return algorithm_of_a_run(about)
+
+
+def _row(steps: Sequence[Mapping[str, Any]], step: int | None) -> Mapping[str, Any]:
+    """The metrics of the step; of the last one if none is named."""
+    if not steps:
+        raise ConfigError("The run has learned no step yet.")
+    if step is None:
+        return steps[-1]
+    found = [row for row in steps if row["step"] == step]
+    if not found:
+        raise ConfigError(f"The run has no step {step}; it has {steps[0]['step']} to {steps[-1]['step']}.")
+    return found[-1]
+
+
+def _policy(settings: TrainingSettings, asked: str | None) -> str | None:
+    names = list(settings.adapters)
+    if asked is not None and asked not in names:
+        raise ConfigError(f"There is no policy '{asked}' in this run; it trained {', '.join(names) or 'one alone'}.")
+    return asked or next(iter(names), None)
+
+
+def _learner(settings: Sequence[TrainingSettings], checkpoint: Path | None, policy: str | None) -> TorchLearner:
+    """With the weights and the optimiser of the checkpoint, or as the run began."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores of a run that goes on
+    from agentlightning.backend.embedded.backend import settings_of
+    from agentlightning.backend.embedded.server import load_all
+    from agentlightning.learner.torch_learner import TorchLearner
+
+    spec = replace(settings[0].policy.model, reference=needs_reference(settings))
+    told = settings_of(_from(spec, checkpoint))
+    learner = TorchLearner(load_all(told)[policy or POLICY], told.learner)
+    learner.policy.activate()
+    state = None if checkpoint is None else checkpoint / "optimizer" / (policy or "")
+    if state is not None and any(state.glob("*.pt")):
+        learner.load_state(state)
+    return learner
+
+
+def _from(spec: ModelSpec, checkpoint: Path | None) -> ModelSpec:
+    if checkpoint is None:
+        return spec
+    weights = model_path(checkpoint)
+    if not spec.adapters:
+        return replace(spec, model=str(weights))
+    return replace(spec, policies={alias: str(weights / alias) for alias in spec.adapters})
+
+
+# ---- showing it ------------------------------------------------------------------------------------------------------
+
+
+def _print(found: WhatIf, stored: StoredStep, weights: str, after: int, policy: str | None, *, as_json: bool) -> None:
+    recorded = stored.metrics.get(f"{policy}/grad_norm" if policy else "grad_norm")
+    if as_json:
+        about = {"step": stored.step, "rollouts": len(stored.episodes), "weights": weights, "weights_step": after}
+        rest = {"logprob_gap": found.logprob_gap, "kl": found.kl, "updates": found.updates}
+        numbers = {**about, **rest, "recorded_grad_norm": recorded}
+        terminal().print_json(json.dumps({**numbers, "compared": [asdict(one) for one in found.compared]}))
+        return
+    print_ = terminal().print
+    tokens = sum(e.sampled_tokens for e in stored.episodes)
+    updates = f", {found.updates} updates" if found.updates > 1 else ""
+    print_(Text(f"Step {stored.step}: {len(stored.episodes)} rollouts, {tokens:,} sampled tokens{updates}", "bold"))
+    print_(Text(f"weights: {one_line(weights)}, after step {after}", "dim"))
+    print_(Text(_about_gap(found, stored, after, recorded), "dim"))
+    print_(_table(found.compared))
+
+
+def _about_gap(found: WhatIf, stored: StoredStep, after: int, recorded: float | None) -> str:
+    words = f"log-probs: stored and recomputed differ by {found.logprob_gap:.1e} at most (KL {found.kl:.1e})"
+    if after < stored.step - 1:
+        words += f"; the weights of before step {stored.step} are not kept, these are older"
+    elif found.logprob_gap > GAP and not stored.settings.is_off_policy:
+        words += "; these are not the weights that sampled"
+    norm = found.compared[0].grad_norm
+    return words + ("" if recorded is None else f"\ngradient norm: {norm:.4g} now, {recorded:.4g} when it was taken")
+
+
+def _table(compared: Sequence[Compared]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("variant", overflow="fold")
+    for title in ("cosine", "gradient", "eff. sample", "clipped", "ratios", "zero adv."):
+        table.add_column(title, justify="right")
+    for one in compared:
+        table.add_row(
+            Text(one_line(one.name, 60), "bold" if one.name == TAKEN else ""),
+            "–" if one.cosine is None else f"{one.cosine:.3f}",
+            f"{one.grad_norm:.3g}",
+            f"{one.effective_sample_size:.1%}",
+            f"{one.clip_fraction:.1%}",
+            f"{one.ratio_min:.3f}…{one.ratio_max:.3f}",
+            f"{one.zero_advantages:.0%}",
+        )
+    return table

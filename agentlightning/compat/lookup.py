@@ -1,0 +1,46 @@
+"""What an old name means today: from its line in the table to the object."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib import import_module
+from typing import Any
+
+from agentlightning.compat.notice import use
+from agentlightning.compat.row import Old
+from agentlightning.compat.table import BY_NAME
+from agentlightning.errors import ConfigError
+
+
+class NotKept(ConfigError, ImportError):
+    """An old name that leads nowhere; the message says why, and what to do instead."""
+
+
+def resolve(module: str, name: str) -> Any:
+    """What an old name of a module means today.
+
+    Raises AttributeError for one that the table does not know, and NotKept for one that is not kept.
+    """
+    old = BY_NAME.get(f"{module}:{name}")
+    if old is None:
+        raise AttributeError(f"module '{module}' has no attribute '{name}'{_meant(module, name)}")
+    value = follow(old)
+    use(old)
+    return value
+
+
+def _meant(module: str, name: str) -> str:
+    from difflib import get_close_matches  # slow to load, and seldom needed
+
+    known = {n.lower(): n for n in dir(sys.modules.get(module)) if not n.startswith("_")}
+    near = get_close_matches(name.lower(), known, n=1) if not name.startswith("_") else []
+    return f". Did you mean: '{known[near[0]]}'?" if near else ""
+
+
+def follow(old: Old) -> Any:
+    """The object that a line of the table leads to."""
+    if old.to is None:
+        raise NotKept(f"{old.name.replace(':', '.')}: {old.note}")
+    module, _, path = old.to.partition(":")
+    return functools.reduce(getattr, filter(None, path.split(".")), import_module(module))

@@ -1,0 +1,136 @@
+"""The part of the table that is about arguments: older words of callables of today, and what became of each."""
+
+from __future__ import annotations
+
+from agentlightning.compat.row import Old
+
+_DECIDED = "the emitters decide by themselves"
+_LOOP = "claims wait in the store; nothing polls"
+_HEARTBEAT = "heartbeats are the runner's own business"
+_THREADS = "stores are safe to use from any thread"
+_MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
+_RETRIES = "retry_seconds= is how long it tries again in all"
+_SERVED = "servers run inside the event loop that starts them"
+_ALL_TASKS = "it runs all the tasks that it is given, once"
+_REWARDS = "a reward names its response, or belongs to the last call"
+
+ARGUMENTS = (
+    Old("agentlightning.emitter.emit:emit_annotation(annotation=)", "attributes"),
+    Old("agentlightning.emitter.emit:emit_reward(reward=)", "value"),
+    Old("agentlightning.emitter.emit:emit_annotation(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_exception(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_message(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_object(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old("agentlightning.emitter.emit:emit_reward(propagate=)", "agentlightning.compat.emitting:propagate"),
+    Old(
+        "agentlightning.emitter.operation:operation(propagate=)",
+        "",
+        "an operation outside a rollout is recorded nowhere anyway",
+    ),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(repair_hierarchy=)",
+        "",
+        "calls are joined by their response ids",
+    ),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(exclude_llm_call_in_reward=)",
+        "",
+        "calls of a judge have another model's name",
+    ),
+    Old("agentlightning.adapter.triplets:TracerTraceToTriplet(reward_match=)", "", _REWARDS),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet(_skip_empty_token_spans=)",
+        "",
+        "token ids come from the gateway",
+    ),
+    Old("agentlightning.runner.runner:LitAgentRunner(poll_interval=)", "", _LOOP),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(interval_jitter=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_launch_mode=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", _HEARTBEAT),
+    Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
+    Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task"),
+    Old("agentlightning.algorithm.baseline:Baseline(n_epochs=)", "repeats"),
+    Old("agentlightning.algorithm.baseline:Baseline(train_split=)", "", _ALL_TASKS),
+    Old("agentlightning.algorithm.baseline:Baseline(polling_interval=)", "", _LOOP),
+    Old("agentlightning.algorithm.baseline:Baseline(max_queue_length=)", "", "Trainer(concurrency=) holds back"),
+    Old("agentlightning.algorithm.baseline:Baseline(span_verbosity=)", "", "`agl show` prints what was said"),
+    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal has every question and answer"),
+    Old("agentlightning.store.http.client:LightningStoreClient(server_address=)", "url"),
+    Old("agentlightning.store.http.client:LightningStoreClient(retry_delays=)", "", _RETRIES),
+    Old("agentlightning.store.http.client:LightningStoreClient(health_retry_delays=)", "", _RETRIES),
+    Old("agentlightning.store.http.client:LightningStoreClient(request_timeout=)", "request_seconds"),
+    Old("agentlightning.store.http.client:LightningStoreClient(connection_timeout=)", "", _RETRIES),
+    Old("agentlightning.store.http.server:LightningStoreServer(cors_allow_origins=)", "", "no other page asks"),
+    Old("agentlightning.store.http.server:LightningStoreServer(launch_mode=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(launcher_args=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED),
+    Old("agentlightning.store.http.server:LightningStoreServer(tracker=)", "", "`agl store` has /metrics"),
+    Old("agentlightning.store.stores:InMemoryLightningStore(thread_safe=)", "", _THREADS),
+    Old("agentlightning.store.stores:InMemoryLightningStore(eviction_memory_threshold=)", "", _MEMORY),
+    Old("agentlightning.store.stores:InMemoryLightningStore(safe_memory_threshold=)", "", _MEMORY),
+    Old("agentlightning.store.stores:InMemoryLightningStore(span_size_estimator=)", "", _MEMORY),
+    Old(
+        "agentlightning.store.stores:InMemoryLightningStore(scan_debounce_seconds=)", "", "the watchdog runs by itself"
+    ),
+    Old("agentlightning.store.stores:InMemoryLightningStore(tracker=)", "", "`agl store` has /metrics"),
+    Old(
+        "agentlightning.tracer.agentops:AgentOpsTracer(agentops_managed=)",
+        "",
+        "AgentOps is started without its account",
+    ),
+    Old("agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)", "", "its instrumentation is started"),
+    Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "no process is started for it"),
+    Old(
+        "agentlightning.tracer.weave:WeaveTracer(project_name=)",
+        "",
+        "there is no server that it would name a project on",
+    ),
+    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server"),
+    Old("agentlightning.tracer.weave:WeaveTracer(instrument_managed=)", "", "weave's patches are applied"),
+    Old("agentlightning.trainer.trainer:Trainer(daemon=)", "", "no daemon process is started"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(dev=)",
+        "agentlightning.compat.trainers:dev",
+        "Trainer.dev(agent, tasks)",
+    ),
+    Old("agentlightning.trainer.trainer:Trainer(max_tasks=)", "max_rollouts"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(runner=)",
+        "agentlightning.compat.trainers:runner",
+        "concurrency= and hooks=",
+    ),
+    Old("agentlightning.trainer.trainer:Trainer(triplet_exporter=)", "adapter"),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(adapter=)",
+        "agentlightning.compat.trainers:adapter",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(algorithm=)",
+        "agentlightning.compat.trainers:algorithm",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(llm_proxy=)",
+        "agentlightning.compat.trainers:llm_proxy",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(store=)",
+        "agentlightning.compat.trainers:store",
+        "give the object itself",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(strategy=)",
+        "agentlightning.compat.trainers:strategy",
+        "'inline', 'processes' or 'remote'",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer(tracer=)",
+        "agentlightning.compat.trainers:tracer",
+        "give the object itself",
+    ),
+)
+"""An argument that the callable of today has too is read by its line only where it is described: given as a class, a
+factory, a text that today's words do not have, or a dictionary."""

@@ -1,0 +1,171 @@
+"""What calls of other providers use and cost, and how much of it is allowed: of one rollout, and of all together.
+
+Tokens are those that the provider's answer tells; an answer that tells none is counted by its length. A call is let
+through while its limits are not reached, so calls at the same time may go beyond one by what they use together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import ConfigError
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attributes
+from agentlightning.types.names import COST
+from agentlightning.types.spending import Spent
+
+ESTIMATED = "agentlightning.usage.estimated"
+"""On calls whose tokens the provider did not tell."""
+_BYTES_PER_TOKEN = 4
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of one call."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    """Of the input, what the provider had in its cache."""
+    estimated: bool = False
+
+    @classmethod
+    def told(cls, answer: Mapping[str, Any]) -> Usage | None:
+        """What a provider's answer says; None if it says nothing. Anthropic counts cached tokens beside the others."""
+        usage = answer.get("usage")
+        if not isinstance(usage, dict):
+            return None
+        given = _number(usage, "prompt_tokens") or _number(usage, "input_tokens")
+        output = _number(usage, "completion_tokens") or _number(usage, "output_tokens")
+        details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
+        beside = _number(usage, "cache_read_input_tokens")
+        written = _number(usage, "cache_creation_input_tokens")
+        if not given and not output:
+            return None
+        cached = beside or _number(details, "cached_tokens")
+        return cls(input=given + beside + written, output=output, cached=cached)
+
+    @classmethod
+    def guessed(cls, request: str, answer: bytes) -> Usage:
+        """From the lengths of both bodies."""
+        sizes = (-(-len(text) // _BYTES_PER_TOKEN) for text in (request, answer))
+        return cls(input=next(sizes), output=next(sizes), estimated=True)
+
+    @property
+    def tokens(self) -> int:
+        return self.input + self.output
+
+
+def _number(found: Mapping[str, Any], name: str) -> int:
+    value = found.get(name)
+    return value if isinstance(value, int) else 0
+
+
+class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider asks for a million tokens, in any currency."""
+
+    input: float = 0.0
+    output: float = 0.0
+    cached_input: float | None = None
+    """Of prompt tokens that the provider had in its cache; None is the same as for others."""
+
+    def __post_init__(self) -> None:
+        for name in ("input", "output", "cached_input"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigError(f"The {name} of a TokenPrice must not be below 0, and is {value}.")
+
+    def of(self, usage: Usage) -> float:
+        cached = self.input if self.cached_input is None else self.cached_input
+        fresh = usage.input - usage.cached
+        return (fresh * self.input + usage.cached * cached + usage.output * self.output) / 1e6
+
+
+class SpendingLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How much may be asked of a provider; None is no limit."""
+
+    calls: int | None = None
+    """Requests of one rollout."""
+    tokens: int | None = None
+    """Tokens of one rollout, prompts and answers."""
+    cost: float | None = None
+    """Cost of one rollout."""
+    run_calls: int | None = None
+    """Requests of all rollouts."""
+    run_tokens: int | None = None
+    """Tokens of all rollouts."""
+    run_cost: float | None = None
+    """Cost of all rollouts."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"The limit {name} of a provider must be above 0, and is {value}.")
+
+    def reached(self, spent: Spent, *, run: bool) -> str | None:
+        """The name of the limit that has been reached, with what it says."""
+        for name, used in (("calls", spent.calls), ("tokens", spent.tokens), ("cost", spent.cost)):
+            limit = getattr(self, f"run_{name}" if run else name)
+            if limit is not None and used >= limit:
+                return f"{'run_' if run else ''}{name}={limit:g}, and {used:.6g} are used"
+        return None
+
+
+class Account:
+    """What the calls of one provider have used, and whether there may be more."""
+
+    def __init__(
+        self, alias: str, store: LightningStore, price: TokenPrice | None, limits: SpendingLimits, earlier: Spent
+    ) -> None:
+        self._alias = alias
+        self._store = store
+        self._price = price
+        self._limits = limits
+        self.counts_tokens = price is not None or limits.tokens is not None or limits.run_tokens is not None
+        """Whether anything depends on how many tokens a call has."""
+        self.total = earlier
+
+    async def admit(self, live: LiveAttempt) -> None:
+        """Count one more call of an attempt. Raises `Refusal`, naming the limit, where there may be no more."""
+        spent = live.spent.get(self._alias)
+        if spent is None:
+            spent = live.spent.setdefault(self._alias, await self._stored(live))
+        own = self._limits.reached(spent, run=False)
+        if own is not None:
+            why = f"This rollout has reached the limit of the model '{self._alias}': {own}"
+            live.mark_truncated(f"{why}.")
+            raise Refusal(f"{why}. End the rollout with what there is.", code="provider_limit_exceeded", param="model")
+        common = self._limits.reached(self.total, run=True)
+        if common is not None:
+            why = f"The limit of the model '{self._alias}' for all rollouts together is reached: {common}."
+            live.mark_refused_elsewhere(why)
+            raise Refusal(why, code="provider_limit_exceeded", param="model")
+        self._add(live, Spent(calls=1))
+
+    def charge(self, live: LiveAttempt, usage: Usage) -> Attributes:
+        """Count what a call has used; the attributes that its span gets."""
+        cost = None if self._price is None else self._price.of(usage)
+        self._add(live, Spent(tokens=usage.tokens, cost=cost or 0.0))
+        counted = {"gen_ai.usage.input_tokens": usage.input, "gen_ai.usage.output_tokens": usage.output}
+        return {
+            **(counted if usage.tokens else {}),
+            **({} if cost is None else {COST: cost}),
+            **({ESTIMATED: True} if usage.estimated else {}),
+        }
+
+    def _add(self, live: LiveAttempt, more: Spent) -> None:
+        live.spent[self._alias] = live.spent.get(self._alias, Spent()) + more
+        self.total += more
+
+    async def _stored(self, live: LiveAttempt) -> Spent:
+        """What an earlier gateway has let the attempt use."""
+        limits = self._limits
+        if limits.calls is None and limits.tokens is None and limits.cost is None:
+            return Spent()
+        spans = await self._store.query_spans(live.rollout_id, live.attempt_id, name=f"chat {self._alias}")
+        return sum((Spent.of_span(span) for span in spans if "agentlightning.trained" in span.attributes), Spent())

@@ -1,0 +1,153 @@
+"""The torch learner over several ranks: the model sharded by FSDP2, each rank a part of every batch. Synchronous.
+
+All ranks do the same verbs in the same order with the same arguments (whoever drives them sees to that), each computes
+its part, and all have the results. Parameters, gradients and the optimiser's state are spread over the ranks (Zhao et
+al., PyTorch FSDP, arXiv 2304.11277; Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 3): a layer's weights are whole
+while it computes. The numbers are those of one rank but for the order of sums.
+
+Shape letters: E loss entries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from agentlightning.errors import ConfigError, ModelError
+from agentlightning.learner.base import LearnerOptions, LossConfig, PackedBatch, PassResult
+from agentlightning.learner.catalog import LOSSES
+from agentlightning.learner.forward import Scores, why_no_tree
+from agentlightning.learner.optimizer import whole
+from agentlightning.learner.policy import Policy
+from agentlightning.learner.split import Part, split_batch
+from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.learner.trial import why_not
+from agentlightning.types.call import Float32Array
+
+logger = logging.getLogger(__name__)
+
+
+class Sharded(nn.Module):
+    """The root of a sharded model: what is computed in its forward finds embeddings and output layer whole."""
+
+    def __init__(self, model: nn.Module, ranks: int) -> None:
+        super().__init__()
+        self.model = model
+        mesh = init_device_mesh(next(model.parameters()).device.type, (ranks,))
+        for layer in model.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                fully_shard(layer, mesh=mesh)
+        # Not the default for a root: weights of before a step would stay whole, and be computed with after it.
+        fully_shard(self, mesh=mesh, reshard_after_forward=True)
+        for module in self.modules():
+            if isinstance(module, FSDPModule):
+                # The loss is a sum over the entries of all ranks, not a mean of theirs.
+                module.set_force_sum_reduction_for_comms(True)
+                module.set_gradient_divide_factor(1.0)
+
+    def forward(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Tensors come out in a tuple, where FSDP finds them and prepares their gradients."""
+        return work()
+
+
+class RankLearner(TorchLearner):
+    """`TorchLearner` on this rank of the process group that there is. No critic, no rows."""
+
+    def __init__(self, policy: Policy, options: LearnerOptions) -> None:
+        """Shards the policy's model: from now on it computes in here only."""
+        if options.critic:
+            raise ConfigError("A critic is trained on one rank: leave `ranks` out, or take credit='broadcast'.")
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        reason = why_no_tree(policy.model, 1) or why_not(policy.model, rows=False)
+        if reason is not None:
+            raise ModelError(_rows(reason))
+        if policy.peft is not None and options.reference:
+            if (Path(options.reference) / "adapter_config.json").is_file():
+                policy.add_reference(options.reference)
+            options = msgspec.structs.replace(options, reference=None)
+        self._sharded = Sharded(policy.model, self.ranks)
+        super().__init__(policy, options)
+        self._tried = True
+
+    def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        part = self._part(batch)
+        return self._gathered(super().forward(part.batch, reference=reference), part, len(batch.source_E))[0]
+
+    def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
+        part = self._part(batch, whole_groups=_compares_siblings(loss.name))
+        result = super().forward_backward(part.batch, loss)
+        self._last = batch
+        names, count = sorted(result.metrics), len(part.entries)
+        sums = [result.loss, *(result.metrics[name] * count for name in names)]
+        logprobs, total = self._gathered(result.logprobs, part, len(batch.source_E), sums)
+        return PassResult(
+            loss=total[0],
+            logprobs=logprobs,
+            tree_tokens=len(batch.ids_N),
+            metrics={name: value / len(batch.source_E) for name, value in zip(names, total[1:], strict=True)},
+        )
+
+    def copy_to(self, parameters: Sequence[nn.Parameter] | None) -> None:
+        """Write the trained weights into those of a whole model; None: help another rank to do so."""
+        mine = self.policy.trainable()
+        with torch.no_grad():
+            for number, sharded in enumerate(mine):
+                weights = whole(sharded)
+                if parameters is not None:
+                    parameters[number].copy_(weights)
+
+    def _part(self, batch: PackedBatch, *, whole_groups: bool = False) -> Part:
+        return split_batch(batch, self.ranks, whole_groups=whole_groups)[self.rank]
+
+    def _gathered(
+        self, mine_E: Float32Array, part: Part, count: int, sums: Sequence[float] = ()
+    ) -> tuple[Float32Array, list[float]]:
+        """Every entry's value, from the rank that has it, and sums over the ranks."""
+        together = torch.zeros(count + len(sums), dtype=torch.float64)
+        together[torch.from_numpy(part.entries)] = torch.from_numpy(mine_E[: len(part.entries)].astype(np.float64))
+        together[count:] = torch.tensor(sums, dtype=torch.float64)
+        dist.all_reduce(together)
+        return together[:count].numpy().astype(np.float32), together[count:].tolist()
+
+    def _choose_passes(self, batch: PackedBatch) -> None:
+        reason = why_no_tree(self.policy.model, int(batch.positions_N.max()) + 1)
+        if reason is not None:
+            raise ModelError(_rows(reason))
+
+    def _inside(self, work: Callable[[], Scores]) -> Scores:
+        def tensors() -> tuple[Tensor, ...]:
+            found = work()
+            return found.logprobs_E, found.entropy_E, found.hidden_EH
+
+        return Scores(*self._sharded(tensors))
+
+    def _head(self, hidden_EH: Tensor, probe: PackedBatch) -> Tensor:
+        above = super()._head
+        return self._sharded(lambda: (above(hidden_EH, probe),))[0]
+
+    def _divergence(self, probe: PackedBatch, old_EV: Tensor) -> float:
+        """All ranks compute it, and all go by the first one's: no rounding may lead them apart."""
+        found = torch.tensor([super()._divergence(probe, old_EV)], dtype=torch.float64)
+        dist.broadcast(found, 0)
+        return float(found[0])
+
+
+def _compares_siblings(loss: str) -> bool:
+    """Whether a loss looks at a group as a whole; one from outside the package may."""
+    return next((spec.pairs for name, spec in LOSSES.items() if loss in (name, spec.path)), True)
+
+
+def _rows(reason: str) -> str:
+    return (
+        f"This model cannot be trained over several ranks, which compute trees only: {reason.rstrip('.')}. Set ranks=1."
+    )

@@ -1,0 +1,51 @@
+"""The agent: one call that says whether a sentence of a film review is positive or negative.
+
+`sentiment_agent` has a fixed prompt, to train the model; `prompted_agent` takes its prompt from the resources, to tune
+it. Both are graded alike.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from openai import AsyncOpenAI
+
+import agentlightning as agl
+
+if TYPE_CHECKING:
+    from .reviews import Review
+
+SYSTEM_PROMPT = "Say whether the review is positive or negative. Reply with exactly one word."
+FIRST_PROMPT = "Is this film review positive or negative?\n\n{review}"
+LABELS = ("positive", "negative")
+MAX_TOKENS = 16
+
+# One client for all rollouts: making one costs more than a call of the agent.
+client = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="set for each rollout")
+
+
+@agl.rollout
+async def sentiment_agent(task: Review, llm: agl.LLM) -> float:
+    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task["text"]}]
+    return grade(await ask(llm, messages), task["label"])
+
+
+@agl.rollout
+async def prompted_agent(task: Review, llm: agl.LLM, prompt_template: agl.PromptTemplate) -> float:
+    messages = [{"role": "user", "content": prompt_template.format(review=task["text"])}]
+    return grade(await ask(llm, messages, temperature=0), task["label"])
+
+
+async def ask(llm: agl.LLM, messages: list[Any], **settings: Any) -> str:
+    chat = client.with_options(base_url=llm.get_base_url(), api_key=llm.api_key or "none").chat.completions
+    response = await chat.create(model=llm.model, messages=messages, max_tokens=MAX_TOKENS, **settings)
+    return response.choices[0].message.content or ""
+
+
+def grade(answer: str, label: str) -> float:
+    """1.0 for the right word alone, 0.5 if it is said among others and the wrong word is not, else 0.0."""
+    words = re.findall(r"[a-z]+", answer.lower())
+    if words == [label]:
+        return 1.0
+    return 0.5 if label in words and not any(other in words for other in LABELS if other != label) else 0.0

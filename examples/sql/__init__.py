@@ -1,0 +1,1 @@
+"""A text-to-SQL agent on LangGraph, its databases and its questions."""

@@ -1,0 +1,75 @@
+"""`agl whatif` on a run that was trained: the step is rebuilt as the run took it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from agentlightning.metrics import read_metrics
+from tests.typed import agl, typed
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+SCRIPT = """
+import agentlightning as agl
+from agentlightning.cli.example import load_example
+from agentlightning.metrics import SilentConsole
+
+recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")
+kept = {"save_every": 1, "keep_checkpoints": 9, "val_every": 99, "gradient_noise_every": 2}
+algorithm = agl.GRPO(model="calc", steps=3, tasks_per_step=6, group_size=6, max_context=512, learning_rate=1e-3, **kept)
+agl.Trainer(algorithm=algorithm, run_dir="run", console=SilentConsole()).fit(calc.calc_agent, recipe.train_tasks())
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whatif")
+    (folder / "train.py").write_text(SCRIPT)
+    done = typed(folder, "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_a_step_is_rebuilt_as_it_was_taken(folder: Path) -> None:
+    rows = {row["step"]: row for row in read_metrics(folder / "run" / "metrics.jsonl")}
+    for step in (1, 3):
+        done = agl(folder, "whatif", "run", "--step", str(step), "--advantage", "rloo", "--loss", "reinforce", "--json")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = json.loads(done.stdout)
+        taken, reinforce, rloo = found["compared"]
+        assert found["weights_step"] == step - 1
+        assert found["rollouts"] == 36
+        assert found["logprob_gap"] < 1e-3, "these weights sampled them"
+        assert taken["grad_norm"] == pytest.approx(rows[step]["grad_norm"], rel=1e-3)
+        assert taken["cosine"] == pytest.approx(1.0)
+        assert reinforce["cosine"] == pytest.approx(1.0, abs=1e-4), "nothing was clipped: all ratios are 1"
+        assert 0.5 < rloo["cosine"] <= 1.0
+
+
+def test_the_table_says_which_weights_are_used(folder: Path) -> None:
+    done = agl(folder, "whatif", "run", "--step", "3")
+    assert "after step 2" in done.stdout
+    assert "loss=gspo" in done.stdout
+    assert "gradient norm" in done.stdout
+    shutil.copytree(folder / "run", folder / "pruned", dirs_exist_ok=True)
+    for checkpoint in ("step-000001", "step-000002"):
+        shutil.rmtree(folder / "pruned" / "checkpoints" / checkpoint)
+    done = agl(folder, "whatif", "pruned", "--step", "3", "--credit", "gigpo")
+    assert "after step 0" in done.stdout, done.stderr
+    assert "these are older" in done.stdout
+    assert agl(folder, "whatif", "run", "--step", "9").returncode == 1
+    refused = agl(folder, "whatif", "run", "--loss", "nope")
+    assert "it can be 'cispo'" in refused.stderr
+
+
+def test_the_noise_of_the_gradient_is_in_the_metrics(folder: Path) -> None:
+    rows = [row for row in read_metrics(folder / "run" / "metrics.jsonl") if row["step"]]
+    assert ["gradient_cosine" in row for row in rows] == [True, False, True]
+    for row in (rows[0], rows[2]):
+        assert -1 <= row["gradient_cosine"] <= 1
+        assert row["gradient_noise"] > 0
+        # The whole gradient is the mean of the halves', so its square is signal and noise together.
+        assert row["gradient_signal"] + row["gradient_noise"] == pytest.approx(row["grad_norm"] ** 2, rel=0.5)

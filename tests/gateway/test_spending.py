@@ -1,0 +1,161 @@
+"""What other providers' calls cost, and limits to it: recorded per call, counted per rollout and for all together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentlightning.cli.upstream import read_upstreams
+from agentlightning.errors import ConfigError
+from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
+from agentlightning.gateway.routing.spending import Usage
+from agentlightning.types import RolloutMode
+from agentlightning.types.names import COST
+from agentlightning.types.spending import Spent, spent_of
+from tests.gateway.conftest import Site
+from tests.gateway.scripted import ScriptedEngine
+
+ASK: Any = [{"role": "user", "content": "What is 2 + 3?"}]
+PRICE = TokenPrice(input=2.0, output=10.0)
+
+
+@pytest.fixture
+async def far(site: Site) -> AsyncIterator[dict[str, Any]]:
+    """Where the other provider is: a gateway of its own."""
+    engine = ScriptedEngine(site.engine.rendering, lambda prompt, params: "From afar.")
+    async with Gateway(site.store, engine, site.engine.rendering, policy="far-model") as gateway:
+        claimed = await site.store.start_rollout(input={}, mode=RolloutMode.VAL)
+        key = gateway.key_for(claimed.rollout_id, claimed.attempt.attempt_id)
+        yield {"base_url": gateway.endpoint, "api_key": key, "model": "far-model"}
+
+
+async def serve(site: Site, far: dict[str, Any], **settings: Any) -> None:
+    await site.gateway.update_model_list({"judge": Provider(**far, **settings)})
+
+
+async def test_the_cost_of_each_call_is_recorded_streams_included(site: Site, far: dict[str, Any]) -> None:
+    await serve(site, far, price=PRICE)
+    async with site.client() as client:
+        reply = await client.chat.completions.create(model="judge", messages=ASK)
+        streamed = [p async for p in await client.chat.completions.create(model="judge", messages=ASK, stream=True)]
+        text = await client.completions.create(model="judge", prompt="What", stream=True)
+        [part async for part in text]
+        said = await client.responses.create(model="judge", input="Hello?")
+    await site.close()
+    assert reply.usage is not None
+    cost = (reply.usage.prompt_tokens * 2 + reply.usage.completion_tokens * 10) / 1e6
+    assert streamed[-1].usage == reply.usage, "the provider was asked to tell"
+    chat, stream, _, responses = await site.spans()
+    assert chat.attributes[COST] == stream.attributes[COST] == pytest.approx(cost)
+    assert said.usage is not None
+    assert responses.attributes["gen_ai.usage.output_tokens"] == said.usage.output_tokens
+    found = spent_of(await site.spans())
+    assert found == {"judge": site.gateway.spent["judge"]}
+    assert found["judge"].calls == 4
+    assert found["judge"].cost == pytest.approx(sum(span.attributes[COST] for span in await site.spans()))
+    assert f"cost {found['judge'].cost:.4f}" in found["judge"].words()
+
+
+@pytest.mark.parametrize(
+    ("limits", "name"),
+    [
+        ({"calls": 1}, "calls=1"),
+        ({"tokens": 5}, "tokens=5"),
+        ({"cost": 1e-6}, "cost=1e-06"),
+        ({"run_calls": 1}, "run_calls=1"),
+        ({"run_tokens": 5}, "run_tokens=5"),
+        ({"run_cost": 1e-6}, "run_cost=1e-06"),
+    ],
+)
+async def test_a_limit_is_named_by_the_refusal(
+    site: Site, far: dict[str, Any], limits: dict[str, float], name: str
+) -> None:
+    await serve(site, far, price=PRICE, limits=SpendingLimits(**limits))  # pyright: ignore[reportArgumentType]
+    other = await site.another()
+    async with site.client() as client, other.client() as another:
+        await client.chat.completions.create(model="judge", messages=ASK)
+        with pytest.raises(openai.BadRequestError, match=name) as refused:
+            await client.chat.completions.create(model="judge", messages=ASK)
+        assert refused.value.code == "provider_limit_exceeded"
+        await client.chat.completions.create(model="policy", messages=ASK)
+        if name.startswith("run_"):
+            with pytest.raises(openai.BadRequestError, match=name):
+                await another.chat.completions.create(model="judge", messages=ASK)
+        else:
+            await another.chat.completions.create(model="judge", messages=ASK)
+    summary = await site.gateway.close_attempt(site.rollout_id, site.attempt_id)
+    assert name in ((summary.refused_elsewhere if name.startswith("run_") else summary.limit) or "")
+    ended = [span.attributes.get("error.type") for span in await site.spans()]
+    assert sorted(ended, key=str) == [None, None, "refused"], "in whatever order they were written"
+
+
+async def test_another_gateway_goes_on_counting(site: Site, far: dict[str, Any]) -> None:
+    provider = Provider(**far, price=PRICE, limits=SpendingLimits(calls=1, run_calls=5))
+    await site.gateway.update_model_list({"judge": provider})
+    async with site.client() as client:
+        await client.chat.completions.create(model="judge", messages=ASK)
+    await site.gateway.stop()
+    models = {"judge": provider}
+    async with Gateway(site.store, None, None, models=models, spent=site.gateway.spent) as gateway:
+        again = Site(site.store, site.engine, gateway, site.rollout_id, site.attempt_id)
+        async with again.client() as client:
+            with pytest.raises(openai.BadRequestError, match=" calls=1"):
+                await client.chat.completions.create(model="judge", messages=ASK)
+        assert gateway.spent["judge"].calls == 1
+    async with Gateway(site.store, None, None, models=models, spent={"judge": Spent(calls=5)}) as gateway:
+        fresh = await Site(site.store, site.engine, gateway, "", "").another()
+        async with fresh.client() as client:
+            with pytest.raises(openai.BadRequestError, match="run_calls=5"):
+                await client.chat.completions.create(model="judge", messages=ASK)
+
+
+def test_what_providers_tell_of_their_tokens() -> None:
+    openais = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+    assert Usage.told({"usage": openais}) == Usage(input=10, output=3, cached=4)
+    anthropics = {"input_tokens": 6, "output_tokens": 3, "cache_read_input_tokens": 4, "cache_creation_input_tokens": 1}
+    assert Usage.told({"usage": anthropics}) == Usage(input=11, output=3, cached=4)
+    responses = {"input_tokens": 10, "output_tokens": 3, "input_tokens_details": {"cached_tokens": 4}}
+    assert Usage.told({"usage": responses}) == Usage(input=10, output=3, cached=4)
+    for nothing in ({}, {"usage": None}, {"usage": {}}, {"usage": {"prompt_tokens": None}}):
+        assert Usage.told(nothing) is None
+    guessed = Usage.guessed("x" * 41, b"y" * 8)
+    assert (guessed.input, guessed.output, guessed.estimated) == (11, 2, True)
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
+def test_cached_tokens_are_priced_apart(cached: int, fresh: int, output: int) -> None:
+    usage = Usage(input=cached + fresh, output=output, cached=cached)
+    price = TokenPrice(input=3.0, output=15.0, cached_input=0.5)
+    assert price.of(usage) * 1e6 == pytest.approx(cached * 0.5 + fresh * 3 + output * 15)
+    assert TokenPrice(input=3.0).of(usage) * 1e6 == pytest.approx(3 * (cached + fresh))
+
+
+def test_what_cannot_be_held_is_refused() -> None:
+    with pytest.raises(ConfigError, match="needs a price"):
+        Provider(base_url="http://x", limits=SpendingLimits(cost=1.0))
+    with pytest.raises(ConfigError, match="calls of a provider must be above 0"):
+        SpendingLimits(calls=0)
+    with pytest.raises(ConfigError, match="must not be below 0"):
+        TokenPrice(input=-1.0)
+
+
+def test_the_command_line_says_prices_and_limits() -> None:
+    given = ["judge=https://a.example/v1", "user=https://b.example/v1"]
+    limits = ["judge.run_cost=5", "judge.calls=3", "user.tokens=1000"]
+    found = read_upstreams(given, None, ["judge=0.15,0.6,0.05"], limits)
+    assert found["judge"].price == TokenPrice(input=0.15, output=0.6, cached_input=0.05)
+    assert found["judge"].limits == SpendingLimits(run_cost=5, calls=3)
+    assert found["user"].limits == SpendingLimits(tokens=1000)
+    for prices, limits, words in (
+        (["judge=cheap"], [], "An example"),
+        (["other=1,2"], [], "no --upstream other=URL"),
+        ([], ["judge.hours=3"], "the limits are calls"),
+        ([], ["calls=3"], "about ''"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            read_upstreams(given, None, prices, limits)
