@@ -98,8 +98,8 @@ async def test_slow_groups_carry_over_and_every_task_counts_once(tmp_path: Path)
     for step in steps:
         found = Counter(episode.rollout.input for episode in step.episodes)
         assert found == dict.fromkeys(step.tasks, SIBLINGS), "groups are whole"
-        assert len(step.tasks) >= 2
         assert len(step.tasks) + len(step.carried) <= 4
+    assert all(len(step.tasks) >= 2 for step in steps[:-1]), "a quorum; the epoch's last step may have what is left"
 
 
 async def test_what_a_killed_run_carried_is_sampled_again(tmp_path: Path) -> None:
