@@ -384,11 +384,10 @@ async def on_bug(request: Request, error: Exception) -> Response:
 
 def create_app(store: SqlLightningStore) -> FastAPI:
     """The ASGI application, without keys: see `access` for those."""
-    app = FastAPI(title="Agent Lightning store", version="1", docs_url="/docs", redoc_url=None)
+    # The routes as they are: including a router builds all of them anew at the first request of every server (0.1 s).
+    routes = [*router.routes, *otlp.router.routes, *prometheus.router.routes]
+    app = FastAPI(title="Agent Lightning store", version="1", docs_url="/docs", redoc_url=None, routes=routes)
     app.state.store = store
-    app.include_router(router)
-    app.include_router(otlp.router)
-    app.include_router(prometheus.router)
     app.add_exception_handler(StoreError, on_error)
     app.add_exception_handler(ConfigError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)
