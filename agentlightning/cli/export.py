@@ -1,16 +1,18 @@
-"""`agl export --jsonl`: the good conversations of a run as a file that fine-tuning services accept."""
+"""`agl export --jsonl` and `--parquet`: the good conversations of a run as a file to train on elsewhere."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from agentlightning.adapter.finetuning import fine_tuning_examples, to_jsonl
+from agentlightning.adapter.finetuning import Example, fine_tuning_examples, to_jsonl
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.recorded import Good, good_rollouts
 from agentlightning.cli.opened import opened_run
 from agentlightning.cli.safe import terminal
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Span
@@ -18,37 +20,65 @@ from agentlightning.types.names import CALL_ID
 
 
 def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str | None = None) -> int:
-    """Write the conversations of a run's rollouts, and how many there are of which reward. Returns the lines written.
+    """Write the conversations of a run's rollouts, and say how many there are of which reward.
 
-    Raises ConfigError where the file is there already, or where nothing would be in it.
+    A file that ends in `.parquet` gets a table with the columns `messages`, `tools` (JSON, since each schema has fields of its
+    own), `reward`, `task` (JSON) and `rollout_id`; any other the lines of the service's form. Returns how many
+    conversations were written. Raises ConfigError where the file is there already, or where nothing would be in it.
     """
     if to.exists():
         raise ConfigError(f"'{to}' is there already; export to a new file.")
-    episodes, text = run_sync(_read(run, form, good, agent))
-    to.write_text(text, encoding="utf-8")
-    rewards = Counter(round(e.reward or 0.0, 3) for e in episodes)
-    told = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5])
-    written = text.count("\n")
-    terminal().print(f"{to}: {written} conversations of {len(episodes)} rollouts in the form '{form}'. Rewards: {told}")
+    write = _write_parquet if to.suffix == ".parquet" else _write_jsonl
+    told = run_sync(_read(run, form, good, agent))
+    write(to, told)
+    rewards = Counter(round(episode.reward or 0.0, 3) for episode, _ in told)
+    of_rewards = ", ".join(f"{n} × {reward:g}" for reward, n in sorted(rewards.items(), reverse=True)[:5])
+    written = sum(len(examples) for _, examples in told)
+    terminal().print(
+        f"{to}: {written} conversations of {len(told)} rollouts in the form '{form}'. Rewards: {of_rewards}"
+    )
     return written
 
 
-async def _read(run: Path, form: str, good: Good, agent: str | None = None) -> tuple[list[Episode], str]:
+def _write_jsonl(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:
+    to.write_text("".join(to_jsonl(examples) for _, examples in told), encoding="utf-8")
+
+
+def _write_parquet(to: Path, told: Sequence[tuple[Episode, list[Example]]]) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise missing_extra("parquet", "pyarrow") from None
+    rows = [
+        {
+            "messages": example["messages"],
+            "tools": json.dumps(example["tools"], ensure_ascii=False) if "tools" in example else None,
+            "reward": episode.reward,
+            "task": json.dumps(episode.rollout.input, ensure_ascii=False),
+            "rollout_id": episode.rollout.rollout_id,
+        }
+        for episode, examples in told
+        for example in examples
+    ]
+    parquet.write_table(pa.Table.from_pylist(rows), to)
+
+
+async def _read(run: Path, form: str, good: Good, agent: str | None = None) -> list[tuple[Episode, list[Example]]]:
     async with opened_run(run) as opened:
         run_id = opened.run.run_id if opened.run is not None else None
         episodes = await good_rollouts(opened.store, run_id, good)
         if not episodes:
             raise ConfigError(f"No finished rollout of {run} has the reward that is asked for{_hint(good, agent)}.")
-        lines: list[str] = []
+        told: list[tuple[Episode, list[Example]]] = []
         for episode in episodes:
             spans = await _taught(opened.store, episode)
-            lines.append(to_jsonl(fine_tuning_examples(spans, form, agent_match=agent)))
-    text = "".join(lines)
-    if not text:
+            told.append((episode, fine_tuning_examples(spans, form, agent_match=agent)))
+    if not any(examples for _, examples in told):
         raise ConfigError(
             f"The {len(episodes)} rollouts that were chosen hold no whole conversation{_hint(good, agent)}."
         )
-    return episodes, text
+    return told
 
 
 async def _taught(store: LightningStore, episode: Episode) -> list[Span]:

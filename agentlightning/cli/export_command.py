@@ -40,6 +40,7 @@ def export(
     jsonl: Annotated[
         Path | None, typer.Option(help="Conversations instead of the model: a new file, a line for each.")
     ] = None,
+    parquet: Annotated[Path | None, typer.Option(help="The same as a table with rewards: a new .parquet file.")] = None,
     form: Annotated[Form, typer.Option("--format", help="The fine-tuning service that reads it.")] = Form.OPENAI,
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts that earned at least so much.")] = None,
     best_per_task: Annotated[
@@ -54,7 +55,8 @@ def export(
 ) -> None:
     """Take a trained model out of a run: as it is, merged, as GGUF, or pushed to the Hugging Face Hub.
 
-    Or, with --jsonl, its good conversations, with their tools, as fine-tuning services accept them.
+    Or, with --jsonl, its good conversations, with their tools, as fine-tuning services accept them; with --parquet as
+    a table for the `datasets` of Hugging Face and for trl.
 
     agl export runs/grpo-20250101-120000 --to my-model --merged
 
@@ -64,13 +66,18 @@ def export(
 
     agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task --format together
     """
-    if jsonl is not None:
+    if jsonl is not None or parquet is not None:
         if to is not None or push is not None or merged or gguf:
-            raise ConfigError("--jsonl writes conversations; the model is exported by a command of its own.")
-        _conversations(Path(source), jsonl, form, min_reward, best_per_task, mode, agent)
+            raise ConfigError(
+                "--jsonl and --parquet write conversations; the model is exported by a command of its own."
+            )
+        if parquet is not None and parquet.suffix != ".parquet":
+            raise ConfigError(f"--parquet {parquet}: the name of the file should end in .parquet.")
+        for file in filter(None, (jsonl, parquet)):
+            _conversations(Path(source), file, form, min_reward, best_per_task, mode, agent)
         return
     if min_reward is not None or best_per_task or mode is not None or agent is not None:
-        raise ConfigError("Which rollouts are chosen plays a part with --jsonl FILE only.")
+        raise ConfigError("Which rollouts are chosen plays a part with --jsonl FILE or --parquet FILE only.")
     from agentlightning.cli import export_model
 
     if public and push is None:

@@ -49,6 +49,17 @@ def test_the_rollouts_that_are_asked_for_without_judges_and_failures(
     assert f"{len(expected)} conversations" in result.stdout
 
 
+def test_as_a_table_with_rewards(run: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    agl("export", run, "--parquet", tmp_path / "good.parquet", "--jsonl", tmp_path / "good.jsonl", "--min-reward", 0.2)
+    rows = parquet.read_table(tmp_path / "good.parquet").to_pylist()
+    assert [row["messages"][-1]["content"] for row in rows] == said(tmp_path / "good.jsonl")
+    assert [row["reward"] for row in rows] == [0.5, 1.0, 0.2]
+    assert [json.loads(row["task"]) for row in rows] == ["A", "A", "B"]
+    with pytest.raises(ConfigError, match=r"should end in \.parquet"):
+        agl("export", run, "--parquet", tmp_path / "table")
+
+
 @pytest.mark.parametrize("form", CHECKS)
 def test_in_the_form_of_the_service(run: Path, tmp_path: Path, form: str) -> None:
     agl("export", run, "--jsonl", tmp_path / "good.jsonl", "--format", form)
