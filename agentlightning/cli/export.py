@@ -22,8 +22,8 @@ from agentlightning.types.names import CALL_ID
 def export_conversations(run: Path, to: Path, form: str, good: Good, agent: str | None = None) -> int:
     """Write the conversations of a run's rollouts, and say how many there are of which reward.
 
-    A file that ends in `.parquet` gets a table with the columns `messages`, `tools` (JSON, since each schema has fields of its
-    own), `reward`, `task` (JSON) and `rollout_id`; any other the lines of the service's form. Returns how many
+    A file that ends in `.parquet` gets a table with the columns `messages`, `tools` (JSON, since each schema has fields
+    of its own), `reward`, `task` (JSON) and `rollout_id`; any other the lines of the service's form. Returns how many
     conversations were written. Raises ConfigError where the file is there already, or where nothing would be in it.
     """
     if to.exists():
