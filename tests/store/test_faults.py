@@ -73,11 +73,12 @@ async def test_ids_taken_meanwhile_are_conflicts_and_leave_nothing(store: Lightn
 
 async def test_a_heartbeat_renews_the_attempts_that_it_names(store: LightningStore) -> None:
     """A claim whose answer was lost is nobody's: its lease runs out although its worker lives."""
-    config = RolloutConfig(unresponsive_seconds=1.0)
-    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n, config=config) for n in range(2)])
+    configs = [RolloutConfig(unresponsive_seconds=seconds) for seconds in (60.0, 1.0)]
+    await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=0, config=config) for config in configs])
     held, lost = [await store.dequeue_rollout("w") for _ in range(2)]
     assert held is not None
     assert lost is not None
+    claimed = held.attempt.last_heartbeat_time or held.attempt.start_time
     for _ in range(200):
         await store.update_worker("w", attempt_ids=[held.attempt.attempt_id, "unknown"])
         found = await store.get_rollout_by_id(lost.rollout_id)
@@ -89,6 +90,8 @@ async def test_a_heartbeat_renews_the_attempts_that_it_names(store: LightningSto
         pytest.fail("the lost claim was kept alive")
     attempt = await store.get_latest_attempt(held.rollout_id)
     assert attempt is not None
+    assert attempt.last_heartbeat_time is not None
+    assert attempt.last_heartbeat_time > claimed
     assert attempt.status is AttemptStatus.PREPARING
 
 
