@@ -46,7 +46,8 @@ ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 
 _LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
 _SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
-_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|\b({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
+_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|(?:\b|(?<=\\[nrt]))({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
+"""In JSON text too, where a line ends with the letters of its escape."""
 
 
 def not_empty(key: str | None, what: str) -> str | None:
@@ -105,6 +106,8 @@ def verify_url_key(secret: bytes, rollout_id: str, attempt_id: str, key: str) ->
 
 def redacted(text: str) -> str:
     """The text with keys shortened to their beginnings, which tell them apart and open nothing."""
+    if "/key/" not in text and PREFIX not in text:  # much faster to find
+        return text
     return _SECRETS.sub(r"\1\2…", text)
 
 

@@ -56,6 +56,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "llama-index-llms-openai-like==0.8.1",
         "mcp==1.30.0",
         "openai==2.54.0",
+        "poml==0.0.8",
         "strands-agents[openai]==1.62.0",
     ],
 }

@@ -396,6 +396,7 @@ class LitAgentRunner:
             bound = self._gateway.bind(resource, rollout_id, attempt_id, self._ready_agent().key_scopes)
         if bound.api_key is not None and trace.access is None:
             trace.access = Access(bound.endpoint, bound.api_key)
+            instrument(current_agent_name)  # of what the agent has loaded since
         return bound
 
     async def _hook(self, name: str, **arguments: Any) -> None:

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from contextvars import Token
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -71,8 +72,26 @@ def _pydantic_ai(runs: Any) -> Any:
     return None if run is None or run.agent is None else run.agent.name
 
 
+def _dspy(module: Any) -> Any:
+    """The class of the outermost module, and the attribute under which it has the one that is running: `Team.writer`.
+
+    The path ends where DSPy's own modules begin: what those are made of are no agents.
+    """
+    running = module.settings.caller_modules or ()
+    if not running:
+        return None
+    path = [type(running[0]).__name__]
+    for owner, inner in pairwise(running):
+        if type(owner).__module__.startswith("dspy."):
+            break
+        inside = (name for name, part in owner.named_sub_modules() if part is inner)
+        path.append(next(inside, type(inner).__name__).removeprefix("self."))
+    return ".".join(path)
+
+
 _CONTEXTS: dict[str, Callable[[Any], Any]] = {
     "agents.tracing.scope": _openai_agents,
+    "dspy.dsp.utils.settings": _dspy,
     "langchain_core.runnables.config": _langgraph,
     "workflows.runtime.types.results": _llama_index,
     "pydantic_ai._run_context": _pydantic_ai,

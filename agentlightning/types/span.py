@@ -117,15 +117,14 @@ class Span(Record):
                 trace_state=dict(c.trace_state or {}),
             )
 
-        def plain(attributes: Any) -> Attributes:
-            return {k: list(v) if isinstance(v, tuple) else v for k, v in (attributes or {}).items()}
+        def told(value: Any) -> Any:
+            """With attempts' keys shortened: HTTP clients and their instrumentation name the URL."""
+            if isinstance(value, str):
+                return redacted(value)
+            return [told(item) for item in value] if isinstance(value, tuple | list) else value
 
-        def told(attributes: Any) -> Attributes:
-            """What an exception says, with keys in it shortened: HTTP clients name the URL."""
-            return {
-                k: redacted(v) if isinstance(v, str) and k.startswith("exception.") else v
-                for k, v in plain(attributes).items()
-            }
+        def plain(attributes: Any) -> Attributes:
+            return {k: told(v) for k, v in (attributes or {}).items()}
 
         why = src.status.description
         return cls(
@@ -135,11 +134,11 @@ class Span(Record):
             trace_id=f"{context.trace_id:032x}",
             span_id=f"{context.span_id:016x}",
             parent_id=f"{parent.span_id:016x}" if parent else None,
-            name=src.name,
+            name=redacted(src.name),
             status=SpanStatus(status_code=src.status.status_code.name, description=why and redacted(why)),
-            attributes=told(src.attributes),
+            attributes=plain(src.attributes),
             events=[
-                Event(name=e.name, attributes=told(e.attributes), timestamp=seconds(e.timestamp)) for e in src.events
+                Event(name=e.name, attributes=plain(e.attributes), timestamp=seconds(e.timestamp)) for e in src.events
             ],
             links=[Link(context=convert(link.context), attributes=plain(link.attributes)) for link in src.links],
             start_time=seconds(src.start_time),

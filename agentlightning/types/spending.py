@@ -11,7 +11,7 @@ from agentlightning.types.span import Span
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What some calls used together. Sums are written with +."""
+    """What some calls used together. Sums are written with +, what is left of one with -."""
 
     calls: int = 0
     tokens: int = 0
@@ -21,6 +21,9 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     def __add__(self, more: Spent) -> Spent:
         return Spent(calls=self.calls + more.calls, tokens=self.tokens + more.tokens, cost=self.cost + more.cost)
+
+    def __sub__(self, part: Spent) -> Spent:
+        return Spent(calls=self.calls - part.calls, tokens=self.tokens - part.tokens, cost=self.cost - part.cost)
 
     @classmethod
     def of_span(cls, span: Span) -> Spent:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,9 +109,10 @@ class World:
         scripted: bool,
         tracer: Tracer | None = None,
         named: bool = True,
+        name: str = "{}",
     ) -> Run:
         """All at once, every second one under another agent's name, which is not trained: the endpoint says the name if
-        it is `named`, else the agent itself may.
+        it is `named`, else the agent itself may, in the form that `name` has.
         """
         engine = self._scripted if scripted else self._real
 
@@ -122,9 +124,8 @@ class World:
             return float(task["answer"] in text)
 
         store = InMemoryLightningStore()
-        gateway = Gateway(
-            store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=f"^{TRAINED}$"
-        )
+        trained = f"^{re.escape(name.format(TRAINED))}$"
+        gateway = Gateway(store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=trained)
         return await carried_out(agent, tasks, engine, store, gateway, tracer)
 
 

@@ -56,7 +56,8 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     agent = load(name)
     if stream not in agent.STREAMS:
         pytest.skip("has no streaming of its own")
-    run = await world.run(agent.solve, stream, TASKS, scripted=agent.SCRIPTED, named=not named(agent))
+    called = getattr(agent, "NAME", "{}")
+    run = await world.run(agent.solve, stream, TASKS, scripted=agent.SCRIPTED, named=not named(agent), name=called)
     result = summary(agent, run, stream)
     report(name, agent, result)
     errors = {r.attempt.error for r in run.rollouts if r.attempt.outcome not in (Outcome.OK, Outcome.TRUNCATED)}
@@ -64,7 +65,7 @@ async def test_a_real_client(world: World, name: str, stream: bool) -> None:
     assert result["right"] >= (len(TASKS) if agent.SCRIPTED else 6), result
     assert result["calls"] == result["sampled"] == result["exact"] >= 2 * len(TASKS)
     assert result["continued"] == (result["calls"] - len(TASKS) if getattr(agent, "CONTINUES", True) else 0)
-    check_attribution(run)
+    check_attribution(run, called)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -123,13 +124,13 @@ def summary(agent: ModuleType, run: Run, stream: bool) -> dict[str, Any]:
     }
 
 
-def check_attribution(run: Run) -> None:
-    """Agents' names and training follow the task; no span of one rollout is in another."""
+def check_attribution(run: Run, name: str = "{}") -> None:
+    """Agents' names, in the form of `name`, and training follow the task; no span of one rollout is in another."""
     seen: set[str] = set()
     for rollout in run.rollouts:
         wanted = rollout.input["agent"]
         for call in run.calls[rollout.rollout_id]:
-            assert call.info.agent == wanted
+            assert call.info.agent == name.format(wanted)
             assert call.info.trained == (wanted == TRAINED)
         spans = run.spans[rollout.rollout_id]
         ids = {span.span_id for span in spans}

@@ -29,6 +29,7 @@ from agentlightning.emitter import (
     operation,
 )
 from agentlightning.errors import AgentError, ConfigError
+from agentlightning.keys import redacted
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.types import AttemptStatus, Span
@@ -146,8 +147,10 @@ async def test_an_exception_opens_nothing() -> None:
     """HTTP clients name the URL that they asked, and the URL of an attempt is a capability."""
     key = f"c-{'x' * 32}"
 
+    url = f"http://127.0.0.1:1/rollout/r/attempt/a/key/{key}/v1"
+
     def fails(by: str) -> None:
-        raise OSError(f"{by}: no answer from http://127.0.0.1:1/rollout/r/attempt/a/key/{key}/v1")
+        raise OSError(f"{by}: no answer from {url}")
 
     def agent() -> None:
         try:
@@ -158,10 +161,15 @@ async def test_an_exception_opens_nothing() -> None:
             operation(fails)("operation")
         with contextlib.suppress(OSError), trace.get_tracer("theirs").start_as_current_span("library"):
             fails("library")
+        with trace.get_tracer("httpx").start_as_current_span("POST", attributes={"url.full": url, "urls": [url]}):
+            pass
 
     async with OtelTracer().trace_context(rollout_id="r", attempt_id="a") as recorded:
         agent()
     spans = recorded.spans
+    *spans, request = spans
+    assert request.attributes == {"url.full": redacted(url), "urls": [redacted(url)]}
+    assert key not in request.model_dump_json()
     assert len(spans) == 3
     for span in spans:
         if span.name == "agentlightning.operation":

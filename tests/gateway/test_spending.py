@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -92,6 +93,71 @@ async def test_a_limit_is_named_by_the_refusal(
     assert name in ((summary.refused_elsewhere if name.startswith("run_") else summary.limit) or "")
     ended = [span.attributes.get("error.type") for span in await site.spans()]
     assert sorted(ended, key=str) == [None, None, "refused"], "in whatever order they were written"
+
+
+@pytest.mark.parametrize("told", [{}, {"max_tokens": 500}], ids=["length unknown", "length told"])
+@pytest.mark.parametrize("limit", ["tokens", "cost", "run_tokens", "run_cost"])
+async def test_calls_at_the_same_time_do_not_go_beyond_a_limit_together(
+    site: Site, far: dict[str, Any], limit: str, told: dict[str, Any]
+) -> None:
+    await serve(site, far, price=PRICE)
+    async with site.client() as client:
+        await client.chat.completions.create(model="judge", messages=ASK)
+        one = site.gateway.spent["judge"]
+        most = 4 * (one.cost if limit.endswith("cost") else one.tokens)
+        await serve(site, far, price=PRICE, limits=SpendingLimits(**{limit: most}))  # pyright: ignore[reportArgumentType]
+        asked = [client.chat.completions.create(model="judge", messages=ASK, **told) for _ in range(8)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [a for a in answers if isinstance(a, openai.BadRequestError)]
+    assert len(refused) == 5, "the first call and three of these are within the limit"
+    assert all(f" {limit}=" in str(error) for error in refused)
+    assert site.gateway.spent["judge"].tokens == 4 * one.tokens
+    await site.close()
+    assert len([s for s in await site.spans() if s.attributes.get("error.type") == "refused"]) == 5
+
+
+async def test_calls_that_fit_together_do_not_wait_for_each_other(site: Site, far: dict[str, Any]) -> None:
+    """Of the four, each of which may use 130 tokens or so, all are at the provider at once."""
+    at_once = 0
+    engine: ScriptedEngine = site.engine
+
+    async def wait_for_all() -> None:
+        nonlocal at_once
+        while len(engine.params) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        at_once = len(engine.params)
+        engine.open.set()
+
+    engine.open.clear()
+    async with Gateway(site.store, engine, engine.rendering, policy="far-model") as gateway:
+        claimed = await site.store.start_rollout(input={}, mode=RolloutMode.VAL)
+        key = gateway.key_for(claimed.rollout_id, claimed.attempt.attempt_id)
+        at = {"base_url": gateway.endpoint, "api_key": key, "model": "far-model"}
+        await serve(site, at, limits=SpendingLimits(run_tokens=1000))
+        async with site.client() as client:
+            asked = [client.chat.completions.create(model="judge", messages=ASK, max_tokens=100) for _ in range(4)]
+            async with asyncio.timeout(30):
+                await asyncio.gather(wait_for_all(), *asked)
+    assert at_once == 4
+
+
+async def test_a_call_that_waits_for_its_turn_ends_with_its_client(site: Site, far: dict[str, Any]) -> None:
+    """And leaves nothing behind: others still get what is left."""
+    await serve(site, far, limits=SpendingLimits(run_tokens=2000))
+    account = site.gateway.target("judge").account  # pyright: ignore[reportAttributeAccessIssue]
+    live = await site.gateway._attempts.get(site.rollout_id, site.attempt_id)  # pyright: ignore[reportPrivateUsage]
+    held = await account.admit(live, {"max_tokens": 1500}, 4)
+    async with site.client() as client:
+        waiting = asyncio.create_task(client.chat.completions.create(model="judge", messages=ASK))
+        while not live.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        while live.running:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        account.release(live, held)
+        reply = await client.chat.completions.create(model="judge", messages=ASK)
+    assert reply.choices[0].message.content == "From afar."
+    assert site.gateway.spent["judge"].calls == 2
 
 
 async def test_another_gateway_goes_on_counting(site: Site, far: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from agentlightning.errors import ConfigError, NotFoundError, StoreError, StoreUnavailableError
-from agentlightning.keys import REWARDS, SPANS, TASK
+from agentlightning.keys import CALLS, REWARDS, SPANS, TASK, sign_attempt_key, sign_url_key
 from agentlightning.store import LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http import access, otlp, prometheus
 from agentlightning.types import AttemptedRollout, AttemptStatus, RolloutStatus
@@ -287,6 +287,42 @@ async def test_otlp_json(http: aiohttp.ClientSession, embedded: SqliteLightningS
         assert response.status == 200
     (stored,) = await embedded.query_spans(claim.rollout_id)
     assert (stored.trace_id, stored.span_id, stored.start_time) == ("5b" * 16, "ee" * 8, 1.0)
+
+
+async def test_keys_of_attempts_in_spans_of_other_processes_are_shortened(
+    http: aiohttp.ClientSession, embedded: SqliteLightningStore
+) -> None:
+    """Instrumented HTTP clients record the URL that they asked, and headers; both open the attempt."""
+    claim = await embedded.start_rollout(1)
+    url_key = sign_url_key(b"secret", claim.rollout_id, claim.attempt.attempt_id, (CALLS,))
+    api_key = sign_attempt_key(b"secret", claim.rollout_id, claim.attempt.attempt_id)
+    url = f"http://127.0.0.1:1/rollout/r/attempt/a/key/{url_key}/v1/chat/completions"
+    export = _export(claim)
+    group = export.resource_spans[0]
+    span = group.scope_spans[0].spans[0]
+    span.name = f"POST {url}"
+    span.attributes.add(key="url.full").value.string_value = url
+    header = span.attributes.add(key="http.request.header.authorization").value.array_value.values
+    header.add().string_value = f"Bearer {api_key}"
+    span.attributes.add(key="body").value.string_value = f"to\n{api_key}\nand"
+    span.events[0].attributes.add(key="http.url").value.string_value = url
+    span.links.add(trace_id=b"t" * 16, span_id=b"l" * 8).attributes.add(key="url").value.string_value = url
+    span.status.message = f"no answer from {url}"
+    group.resource.attributes.add(key="OPENAI_BASE_URL").value.string_value = url
+    headers = {"Content-Type": "application/x-protobuf"}
+    async with http.post("/v1/traces", data=export.SerializeToString(), headers=headers) as response:
+        assert response.status == 200
+    owner = {"rollout_id": claim.rollout_id, "attempt_id": claim.attempt.attempt_id}
+    told = {**owner, "trace_id": "1" * 32, "span_id": "2" * 16, "name": "told", "attributes": {"asked": [{"at": url}]}}
+    async with http.post("/v1/agl/spans", json=[told]) as response:
+        assert response.status == 200
+    stored = list(await embedded.query_spans(claim.rollout_id))
+    text = "".join(found.model_dump_json() for found in stored)
+    assert len(stored) == 2
+    assert url_key not in text
+    assert api_key not in text
+    assert text.count(f"/key/{url_key[:5]}…/v1/chat/completions") == 7, "but one can tell which it was"
+    assert text.count(f"{api_key[:7]}…") == 2
 
 
 async def test_otlp_spans_of_nobody_are_rejected_with_the_reason(http: aiohttp.ClientSession) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agentlightning.tracer import Access, DummyTracer, instrument, uninstrument
 from agentlightning.tracer.frameworks import framework_agent_name
 
 RUNS = """
@@ -24,9 +25,9 @@ class Agent:
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, code: str = "", **members: Any) -> ModuleType:
     module = ModuleType(name)
     vars(module).update(members)
-    exec(code, vars(module))
     monkeypatch.setitem(sys.modules, name.partition(".")[0], module)
     monkeypatch.setitem(sys.modules, name, module)
+    exec(code, vars(module))
     return module
 
 
@@ -70,6 +71,85 @@ def test_openais_agents_are_the_span_around(monkeypatch: pytest.MonkeyPatch) -> 
         span = SimpleNamespace(span_data=SimpleNamespace(type=kind, name=name))
         span._prev_span_token = current.set(span)
     assert framework_agent_name() == "writer"
+
+
+DSPYS = """
+class Module:
+    def __init__(self, **parts):
+        vars(self).update(parts)
+
+    def named_sub_modules(self):
+        yield "self", self
+        for name, part in vars(self).items():
+            yield f"self.{name}", part
+            yield from ((f"self.{name}.{inner}", p) for inner, p in vars(part).items())
+
+class ReAct(Module): pass
+class Predict(Module): pass
+"""
+
+
+def test_dspys_modules_by_the_attribute_that_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = stand_in(monkeypatch, "dspy.predict", DSPYS)
+    settings = SimpleNamespace(caller_modules=None)
+    stand_in(monkeypatch, "dspy.dsp.utils.settings", settings=settings)
+    assert framework_agent_name() is None
+
+    class Team(modules.Module): ...
+
+    predict = modules.Predict()
+    react = modules.ReAct(react=predict)
+    office, team = Team(writer=react), Team(predict=predict)
+    for running, name in (
+        ([react, predict], "ReAct"),
+        ([team, predict], "Team.predict"),
+        ([office, react, predict], "Team.writer"),
+        ([Team(office=office), office, react, predict], "Team.office.writer"),
+        ([team, modules.Predict()], "Team.Predict"),
+    ):
+        settings.caller_modules = running
+        assert framework_agent_name() == name
+
+
+SENT = """
+from dataclasses import dataclass
+
+@dataclass
+class Request:
+    url: str
+    headers: list
+
+class StdlibTransport:
+    def stream(self, request):
+        return request
+
+class StdlibAsyncTransport:
+    pass
+"""
+
+
+async def test_what_dspy_sends_is_attributed(monkeypatch: pytest.MonkeyPatch) -> None:
+    instrument(lambda: "writer")
+    sent = stand_in(monkeypatch, "dspy._vendor.lm15.transports", SENT)
+    try:
+        instrument(lambda: "writer")  # as before every attempt: it has been loaded since
+        async with DummyTracer().trace_context(rollout_id="r", attempt_id="a") as trace:
+            trace.access = Access("http://127.0.0.1:1/rollout/r/attempt/a/v1", "agl-key")
+            url = "http://127.0.0.1:1/v1/chat/completions?x=1"
+            request = sent.Request(url, [("Authorization", "Bearer dummy"), ("X-Mine", "1")])
+            done = sent.StdlibTransport().stream(request)
+            other = sent.Request("http://other/v1/models", [])
+            assert sent.StdlibTransport().stream(other) is other
+    finally:
+        uninstrument()
+    assert done.url == "http://127.0.0.1:1/rollout/r/attempt/a/v1/chat/completions?x=1"
+    assert dict(done.headers) == {
+        "X-Mine": "1",
+        "authorization": "Bearer agl-key",
+        "x-agl-attempt": "r/a",
+        "baggage": "agentlightning.agent=writer",
+    }
+    assert request.url == url, "what the agent has is not changed"
 
 
 def test_another_version_of_a_framework_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,20 @@
 """What calls of other providers use and cost, and how much of it is allowed: of one rollout, and of all together.
 
 Tokens are those that the provider's answer tells; an answer that tells none is counted by its length. A call is let
-through while its limits are not reached, so calls at the same time may go beyond one by what they use together.
+through while its limits are not reached. What calls at the same time may use together is estimated before they are
+sent: one that is not expected to fit waits until others have ended, and is then let through or refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.attempts import Key, LiveAttempt
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes
@@ -22,6 +24,10 @@ from agentlightning.types.spending import Spent
 ESTIMATED = "agentlightning.usage.estimated"
 """On calls whose tokens the provider did not tell."""
 _BYTES_PER_TOKEN = 4
+_ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+"""How requests say how long an answer may be."""
+_ANSWER_TOKENS = 1000
+"""Expected of an answer where the request does not say, until there has been one."""
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +60,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         """From the lengths of both bodies."""
         sizes = (-(-len(text) // _BYTES_PER_TOKEN) for text in (request, answer))
         return cls(input=next(sizes), output=next(sizes), estimated=True)
+
+    @classmethod
+    def expected(cls, request: Mapping[str, Any], size: int, answer: int) -> Usage:
+        """Of a request of `size` bytes before it is sent, with `answer` tokens where it sets no limit to them."""
+        limits = [found for name in _ANSWER_LIMITS if (found := _number(request, name)) > 0]
+        choices = max(1, _number(request, "n"))
+        return cls(input=-(-size // _BYTES_PER_TOKEN), output=choices * min(limits, default=answer), estimated=True)
 
     @property
     def tokens(self) -> int:
@@ -115,6 +128,11 @@ class SpendingLimits(msgspec.Struct, frozen=True, kw_only=True):
                 return f"{'run_' if run else ''}{name}={limit:g}, and {used:.6g} are used"
         return None
 
+    def have_room(self, expected: Spent, *, run: bool) -> bool:
+        """Whether this much stays within the limits of tokens and cost."""
+        given = {name: getattr(self, f"run_{name}" if run else name) for name in ("tokens", "cost")}
+        return all(limit is None or getattr(expected, name) <= limit for name, limit in given.items())
+
 
 class Account:
     """What the calls of one provider have used, and whether there may be more."""
@@ -129,13 +147,45 @@ class Account:
         self.counts_tokens = price is not None or limits.tokens is not None or limits.run_tokens is not None
         """Whether anything depends on how many tokens a call has."""
         self.total = earlier
+        self._open: dict[Key, Spent] = {}
+        """What calls that have no answer yet are expected to use, by attempt."""
+        self._together = Spent()
+        self._ended = asyncio.Event()
+        """Set when one of them has ended."""
+        self._longest = 0
+        """Tokens of an answer."""
 
-    async def admit(self, live: LiveAttempt) -> None:
-        """Count one more call of an attempt. Raises `Refusal`, naming the limit, where there may be no more."""
-        spent = live.spent.get(self._alias)
-        if spent is None:
-            spent = live.spent.setdefault(self._alias, await self._stored(live))
-        own = self._limits.reached(spent, run=False)
+    async def admit(self, live: LiveAttempt, request: Mapping[str, Any], size: int) -> Spent:
+        """Count one more call of an attempt, whose body has `size` bytes; what it may use, which `release` gives back.
+
+        Waits while calls that are under way may use what is left. Raises `Refusal`, naming the limit, where there may
+        be no more.
+        """
+        if self._alias not in live.spent:
+            stored = await self._stored(live)
+            live.spent.setdefault(self._alias, stored)
+        usage = Usage.expected(request, size, self._longest or _ANSWER_TOKENS)
+        expected = Spent(calls=1, tokens=usage.tokens, cost=0.0 if self._price is None else self._price.of(usage))
+        self._refuse_beyond(live)
+        while not self._has_room(live, expected):
+            self._ended.clear()
+            await self._ended.wait()
+            self._refuse_beyond(live)
+        self._add(live, Spent(calls=1))
+        self._open[live.key] = self._open.get(live.key, Spent()) + expected
+        self._together += expected
+        return expected
+
+    def release(self, live: LiveAttempt, expected: Spent) -> None:
+        """An admitted call has ended, and what it used has been charged."""
+        left = self._open.pop(live.key) - expected
+        if left.calls:
+            self._open[live.key] = left
+        self._together = self._together - expected if self._open else Spent()
+        self._ended.set()
+
+    def _refuse_beyond(self, live: LiveAttempt) -> None:
+        own = self._limits.reached(live.spent[self._alias], run=False)
         if own is not None:
             why = f"This rollout has reached the limit of the model '{self._alias}': {own}"
             live.mark_truncated(f"{why}.")
@@ -145,11 +195,18 @@ class Account:
             why = f"The limit of the model '{self._alias}' for all rollouts together is reached: {common}."
             live.mark_refused_elsewhere(why)
             raise Refusal(why, code="provider_limit_exceeded", param="model")
-        self._add(live, Spent(calls=1))
+
+    def _has_room(self, live: LiveAttempt, expected: Spent) -> bool:
+        """Whether a call fits beside those that are under way. One alone always does: what it will use is not known."""
+        own = self._open.get(live.key)
+        if own is not None and not self._limits.have_room(live.spent[self._alias] + own + expected, run=False):
+            return False
+        return not self._open or self._limits.have_room(self.total + self._together + expected, run=True)
 
     def charge(self, live: LiveAttempt, usage: Usage) -> Attributes:
         """Count what a call has used; the attributes that its span gets."""
         cost = None if self._price is None else self._price.of(usage)
+        self._longest = max(self._longest, usage.output)
         self._add(live, Spent(tokens=usage.tokens, cost=cost or 0.0))
         counted = {"gen_ai.usage.input_tokens": usage.input, "gen_ai.usage.output_tokens": usage.output}
         return {

@@ -26,9 +26,11 @@ from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
+from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.overheard import Overheard, overhear
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.types import Attributes, Span
+from agentlightning.types.spending import Spent
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class Upstream:
             request=msgspec.json.encode(sent).decode(),
             start=time.time(),
         )
+        expected = await self._admit(live, place, call, sent)
         kept = bytearray()
         error: str | None = "cut off"
         answers = False
@@ -127,6 +130,14 @@ class Upstream:
             ) from failure
         finally:
             self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers), error)
+            self.account.release(live, expected)
+
+    async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, sent: Mapping[str, Any]) -> Spent:
+        try:
+            return await self.account.admit(live, sent, len(call.request))
+        except Refusal as refusal:
+            record_refusal(self._recorder, live, place, self._alias, refusal, call.start)
+            raise
 
     def _replica(self, rollout_id: str) -> str:
         """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""

@@ -23,7 +23,8 @@ from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.limits import RequestLimits, in_background
 from agentlightning.gateway.prompts import with_prompts
 from agentlightning.gateway.recording.recorder import Recorder
-from agentlightning.gateway.recording.records import Place, refusal_span, trace_id_of
+from agentlightning.gateway.recording.records import Place, trace_id_of
+from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.gateway.sampling.planner import Arrival
 from agentlightning.gateway.serving.answering import Exchange, Relay, Target, refusal_for
@@ -185,14 +186,13 @@ class GatewayApp:
                 model = self._router.names()[0]  # a client that was given nothing but a URL
             target = self._router.target(model)
             if isinstance(target, Upstream):
-                await target.account.admit(live)
                 forwarding = target.forward(path, dialect, given, live, place)
                 return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
             parse = dialect.parse
             request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
             self._limits.check_stops(request.asked.get("stop", ()))
         except Refusal as refusal:
-            self._record(live, place, model, refusal, start)
+            record_refusal(self._recorder, live, place, model, refusal, start)
             raise
         if path in self._counting:
             return _Count(dialect, target, request)
@@ -207,14 +207,6 @@ class GatewayApp:
                 kind="rate_limit_error",
                 code="too_many_requests",
             )
-
-    def _record(self, live: LiveAttempt, place: Place, model: str, refusal: Refusal, start: float) -> None:
-        live.count(failed=1)
-        model = model[:_LONGEST_NAME]
-        call_id, end = f"refused-{uuid.uuid4().hex}:0", time.time()
-        self._recorder.put(
-            live.key, lambda: refusal_span(*live.key, place, call_id, model, refusal.message, start, end)
-        )
 
     def _attribute(self, path: re.Match[str], headers: Mapping[bytes, bytes]) -> AttemptKey:
         """Whose call this is: the header's key says so if it is one of ours, else the key in the URL."""

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from agentlightning.errors import StoreError
+from agentlightning.keys import redacted
 from agentlightning.store.database.schema import spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations import attempts
@@ -40,7 +41,10 @@ _insert = Statement(
 
 
 def to_values(span: Span) -> dict[str, Any]:
-    """The columns of a span; its sequence_id may still be 0. Raises `StoreError` for one that is out of bounds."""
+    """The columns of a span; its sequence_id may still be 0. Raises `StoreError` for one that is out of bounds.
+
+    Attempts' keys in its texts are shortened, whichever process it comes from: they are in the URLs of its requests.
+    """
     if not 0 <= span.sequence_id <= MAX_SEQUENCE:
         raise StoreError(
             f"The sequence_id of span '{span.name:.80}' is {span.sequence_id}; it can be 1 to {MAX_SEQUENCE}, or 0 for "
@@ -53,10 +57,10 @@ def to_values(span: Span) -> dict[str, Any]:
         "sequence_id": span.sequence_id,
         "trace_id": span.trace_id,
         "parent_id": span.parent_id,
-        "name": readable(span.name),
+        "name": redacted(readable(span.name)),
         "start_time": span.start_time,
         "end_time": span.end_time,
-        "attributes": encode_seen(span.attributes),
+        "attributes": redacted(encode_seen(span.attributes)),
         "rest": _encode_rest(span),
     }
 
@@ -78,7 +82,7 @@ def _encode_rest(span: Span) -> str | None:
         rest["parent"] = span.parent.model_dump()
     if span.resource != _EMPTY_RESOURCE:
         rest["resource"] = span.resource.model_dump()
-    return encode_seen(rest) if rest else None
+    return redacted(encode_seen(rest)) if rest else None
 
 
 def to_span(row: Sequence[Any]) -> Span:
