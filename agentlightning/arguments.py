@@ -1,7 +1,7 @@
 """Arguments that do not exist or are missing, and what was probably meant.
 
-`GivenByName` is for classes whose settings are keyword arguments, `explained` for other functions and methods, which
-costs nothing where the arguments are right.
+`GivenByName` is for classes whose settings are keyword arguments, `explained` for other functions and methods,
+`explained_class` for other classes; they cost nothing where the arguments are right.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ ELSEWHERE_CALLED = {
     "timeout": "timeout_seconds",
     **dict.fromkeys(("retries", "max_retries"), "max_attempts"),
     **dict.fromkeys(("url", "base_url"), "endpoint"),
+    "endpoint": "base_url",
     **dict.fromkeys(("prompt", "text"), "template"),
     **dict.fromkeys(("reward", "score"), "value"),
     **dict.fromkeys(("file", "filename", "db", "db_path"), "path"),
@@ -144,11 +145,20 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+T = TypeVar("T", bound=type)
+
+
+def explained_class(cls: T) -> T:
+    """The class, whose makers are told by ConfigError which argument they meant or forgot."""
+    setattr(cls, "__init__", explained(cls.__init__))  # noqa: B010 - a class's own, which checkers do not let be set
+    return cls
+
+
 def _explain(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Raises ConfigError if it knows what is wrong with the arguments."""
     parameters = list(inspect.signature(function).parameters.values())
     names = function.__qualname__.split(".")
-    what = names[-2] if names[-1] == "__init__" else names[-1]
+    what = type(args[0]).__name__ if names[-1] == "__init__" else names[-1]
     if parameters and parameters[0].name == "self":
         parameters, args = parameters[1:], args[1:]
     refuse_unknown(what, (), kwargs, [p.name for p in parameters], None, noun="argument")

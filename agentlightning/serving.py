@@ -17,6 +17,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import AgentLightningError
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,7 @@ _SAY_AGAIN_SECONDS = 60.0
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
+@explained_class
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
     """What clients may take of a server that they have not yet told who they are."""

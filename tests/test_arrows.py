@@ -37,6 +37,7 @@ SIBLINGS = {
     ("types", "arguments"),
     ("arguments", "errors"),
     ("types", "keys"),
+    ("serving", "arguments"),
     ("serving", "errors"),
     ("files", "errors"),
     ("terminal", "errors"),

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
+from agentlightning.arguments import explained_class
 from agentlightning.types import Span
 
 
+@explained_class
 class TraceToMessages:
     """Whole conversations: `{"messages": [...], "tools": [...]}`, one for each call that no later call continues.
 

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
+from agentlightning.arguments import explained_class
 from agentlightning.types import Call, Span, Triplet
 
 
+@explained_class
 class TracerTraceToTriplet:
     """Triplets of the calls that an attempt's spans tell of.
 

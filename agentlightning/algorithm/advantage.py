@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from agentlightning.algorithm.returns import STD_FLOOR
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, Float32Array, Int32Array, np
 
@@ -24,6 +25,7 @@ Units of one group carry the same number in `groups_U`. A unit with `counts_U` F
 no part in anybody else's advantage."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """An advantage and what it needs; called like its function."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from agentlightning.arguments import explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
@@ -22,6 +23,7 @@ OF_THE_TRAINER = {
 """Settings that people look for in algorithms, and where they belong."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class PolicySpec:
     """What has to be started for an algorithm: the model that it samples from and trains, and how it is served."""

@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.arguments import refuse_unknown
+from agentlightning.arguments import explained_class, refuse_unknown
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, np
@@ -58,6 +58,7 @@ def pfsp_even(wins_M: Array) -> Array:
 DRAWS: dict[str, Draw] = {"latest": latest, "uniform": uniform, "pfsp": pfsp, "pfsp_even": pfsp_even}
 
 
+@explained_class
 @dataclass(frozen=True, kw_only=True)
 class League:
     """How a policy plays against its earlier selves: `GRPO(…, league="pfsp")`, or `league=agl.League(…)`."""

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
 
 
+@explained_class
 class Mixture:
     """`Mixture({"sums": sums, "stories": stories}, weights={"sums": 0.2, "stories": 0.8})`.
 

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
 
+from agentlightning.arguments import explained_class
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, ConflictError, GatewayError, NotFoundError
 from agentlightning.gateway.attempts import Attempts, AttemptSummary
@@ -51,6 +52,7 @@ _GRACE_SECONDS = 2.0
 """How long calls may go on when the gateway stops; less than the server itself waits."""
 
 
+@explained_class
 class Gateway:
     """What agents talk to: speaks their wire formats, keeps exact token history, samples, records calls."""
 

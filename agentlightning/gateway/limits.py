@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
 
@@ -29,6 +30,7 @@ _background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
 """For what takes long and mostly without the interpreter: large requests wait for each other, and no other waits."""
 
 
+@explained_class
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
     """How large one request may be, and how many an attempt may have open."""

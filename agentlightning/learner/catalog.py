@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 
 IMPORT_PATH = "AGL_IMPORT_PATH"
@@ -26,6 +27,7 @@ CHECK_SECONDS = 120.0
 """How long importing a loss may take before it is refused."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class LossSpec:
     """A loss and what it needs."""

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 
 INSIDE = Path(__file__).with_name("relay.py")
@@ -38,6 +39,7 @@ ALIASES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders on old systems, links into /usr on new ones."""
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Bubblewrap:
     """A sandbox made by bubblewrap, with more to read than what a program gets by itself.

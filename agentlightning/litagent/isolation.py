@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.bubblewrap import Bubblewrap, Wrapped, bubblewrapped, check_bubblewrap
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Container:
     """A command that runs the program in a container, for example

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import AgentError
 from agentlightning.types.ids import random_hex
 
@@ -30,6 +31,7 @@ MARK = "AGL_PROCESS_MARK"
 _CHUNK = 64 * 1024
 
 
+@explained_class
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one command may use; it is inherited by everything it starts, and each process has it for itself."""

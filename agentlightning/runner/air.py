@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from agentlightning.adapter.tools import ToolOutcome, tool_outcomes
+from agentlightning.arguments import explained_class
 from agentlightning.errors import AgentError
 from agentlightning.types import Span
 from agentlightning.types.names import REWARD, REWARD_RESPONSE
@@ -28,6 +29,7 @@ RULE = "agentlightning.reward.rule"
 """Attribute: the name of the rule that gave the reward."""
 
 
+@explained_class
 class Air:
     """A set of rules. `agentlightning.air` is the one that runners ask unless they are given another."""
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from opentelemetry.sdk.trace import ReadableSpan
 
+from agentlightning.arguments import explained_class
 from agentlightning.emitter import emit_reward
 from agentlightning.errors import (
     AgentError,
@@ -101,6 +102,7 @@ class ModelAccess(Protocol):
         ...
 
 
+@explained_class
 class LitAgentRunner:
     """Executes rollouts. `init` gives it the agent, `init_worker` the store; then `step` runs one task, `iter` all."""
 

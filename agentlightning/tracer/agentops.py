@@ -11,11 +11,13 @@ import os
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
 
+from agentlightning.arguments import explained_class
 from agentlightning.tracer.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
 
 
+@explained_class
 class AgentOpsTracer(OtelTracer):
     """Collects the spans of AgentOps' instrumentation and decorators, and all others of the global provider.
 

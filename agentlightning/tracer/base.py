@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError, StoreClosedError, StoreError, StoreUnavailableError
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer.trace import Trace, attach, capture, detach
@@ -27,6 +28,7 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 15.0
 _last_trace: ContextVar[Trace | None] = ContextVar("agentlightning_last_trace", default=None)
 
 
+@explained_class
 class Tracer:
     """Life cycle: `init` once in the main process, `init_worker` in each runner process, then any number of
     `trace_context`s, `teardown_worker`, `teardown`. All four may be left out, and repeated without harm.

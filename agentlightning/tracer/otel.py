@@ -16,6 +16,7 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace import Span as SdkSpan
 
+from agentlightning.arguments import explained_class
 from agentlightning.tracer.base import FLUSH_SECONDS, Tracer
 from agentlightning.tracer.frameworks import framework_agent_name
 from agentlightning.tracer.trace import Trace, current_trace
@@ -106,6 +107,7 @@ def current_agent_name() -> str | None:
     return framework_agent_name() if name is None else str(name)
 
 
+@explained_class
 class OtelTracer(Tracer):
     """Collects the spans of the process's global OpenTelemetry provider, and sets one up if there is none.
 

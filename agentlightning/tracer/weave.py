@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import missing_extra
 from agentlightning.tracer.base import FLUSH_SECONDS
 from agentlightning.tracer.otel import OtelTracer
@@ -17,6 +18,7 @@ logger = logging.getLogger(__name__)
 _client: Any = None
 
 
+@explained_class
 class WeaveTracer(OtelTracer):
     """Collects the calls of functions decorated with `weave.op`, of the libraries that weave patches, and the spans of
     the global OpenTelemetry provider. The agent leaves out `weave.init`, which logs in to a server.

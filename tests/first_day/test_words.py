@@ -124,6 +124,17 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
         ("agl.emit_reward(score=1)", "Did you mean value?"),
         ("agl.rollout(timeout=3)", "rollout has no argument 'timeout'"),
         ("agl.rollout(3)", "An agent is a function of a task, not 3"),
+        ("agl.Provider(endpoint='x')", "Provider has no setting 'endpoint'. Did you mean base_url?"),
+        ("agl.Provider(model='gpt')", "Provider needs base_url: Provider(base_url=…)"),
+        ("agl.Provider('http://x')", "Provider takes its settings by name, for example Provider(base_url=…)"),
+        ("agl.TokenPrice(inputs=1.0)", "TokenPrice has no setting 'inputs'. Did you mean input?"),
+        ("agl.SpendingLimits(run_costs=1.0)", "Did you mean run_cost?"),
+        ("agl.OtelTracer(flush_second=1)", "OtelTracer has no argument 'flush_second'. Did you mean flush_seconds?"),
+        ("agl.DummyTracer(agent='x')", "DummyTracer has no argument 'agent'. They are: flush_seconds."),
+        ("agl.LitAgentRunner()", "LitAgentRunner needs tracer"),
+        ("agl.TracerTraceToTriplet(agent='x')", "Did you mean agent_match?"),
+        ("agl.Container()", "Container needs "),
+        ("agl.Limits(memory=1)", "Did you mean "),
     ],
 )
 def test_a_setting_that_does_not_exist(wrong: str, words: str) -> None:

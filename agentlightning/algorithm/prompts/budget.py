@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 
 
+@explained_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
     """What tokens cost, per million, in any currency. Agents' tokens count as far as their provider tells them."""

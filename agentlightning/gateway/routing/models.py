@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.arguments import explained_class
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.rendering import Rendering
 
 
+@explained_class
 @dataclass(frozen=True)
 class Frozen:
     """An engine whose calls are recorded with their tokens and never trained: a judge, an opponent, a teacher."""
@@ -21,6 +23,7 @@ class Frozen:
     rendering: Rendering
 
 
+@explained_class
 @dataclass(frozen=True)
 class Trained:
     """One more engine whose calls are trained: another policy of the same run."""

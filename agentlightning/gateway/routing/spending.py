@@ -16,6 +16,7 @@ import msgspec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import Key, LiveAttempt
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.routing.settings import Settings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes
 from agentlightning.types.names import COST
@@ -78,7 +79,7 @@ def _number(found: Mapping[str, Any], name: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
+class TokenPrice(Settings, frozen=True, kw_only=True):
     """What a provider asks for a million tokens, in any currency."""
 
     input: float = 0.0
@@ -98,7 +99,7 @@ class TokenPrice(msgspec.Struct, frozen=True, kw_only=True):
         return (fresh * self.input + usage.cached * cached + usage.output * self.output) / 1e6
 
 
-class SpendingLimits(msgspec.Struct, frozen=True, kw_only=True):
+class SpendingLimits(Settings, frozen=True, kw_only=True):
     """How much may be asked of a provider; None is no limit."""
 
     calls: int | None = None

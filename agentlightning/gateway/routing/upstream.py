@@ -28,6 +28,7 @@ from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.overheard import Overheard, overhear
+from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
@@ -41,7 +42,7 @@ _KEPT_BYTES = 2**20
 """How much of a response's body its span keeps."""
 
 
-class Provider(msgspec.Struct, frozen=True, kw_only=True):
+class Provider(Settings, frozen=True, kw_only=True):
     """Any server that speaks one of the gateway's wire formats."""
 
     base_url: str | tuple[str, ...]

@@ -1,0 +1,28 @@
+"""Structs that users make: a field that does not exist is refused with the one that was probably meant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from agentlightning.arguments import refuse_missing, refuse_unknown
+
+
+class _ByName(type(msgspec.Struct)):
+    if not TYPE_CHECKING:  # type checkers and editors look at the fields
+
+        def __call__(cls, *positional: Any, **given: Any) -> Any:
+            try:
+                return super().__call__(*positional, **given)
+            except TypeError:
+                from inspect import signature
+
+                parameters = list(signature(cls).parameters.values())
+                refuse_unknown(cls.__name__, positional, given, [p.name for p in parameters], None)
+                refuse_missing(cls.__name__, given, parameters, {})
+                raise
+
+
+class Settings(msgspec.Struct, metaclass=_ByName, frozen=True, kw_only=True):
+    """Fields are given by name."""
