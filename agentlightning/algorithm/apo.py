@@ -55,9 +55,11 @@ class APO(PromptSettings):
     val_batch_size: int = 16
     """Validation tasks that candidates are ranked on."""
     beam_width: int = 4
+    """Prompts that are kept after each round."""
     branch_factor: int = 4
     """Candidates made from each place in the beam, per round."""
     beam_rounds: int = 3
+    """How many rounds there are."""
     diversity_temperature: float = 1.0
     """The critic's temperature."""
     run_initial_validation: bool = True

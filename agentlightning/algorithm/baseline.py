@@ -35,14 +35,23 @@ class Baseline(GivenByName, Algorithm):
     frozen: str | None = None
     """With `policies`: an alias for `model` without an adapter."""
     repeats: int = 1
+    """Rollouts of each task."""
     mode: RolloutMode = RolloutMode.VAL
+    """What the rollouts count as."""
     max_context: int = 4096
+    """Prompt plus response, in tokens."""
     max_concurrency: int = 64
+    """Requests that are sampled at the same time."""
     device: str = "auto"
+    """As in `TrainingSettings`."""
     dtype: str = "float32"
+    """As in `TrainingSettings`."""
     renderer: str | None = None
+    """How messages become tokens, where it cannot be found out."""
     backend: str | BackendFactory = "embedded"
+    """Where the model is sampled: a name or a callable that makes a backend."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
+    """Deadline and retries of each rollout."""
 
     served: PolicySpec | None = None
     """Serve exactly this, instead of what `model` and the settings around it say."""

@@ -43,7 +43,10 @@ FALLBACK_RATE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
-    """`model` alone is enough; everything else has a default. Those of the model and of calls are in the bases."""
+    """What `GRPO` and every other algorithm of its family can be told. `model` alone is enough; the rest has defaults.
+
+    A setting that does not exist, or that would have no effect, is a ConfigError when the algorithm is made.
+    """
 
     _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
@@ -67,6 +70,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Play against frozen earlier selves, drawn as latest, uniform, pfsp or pfsp_even says, or as a `League` does. Whom
     a rollout plays stands in its metadata, as `opponent`."""
     epochs: int = 1
+    """How often every task is taken, unless `steps` says otherwise."""
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: float | None = None
@@ -83,7 +87,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
     clip_low: float = 0.2
+    """A token's ratio, its probability now over its probability when it was sampled, may fall to 1 − `clip_low` …"""
     clip_high: float = 0.28
+    """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses."""
     advantage: Advantage = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
     baseline: BaselineKey = "none"
@@ -109,9 +115,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Whether every token, every sequence (conversation) or every rollout counts the same. With "sum" a token counts
     1 / rollouts, with "constant" 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
+    """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
     kl_coef: float = 0.0
     """Weight of the divergence from the model that the run started from."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """How the divergence is estimated from one sampled token: k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r, with
+    r = π_ref / π."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
     reference_every: int | None = None
@@ -132,6 +141,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
     outweighs the others by its scale."""
     outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
+    """What rollouts of an outcome are worth: "train" with their reward, "zero" as if they had earned 0, "mask" left
+    out. What is not given keeps its default."""
 
     max_staleness: int = 0
     """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
@@ -142,16 +153,20 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
     sampling runs ahead or groups carry over, else none. SFT and DPO have none."""
     correction_cap: float = 2.0
+    """The largest importance weight; the two mask corrections mask what is above it."""
     correction_floor: float = 0.5
     """Of the two mask corrections: ratios below it are masked."""
     correction_veto: float | None = None
     """A sequence with a token of a smaller ratio than this is left out."""
 
     max_grad_norm: float = 1.0
+    """Gradients are clipped to this norm; 0 turns it off."""
     max_kl: float | None = 0.05
     """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
     weight_decay: float = 0.0
+    """Of AdamW."""
     critic_learning_rate: float = 1e-3
+    """Of the critic, where there is one (`PPO`)."""
     critic_epochs: int = 20
     """How often the critic goes through a step's states."""
     critic_clip: float | None = None
@@ -166,11 +181,13 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
     off."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
+    """Deadline and retries of each rollout."""
     val_every: int = 10
     """Validate before the first step, every so many steps, and after the last."""
     val_repeats: int = 1
     """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
     save_every: int = 10
+    """Write a checkpoint every so many steps, and after the last."""
     keep_checkpoints: int = 2
     """The last so many and the best one are kept."""
     flat_steps: int = 5

@@ -89,7 +89,9 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Engine(Protocol):
     """Samples tokens from a policy."""
 
-    async def info(self) -> EngineInfo: ...
+    async def info(self) -> EngineInfo:
+        """What it samples from, and how much it can take."""
+        ...
 
     def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None

@@ -84,29 +84,40 @@ class Gateway:
         connection_limits: ConnectionLimits | None = None,
         journal: str | Path | None = None,
     ) -> None:
-        """
-        engine, rendering: what the policy is sampled with; both None if there is none and only `models` are served.
-        policy: the alias by which clients name the model.
-        secret: signs the attempts' keys. Give one that outlives this process if agents shall survive a restart.
-        train_sampling: sampling settings that win over the agent's own in train mode, for example {"temperature": 1.0}.
-        val_sampling: the same for rollouts of the other modes, where the agent's own settings hold otherwise.
-        train_agents: a regular expression; only calls of agents whose name it finds something in are trained.
-        train_prompts: a regular expression; only calls whose system prompt it finds something in are trained.
-        max_calls, max_tokens: how many requests an attempt may make, and how many tokens it may have sampled.
-        models: other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another name for
-            one that exists.
-        spent: what was asked of other providers before, by alias; it counts towards their limits for all rollouts.
-        dialects: the wire formats that are spoken; `(*DIALECTS, MyDialect())` adds one of your own.
-        rerender: render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
-        cut_long_prompts: shorten prompts that do not fit the policy's context (its oldest tool results, then its oldest
-            messages) instead of refusing them as a provider does, for agents that cannot handle that error.
-        idle_seconds: how long the session of an attempt that makes no calls is kept in memory.
-        keep_alive_seconds: how long a stream may be silent before a comment is sent, so that nobody gives it up.
-        read_seconds: how long a client may take to send a request.
-        request_limits: how large one request may be, and how many an attempt may have open.
-        connection_limits: how long a client may take for the head of a request, and how many may be connected.
-        journal: a file that outlives this process. With it, and the same secret, store and port, the next gateway lets
-            attempts go on where they were, but for those whose last answers were not stored, which are done again.
+        """A gateway, not started yet.
+
+        Args:
+            engine: What samples from the policy; None if there is none and only `models` are served.
+            rendering: How messages become the policy's tokens and back; None with `engine=None`.
+            policy: The alias by which clients name the model.
+            host: The address to listen on; this machine only unless told otherwise.
+            port: 0 picks a free one.
+            secret: Signs the attempts' keys. Give one that outlives this process if agents shall survive a restart.
+            train_sampling: Sampling settings that win over the agent's own in train mode, for example
+                {"temperature": 1.0}.
+            val_sampling: The same for rollouts of the other modes, where the agent's own settings hold otherwise.
+            train_agents: A regular expression; only calls of agents whose name it finds something in are trained.
+            train_prompts: A regular expression; only calls whose system prompt it finds something in are trained.
+            max_calls: How many requests an attempt may make.
+            max_tokens: How many tokens an attempt may have sampled.
+            models: Other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another
+                name for one that exists.
+            spent: What was asked of other providers before, by alias; it counts towards their limits for all
+                rollouts.
+            dialects: The wire formats that are spoken; `(*DIALECTS, MyDialect())` adds one of your own.
+            rerender: Render every prompt anew, as a plain server would, instead of continuing the sampled tokens.
+            cut_long_prompts: Shorten prompts that do not fit the policy's context (its oldest tool results, then
+                its oldest messages) instead of refusing them as a provider does, for agents that cannot handle that
+                error.
+            idle_seconds: How long the session of an attempt that makes no calls is kept in memory.
+            keep_alive_seconds: How long a stream may be silent before a comment is sent, so that nobody gives it
+                up.
+            read_seconds: How long a client may take to send a request.
+            request_limits: How large one request may be, and how many an attempt may have open.
+            connection_limits: How long a client may take for the head of a request, and how many may be connected.
+            journal: A file that outlives this process. With it, and the same secret, store and port, the next
+                gateway lets attempts go on where they were, but for those whose last answers were not stored, which
+                are done again.
         """
         if not policy:
             raise ConfigError("A policy needs a name: give policy='…'.")

@@ -31,10 +31,13 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ids_N: Int32Array
+    """The tokens."""
     positions_N: Int32Array
     """Depth of each token on its path from the root."""
     starts_S: Int32Array
+    """Where each segment begins in N."""
     parents_S: Int32Array
+    """The parent of each segment, -1 for a root."""
     source_E: Int32Array
     """Index into N of the token whose logits predict the entry's target."""
     targets_E: Int32Array
@@ -46,6 +49,7 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     old_logprobs_E: Float32Array
     """Where ratios start from: plain log-probs at sampling time, unless they were corrected."""
     advantages_E: Float32Array
+    """How much better than expected what the entry is part of turned out; above 0 makes its token likelier."""
     weights_E: Float32Array
     """Weight of the entry in the loss; the loss is the weighted sum, so that normalisation is the caller's choice."""
     temperature_E: Float32Array
@@ -64,8 +68,11 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "ppo_clip"
     """A key of `learner.catalog.LOSSES`, or the import path of a function."""
     clip_low: float = 0.2
+    """Ratios are clipped at 1 − `clip_low` …"""
     clip_high: float = 0.2
+    """… and at 1 + `clip_high`."""
     entropy_coef: float = 0.0
+    """Weight of an entropy bonus."""
     kl_coef: float = 0.0
     """Weight of the divergence from the reference, as part of the loss."""
     kl_estimator: str = "k3"
@@ -186,7 +193,9 @@ class Learner(Protocol):
         """Optimiser state and version into the directory `uri` (atomically), for `load_state`."""
         ...
 
-    async def load_state(self, uri: str) -> None: ...
+    async def load_state(self, uri: str) -> None:
+        """Take up what `save_state` wrote."""
+        ...
 
     async def export(self, uri: str) -> None:
         """The policy as a Hugging Face model directory that plain `transformers` loads (atomically)."""

@@ -51,6 +51,7 @@ class Bubblewrap:
     """
 
     read: Sequence[str | Path] = ()
+    """Further folders and files to see."""
 
     def arguments(
         self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), sockets: Path | None = None

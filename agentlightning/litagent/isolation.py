@@ -28,15 +28,18 @@ class Container:
     """
 
     command: Sequence[str]
+    """The command line in front of the program's own."""
     cleanup: Sequence[str] | None = None
     """Run after the attempt, however it ended: a container outlives its client's death."""
 
     def wrap(self, command: Sequence[str], workspace: Path, environment: Mapping[str, str]) -> list[str]:
+        """The whole command line."""
         names = [argument for name in sorted(environment) for argument in ("--env", name)]
         given = [names if a == "{env}" else [_fill(a, workspace)] for a in self.command]
         return [*(a for arguments in given for a in arguments), *command]
 
     async def clean(self, workspace: Path) -> None:
+        """Run `cleanup`, for at most 30 s."""
         if self.cleanup:
             arguments = [_fill(a, workspace) for a in self.cleanup]
             nothing = asyncio.subprocess.DEVNULL

@@ -44,25 +44,31 @@ class LitAgent(Generic[T]):
         return type(self).__name__, None
 
     def rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        """Do one task and return its reward; None where rewards were emitted."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")
 
     async def rollout_async(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        """The same, as a coroutine."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither rollout nor rollout_async.")
 
     def training_rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        """Called in training."""
         return self.rollout(task, resources, rollout)
 
     async def training_rollout_async(
         self, task: T, resources: NamedResources, rollout: AttemptedRollout
     ) -> RolloutResult:
+        """Called in training where one of the `_async` methods was overridden."""
         return await self.rollout_async(task, resources, rollout)
 
     def validation_rollout(self, task: T, resources: NamedResources, rollout: AttemptedRollout) -> RolloutResult:
+        """Called in validation and tests."""
         return self.rollout(task, resources, rollout)
 
     async def validation_rollout_async(
         self, task: T, resources: NamedResources, rollout: AttemptedRollout
     ) -> RolloutResult:
+        """Called in validation and tests where one of the `_async` methods was overridden."""
         return await self.rollout_async(task, resources, rollout)
 
     def is_async(self) -> bool:

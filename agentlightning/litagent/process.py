@@ -43,6 +43,7 @@ class Limits:
     file_bytes: int | None = 4 * 1024**3
     """Size of one file."""
     cpu_seconds: int | None = None
+    """Processor time of each process."""
 
     def wrap(self, command: Sequence[str]) -> list[str]:
         """The command behind a shell that sets the limits and then becomes the command."""

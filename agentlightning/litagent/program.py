@@ -49,9 +49,13 @@ class ProgramRun:
     """What a grader sees of a program that ended."""
 
     task: Any
+    """The rollout's task."""
     stdout: str
+    """What it printed; of very long output the beginning and the end."""
     stderr: str
+    """The same for the error stream."""
     exit_code: int
+    """0 where it ended well; negative: the signal that killed it."""
     workspace: Path
     """The attempt's working directory, as the program left it."""
     spans: Sequence[Span]

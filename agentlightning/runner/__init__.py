@@ -3,5 +3,6 @@
 from agentlightning.runner.runner import LitAgentRunner, ModelAccess
 
 Runner = LitAgentRunner
+"""The older name of `LitAgentRunner`."""
 
 __all__ = ["LitAgentRunner", "ModelAccess", "Runner"]

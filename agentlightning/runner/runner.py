@@ -129,20 +129,24 @@ class LitAgentRunner:
 
     @property
     def worker_id(self) -> str:
+        """The name under which the store knows it."""
         return self._worker_id
 
     def init(self, agent: LitAgent[Any], hooks: Sequence[Hook] = ()) -> None:
+        """Give it the agent to run."""
         self._agent, self._hooks = agent, hooks
         self._tracer.init()
         instrument(current_agent_name)
 
     def init_worker(self, worker_id: int | str, store: LightningStore) -> None:
+        """Give it the store to claim from, and a name or a number of its own."""
         self._store = store
         if isinstance(worker_id, str):
             self._worker_id = worker_id
         self._tracer.init_worker(worker_id if isinstance(worker_id, int) else 0)
 
     def teardown(self) -> None:
+        """Let go of what the tracer holds."""
         self._tracer.teardown_worker(0)
         self._tracer.teardown()
 

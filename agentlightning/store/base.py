@@ -104,12 +104,21 @@ class Capabilities(TypedDict):
 
 @runtime_checkable
 class LightningStore(Protocol):
-    """See the module's docstring for what every method guarantees."""
+    """Where everything about rollouts is recorded.
+
+    Every write is idempotent where the caller gives the id, every change of status is one compare-and-set, and every
+    method may be called from any event loop. Returning from a write means it is committed. Lookups of unknown ids
+    return None or an empty page; updates of unknown ids raise `NotFoundError`.
+    """
 
     @property
-    def capabilities(self) -> Capabilities: ...
+    def capabilities(self) -> Capabilities:
+        """What this store can do."""
+        ...
 
-    async def statistics(self) -> Statistics: ...
+    async def statistics(self) -> Statistics:
+        """How many records of each kind and status there are."""
+        ...
 
     def otlp_traces_endpoint(self) -> str:
         """URL of the OTLP/HTTP intake; raises `StoreError` for a store without a server."""
@@ -145,7 +154,10 @@ class LightningStore(Protocol):
         metadata: dict[str, Any] | None = None,
         rollout_id: str | None = None,
         run_id: str | None = None,
-    ) -> Rollout: ...
+    ) -> Rollout:
+        """Queue one rollout; harmless to repeat with a `rollout_id`. `resources_id=None`: the resources that are the
+        latest now."""
+        ...
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         """Enqueue all or none."""
@@ -180,7 +192,9 @@ class LightningStore(Protocol):
 
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
-    ) -> AttemptedRollout: ...
+    ) -> AttemptedRollout:
+        """Begin a further attempt at a rollout by hand, without the queue."""
+        ...
 
     async def update_rollout(
         self,
@@ -216,13 +230,17 @@ class LightningStore(Protocol):
         """Rollouts, each with its latest attempt if it has one. The keywords of this and of all queries: `queries`."""
         ...
 
-    async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]: ...
+    async def query_attempts(self, rollout_id: str, **query: Unpack[PageKeywords]) -> PaginatedResult[Attempt]:
+        """The attempts at a rollout, the first one first."""
+        ...
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         """The rollout, with its latest attempt if it has one."""
         ...
 
-    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None: ...
+    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
+        """The last attempt at a rollout; None if there is none."""
+        ...
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
         """The finished ones of `rollout_ids`: when all are finished, or after `timeout` seconds (None: no limit).
@@ -243,13 +261,19 @@ class LightningStore(Protocol):
         """Store a span, which moves preparing → running. Harmless to repeat, by (attempt_id, span_id): then None."""
         ...
 
-    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]: ...
+    async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
+        """Store spans of any attempts, all or none; returns those that were new."""
+        ...
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
-    ) -> Span | None: ...
+    ) -> Span | None:
+        """Store a span of the OpenTelemetry SDK. None if it was there already."""
+        ...
 
-    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int: ...
+    async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
+        """Take the next sequence number of an attempt's spans."""
+        ...
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         """The next sequence number of each (rollout_id, attempt_id), in their order."""
@@ -277,21 +301,33 @@ class LightningStore(Protocol):
 
     # ---- resources and workers -------------------------------------------------------------------------------------
 
-    async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate: ...
+    async def add_resources(self, resources: NamedResources, resources_id: str | None = None) -> ResourcesUpdate:
+        """Store resources as a new entry, which becomes the latest one."""
+        ...
 
     async def update_resources(self, resources_id: str, resources: NamedResources) -> ResourcesUpdate:
         """Insert or replace; the version grows by one and these become the latest resources."""
         ...
 
-    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None: ...
+    async def get_resources_by_id(self, resources_id: str) -> ResourcesUpdate | None:
+        """The resources with this id."""
+        ...
 
-    async def get_latest_resources(self) -> ResourcesUpdate | None: ...
+    async def get_latest_resources(self) -> ResourcesUpdate | None:
+        """The resources that were added or updated last."""
+        ...
 
-    async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]: ...
+    async def query_resources(self, **query: Unpack[ResourcesKeywords]) -> PaginatedResult[ResourcesUpdate]:
+        """All resources that there have been."""
+        ...
 
-    async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]: ...
+    async def query_workers(self, **query: Unpack[WorkerKeywords]) -> PaginatedResult[Worker]:
+        """The runners that have been heard of."""
+        ...
 
-    async def get_worker_by_id(self, worker_id: str) -> Worker | None: ...
+    async def get_worker_by_id(self, worker_id: str) -> Worker | None:
+        """One runner."""
+        ...
 
     async def update_worker(
         self,
@@ -321,12 +357,18 @@ class LightningStore(Protocol):
         """Say where a run stands; entries of `state` replace those of the same name."""
         ...
 
-    async def get_run_by_id(self, run_id: str) -> Run | None: ...
+    async def get_run_by_id(self, run_id: str) -> Run | None:
+        """One run."""
+        ...
 
-    async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]: ...
+    async def query_runs(self, **query: Unpack[RunKeywords]) -> PaginatedResult[Run]:
+        """The runs that this store holds."""
+        ...
 
     async def add_run_events(self, events: Sequence[RunEvent]) -> None:
         """Append what a run measured or said; harmless to repeat, by (run_id, event_id)."""
         ...
 
-    async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]: ...
+    async def query_run_events(self, run_id: str, **query: Unpack[RunEventKeywords]) -> PaginatedResult[RunEvent]:
+        """What a run measured and said, in order."""
+        ...

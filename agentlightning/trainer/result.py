@@ -16,6 +16,7 @@ class RunResult:
     """What a run left behind."""
 
     run_dir: Path
+    """The run's folder, with everything that it wrote."""
     checkpoint: Path | None
     """The last checkpoint; None if none was written."""
     stopped: bool

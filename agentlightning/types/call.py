@@ -46,8 +46,11 @@ class Divergence:
     """Why a call did not continue a known history: where it left it, how many tokens were lost, and the cause."""
 
     position: int
+    """The first token that differs, counted from the start of the prompt."""
     tokens_lost: int
+    """Tokens of the earlier history that are not shared."""
     cause: str
+    """In words, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +64,31 @@ class CallInfo:
     rollout_id: str
     attempt_id: str
     choice: int
+    """Which of the n choices of a response this is, from 0."""
     policy: str
     """Alias of the policy (or engine, or provider) that answered."""
     trained: bool
     """False for frozen engines, other providers and judges: recorded, never trained."""
     agent: str | None
+    """Which of several agents made the call; None: it did not say."""
     parent_call_id: str | None
     """The call whose prompt and response this call's prompt continues."""
     model: str
     """The model name the client asked for."""
     dialect: str
+    """The wire format: chat, completions, responses or messages."""
     finish_reason: str
+    """Why sampling ended: stop, length, tool_calls, …"""
     start_time: float
     end_time: float
     temperature: float
+    """That the tokens were really sampled at."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings the client asked for."""
     used: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that were used."""
     divergence: Divergence | None = None
+    """Why it does not continue an earlier call, if it was meant to."""
     error: str | None = None
 
 
@@ -103,6 +112,7 @@ class Call:
     """What readers get: a call with its whole arrays."""
 
     info: CallInfo
+    """Everything but the tokens."""
     prompt_ids: Int32Array
     """Shape [P]."""
     response_ids: Int32Array

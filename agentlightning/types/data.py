@@ -17,9 +17,13 @@ class Triplet(Record):
     """A prompt, a response and a reward, given by an agent that records its own training data."""
 
     prompt: Any
+    """Text, messages, or a mapping with `token_ids`."""
     response: Any
+    """The same for what was sampled."""
     reward: float | None = None
+    """What the call earned; None: nothing of its own."""
     metadata: dict[str, Any] = Field(default_factory=dict)
+    """`response_id` names the recorded call that is meant; `logprobs` goes with token ids of the agent's own."""
 
 
 @runtime_checkable
@@ -35,9 +39,13 @@ class PaginatedResult(Record, Generic[T]):
     """One page of a query. Iterates, indexes and counts its items; `total` is the size of the whole answer."""
 
     items: Sequence[T]
+    """Those of this page."""
     limit: int
+    """How many a page holds; -1: all."""
     offset: int
+    """How many came before this page."""
     total: int
+    """How many there are on all pages."""
     next_cursor: str | None = None
     """Give it as `cursor` to the same query for the page that follows; None on the last page."""
 

@@ -18,6 +18,7 @@ class Resource(GivenRecord):
     """Base of all resources. A user may define a type of their own by subclassing it."""
 
     resource_type: str = "resource"
+    """Names the type in what is stored."""
 
 
 class LLM(Resource):
@@ -25,9 +26,13 @@ class LLM(Resource):
 
     resource_type: str = "llm"
     endpoint: str
+    """The base URL, with /v1."""
     model: str
+    """What requests name as their model."""
     api_key: str | None = None
+    """What requests carry as their key."""
     sampling_parameters: dict[str, Any] = Field(default_factory=dict)
+    """Fields for the requests, such as temperature, that the agent may pass on."""
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """The URL to give to a client as its base URL; the ids matter to a `ProxyLLM` only."""
@@ -101,7 +106,9 @@ class PromptTemplate(Resource):
 
     resource_type: str = "prompt_template"
     template: str
+    """The text with its placeholders."""
     engine: Literal["f-string", "jinja", "poml"] = "f-string"
+    """How placeholders are written: {name}, Jinja's {{ name }}, or POML."""
 
     @property
     def literal(self) -> bool:
@@ -172,6 +179,7 @@ class ResourcesUpdate(Record):
 
     resources_id: str
     version: int
+    """Grows by one with every update."""
     create_time: float
     update_time: float
     resources: NamedResources

@@ -71,9 +71,13 @@ class RolloutConfig(GivenRecord):
     """
 
     timeout_seconds: float | None = Field(default=None, gt=0)
+    """Deadline of an attempt."""
     unresponsive_seconds: float | None = Field(default=None, gt=0)
+    """How long its runner may be silent before an attempt counts as lost."""
     max_attempts: int = Field(default=1, ge=1)
+    """Attempts that may end in one of `retry_condition`."""
     retry_condition: list[AttemptStatus] = Field(default_factory=list)
+    """Endings of an attempt after which the rollout is tried again, for example ["failed", "timeout"]."""
 
 
 class Attempt(Record):
@@ -82,12 +86,16 @@ class Attempt(Record):
     rollout_id: str
     attempt_id: str
     sequence_id: int
+    """1 for the first try, 2 for the second, …"""
     start_time: float
     end_time: float | None = None
     status: AttemptStatus = AttemptStatus.PREPARING
     worker_id: str | None = None
+    """The runner that claimed it."""
     last_heartbeat_time: float | None = None
+    """When its runner was last heard of."""
     outcome: Outcome | None = None
+    """Why it ended; None while it has not."""
     error: str | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -101,11 +109,15 @@ class Rollout(Record):
 
     rollout_id: str
     input: Any
+    """The task, any JSON value."""
     start_time: float = Field(default_factory=time.time)
     end_time: float | None = None
     mode: RolloutMode | None = None
+    """What it is for: training, validation or test. None: nothing in particular."""
     resources_id: str | None = None
+    """The version of the resources that its agent is given; None: there were none."""
     status: RolloutStatus = RolloutStatus.QUEUING
+    """Follows the status of its latest attempt."""
     config: RolloutConfig = Field(default_factory=RolloutConfig)
     metadata: dict[str, Any] = Field(default_factory=dict)
     run_id: str | None = None
@@ -125,12 +137,15 @@ class EnqueueRolloutRequest(Record):
     """One rollout to enqueue. A caller that gives `rollout_id` may repeat the request without harm."""
 
     input: Any
+    """The task, any JSON value."""
     mode: RolloutMode | None = None
     resources_id: str | None = None
+    """The version of the resources to run under; None: the latest when it is enqueued."""
     config: RolloutConfig | None = None
     metadata: dict[str, Any] | None = None
     rollout_id: str | None = None
     run_id: str | None = None
+    """The run that it belongs to; None: runners of any run may claim it."""
 
 
 class Worker(Record):
@@ -139,9 +154,11 @@ class Worker(Record):
     worker_id: str
     status: WorkerStatus = WorkerStatus.UNKNOWN
     heartbeat_stats: dict[str, Any] | None = None
+    """What the runner said of itself at its last heartbeat."""
     last_heartbeat_time: float | None = None
     last_dequeue_time: float | None = None
     last_busy_time: float | None = None
     last_idle_time: float | None = None
     current_rollout_id: str | None = None
+    """The rollout that it claimed last, while that is under way."""
     current_attempt_id: str | None = None

@@ -55,13 +55,18 @@ class Span(Record):
     attempt_id: str
     sequence_id: int = 0
     trace_id: str
+    """32 hexadecimal digits."""
     span_id: str
+    """16 hexadecimal digits."""
     parent_id: str | None = None
+    """The span in which this one happened."""
     name: str
     status: SpanStatus = Field(default_factory=SpanStatus)
     attributes: Attributes = Field(default_factory=dict)
     events: list[Event] = Field(default_factory=list)
+    """Moments within it, with a name, a time and attributes."""
     links: list[Link] = Field(default_factory=list)
+    """Other spans that it refers to."""
     start_time: float | None = None
     end_time: float | None = None
     context: SpanContext | None = None

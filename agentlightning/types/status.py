@@ -12,50 +12,79 @@ class RolloutMode(StrEnum):
     """What a rollout is for: its calls train the policy, validate it, or test it."""
 
     TRAIN = "train"
+    """Its calls train the policy."""
     VAL = "val"
+    """It validates the policy; nothing is learned from it."""
     TEST = "test"
+    """It measures what has been trained."""
 
 
 class RolloutStatus(StrEnum):
     """Where a rollout stands; follows the status of its latest attempt."""
 
     QUEUING = "queuing"
+    """Waits to be claimed."""
     PREPARING = "preparing"
+    """Claimed; nothing has happened in it yet."""
     RUNNING = "running"
+    """Something was recorded in it."""
     FAILED = "failed"
+    """Ended without success, and is not tried again."""
     SUCCEEDED = "succeeded"
+    """Ended well."""
     CANCELLED = "cancelled"
+    """Ended from outside."""
     REQUEUING = "requeuing"
+    """Waits for another attempt."""
 
 
 class AttemptStatus(StrEnum):
     """Where one try at a rollout stands."""
 
     PREPARING = "preparing"
+    """Claimed; nothing has happened in it yet."""
     RUNNING = "running"
+    """Something was recorded in it."""
     FAILED = "failed"
+    """The agent, the judge or the system failed."""
     SUCCEEDED = "succeeded"
+    """Ended well."""
     UNRESPONSIVE = "unresponsive"
+    """Its runner is not heard of any more; it may come back."""
     TIMEOUT = "timeout"
+    """Its deadline passed."""
     CANCELLED = "cancelled"
+    """Ended from outside."""
 
 
 class WorkerStatus(StrEnum):
+    """What a runner is doing, as far as the store knows."""
+
     IDLE = "idle"
+    """It waits for work."""
     BUSY = "busy"
+    """It has claimed a rollout."""
     UNKNOWN = "unknown"
+    """It has not been heard of for a while, or not yet."""
 
 
 class Outcome(StrEnum):
     """Why an attempt ended. A failure is never silently a reward of 0."""
 
     OK = "ok"
+    """The agent came to its end."""
     TRUNCATED = "truncated"
+    """It ran out of calls, tokens or context."""
     AGENT_ERROR = "agent_error"
+    """The agent raised, gave no reward, or returned what is none."""
     INFRA_ERROR = "infra_error"
+    """The system failed: a runner, a gateway, the store."""
     JUDGE_ERROR = "judge_error"
+    """What gives the reward failed."""
     TIMEOUT = "timeout"
+    """The deadline passed."""
     CANCELLED = "cancelled"
+    """Ended from outside."""
 
 
 _R, _A = RolloutStatus, AttemptStatus

@@ -14,9 +14,13 @@ class Prices:
     """What tokens cost, per million, in any currency. Agents' tokens count as far as their provider tells them."""
 
     critic_input: float = 0.0
+    """Of what the critic reads."""
     critic_output: float = 0.0
+    """Of what the critic writes."""
     agent_input: float = 0.0
+    """Of the agents' prompts."""
     agent_output: float = 0.0
+    """Of the agents' answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,6 +49,7 @@ class Provider(Settings, frozen=True, kw_only=True):
     """With /v1 if the provider's paths have it, for example https://api.openai.com/v1. Of several replicas, all calls
     of a rollout go to the same one, whose cache knows its prefix."""
     api_key: str | None = None
+    """The provider's own; agents never see it."""
     model: str | None = None
     """The model's name at the provider; the alias itself if None."""
     max_concurrency: int = 64
