@@ -49,6 +49,8 @@ class CheckpointInfo:
     """What a curriculum knows of the tasks."""
     league: Sequence[Mapping[str, Any]] = ()
     """The pool of opponents (`Opponents.state`)."""
+    replay: Sequence[Mapping[str, Any]] = ()
+    """The groups that may be learned again (`ReplayBuffer.state`)."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By policy, what its updates have come to know (`Updater.state`)."""
 

@@ -6,6 +6,8 @@
                  sibling was in a state, turn by turn
 `gigpo`          the rollout's advantage plus that of the call among all calls made in the very same state (GiGPO, Feng
                  et al., arXiv 2505.10978, eq. 3, 7 and 8 with ω = 1)
+`hierarchical`   each invocation of an agent is compared with all invocations of that agent in the group, by what its
+                 rollout earned plus what its own calls were given (M-GRPO, Hong et al., arXiv 2511.13288)
 `gae`            a critic says what a state is worth; generalised advantage estimation over turns
 `token_gae`      the same over sampled tokens, as PPO does for language models; γ counts per token
 `teacher`        a token is worth how much likelier a teacher finds it than the policy that sampled it: the reverse KL
@@ -102,6 +104,35 @@ def gigpo(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Valu
     return Assigned(advantages, _no_returns(units))
 
 
+def hierarchical(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
+    """An invocation is a conversation of one agent. Those of an agent are pooled over the rollouts of the group.
+
+    So a planner that answers once and helpers that it asks now and then are each compared with their like. The paper
+    duplicates or drops invocations until each rollout has as many; here each of them counts once.
+    """
+    found = _invocations(units)
+    earned_V = np.array([units[n].shared + sum(units[n].own_T[t] for t in turns) for n, turns in found], np.float32)
+    agents_V = numbers([(units[n].group, units[n].calls[turns[0]].info.agent) for n, turns in found])
+    counts_V = np.array([bool(counts_U[n]) for n, _ in found], dtype=bool)
+    advantages: list[list[Worth]] = [[0.0] * len(u.calls) for u in units]
+    for (n, turns), advantage in zip(found, rule.estimator(earned_V, agents_V, counts_V).tolist(), strict=True):
+        for t in turns:
+            advantages[n][t] = advantage
+    return Assigned(advantages, _no_returns(units))
+
+
+def _invocations(units: Sequence[Unit]) -> list[tuple[int, list[int]]]:
+    """Unit and turns of each: a call belongs to that of the call it continues, if the same agent made both."""
+    found: dict[tuple[int, str], list[int]] = {}
+    for n, unit in enumerate(units):
+        first: dict[tuple[str | None, str | None], str] = {}
+        for t, call in enumerate(unit.calls):
+            info = call.info
+            begun = first[info.agent, info.call_id] = first.get((info.agent, info.parent_call_id), info.call_id)
+            found.setdefault((n, begun), []).append(t)
+    return [(n, turns) for (n, _), turns in found.items()]
+
+
 def gae_over_turns(units: Sequence[Unit], rule: CreditRule, counts_U: Array, values: Values) -> Assigned:
     found = [gae(u.rewards_T, [float(v[0]) for v in _values_of(values, u)], rule.gamma, rule.lam) for u in units]
     returns = [list(map(_at_first, u.calls, of_unit)) for u, (_, of_unit) in zip(units, found, strict=True)]
@@ -135,6 +166,7 @@ CREDIT_MODES: dict[str, CreditMode] = {
     "return_to_go": CreditMode(returns_to_go),
     "per_turn": CreditMode(per_turn),
     "gigpo": CreditMode(gigpo),
+    "hierarchical": CreditMode(hierarchical, turns=False),
     "gae": CreditMode(gae_over_turns, critic=True),
     "token_gae": CreditMode(gae_over_tokens, critic=True),
     "teacher": CreditMode(from_teacher, turns=False, teacher=True),

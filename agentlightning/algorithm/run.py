@@ -23,8 +23,9 @@ from agentlightning.algorithm.checkpoint import (
 )
 from agentlightning.algorithm.league import Opponents, of_opponents
 from agentlightning.algorithm.measures import of_rollouts, of_validation
-from agentlightning.algorithm.policies import PolicyUpdaters
+from agentlightning.algorithm.policies import PolicyUpdaters, groups_to_learn_from
 from agentlightning.algorithm.preflight import Preflight
+from agentlightning.algorithm.replay import ReplayBuffer
 from agentlightning.algorithm.sampling import Stopped, run_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
@@ -83,6 +84,7 @@ class TrainingRun:
         self._val_reward: float | None = None
         """Of the last step, if it was validated."""
         self._learned: Sampled | None = None
+        self._replay = ReplayBuffer(settings.replay_size, settings.replay_priority, settings.seed)
         self._saved = 0
         self._begun = False
         self._ended = False
@@ -102,6 +104,7 @@ class TrainingRun:
         self.done = self._saved = self._began_at = info.step
         self._taken = info.position - len(info.carried)
         await self._prepare_policies(info)
+        await self._replay.return_to(self.context.store, info.replay, settings.reward_weights)
         self.preflight = self._make_preflight()
         own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
         if settings.clips_nothing:
@@ -164,13 +167,18 @@ class TrainingRun:
             for every in (settings.check_packing_every, settings.gradient_noise_every)
         )
         rate = settings.rate(self.done, self._taken, self._schedule.size)
+        again = self._replay.draw(settings.replay, self.done + 1)
         found = await self._updater.learn(
-            sampled.episodes, rate, check_packing=check_packing, measure_noise=measure_noise and settings.ranks == 1
+            [*sampled.episodes, *again],
+            rate,
+            check_packing=check_packing,
+            measure_noise=measure_noise and settings.ranks == 1,
         )
-        metrics = {
-            **found,
-            "learning_rate": rate,
-        }
+        metrics = {**found, "learning_rate": rate}
+        if settings.replay:
+            metrics["replayed"] = len(again)
+            teaching = groups_to_learn_from(sampled.episodes, settings.credit_rule(), settings.adapters)
+            self._replay.add(sampled.episodes, teaching)
         self.done, self._learned = self.done + 1, sampled
         self._taken = sampled.position - len(sampled.carried)
         return metrics
@@ -311,6 +319,7 @@ class TrainingRun:
             val_reward=self._val_reward,
             known_tasks=self._schedule.known,
             league=[] if self._schedule.opponents is None else self._schedule.opponents.state,
+            replay=self._replay.state,
             learning={alias: updater.state() for alias, updater in self._updaters.items()},
         )
         saved = await save_checkpoint(self.context.run_dir, self._backend, info)

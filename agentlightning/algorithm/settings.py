@@ -98,8 +98,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     baseline_decay: float = 0.95
     """How much of that average stays in a step."""
     credit: str = "broadcast"
-    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, gae, token_gae; or teacher, which is
-    `Distill`."""
+    """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, gae, token_gae; or teacher,
+    which is `Distill`."""
     teacher: str | None = None
     """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
     tokens as `model`."""
@@ -149,9 +149,15 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     quorum: float = 1.0
     """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
     many fewer tasks; a few slow rollouts hold up nobody."""
+    replay: int = 0
+    """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""
+    replay_size: int = 64
+    """Groups that are kept for that; the oldest leave."""
+    replay_priority: float = 1.0
+    """A group is drawn in proportion to the deviation of its rewards to this power; 0: all alike."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
-    sampling runs ahead or groups carry over, else none. SFT and DPO have none."""
+    sampling runs ahead, groups carry over or are replayed, else none. SFT and DPO have none."""
     correction_cap: float = 2.0
     """The largest importance weight; the two mask corrections mask what is above it."""
     correction_floor: float = 0.5
@@ -358,7 +364,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @property
     def is_off_policy(self) -> bool:
         """Whether rollouts may be of older weights than those they are learned on."""
-        return self.max_staleness > 0 or self.quorum < 1
+        return self.max_staleness > 0 or self.quorum < 1 or self.replay > 0
 
     @property
     def clips_nothing(self) -> bool:

@@ -73,6 +73,10 @@ class Unit:
     """What it earned altogether, as `broadcast` sees it."""
     rewards_T: Sequence[float]
     calls: Sequence[Call]
+    shared: float = 0.0
+    """What it earned apart from rewards that name a call …"""
+    own_T: Sequence[float] = ()
+    """… and what was given to calls by name, with their bonuses."""
 
 
 def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:
@@ -113,10 +117,13 @@ def _unit(
         given = [Earned(episode.reward, len(episode.calls) - 1)]
     earned = [x for x in given if x.agent is None or x.agent == agent] if use == "train" else []
     rewards_T = [bonuses.get(c.info.call_id, 0.0) for _, c in calls]
+    own_T = list(rewards_T)
     for x in earned:
         before = [t for t, (i, _) in enumerate(calls) if x.call is not None and i <= x.call]
         if before:
             rewards_T[before[-1]] += x.value
+        if before and x.named and calls[before[-1]][0] == x.call:
+            own_T[before[-1]] += x.value
     whole = [x for x in earned if not x.named] or earned  # the others are intermediate
     own = [x.value for x in whole if x.agent == agent] or [x.value for x in whole]
     final = (sum(x.value for x in earned) if rule.total else own[-1]) if own else None
@@ -132,7 +139,17 @@ def _unit(
         total=(final or 0.0) + sum(bonuses.get(c.info.call_id, 0.0) for _, c in calls) + shaped,
         rewards_T=rewards_T,
         calls=[c for _, c in calls],
+        shared=_unnamed(earned, agent, rule) + shaped,
+        own_T=own_T,
     )
+
+
+def _unnamed(earned: Sequence[Earned], agent: str | None, rule: CreditRule) -> float:
+    """Of the rewards that name no call: the last one of the agent's own or else of all, or with `total` their sum."""
+    values = [x.value for x in earned if not x.named]
+    if rule.total or not values:
+        return sum(values)
+    return ([x.value for x in earned if not x.named and x.agent == agent] or values)[-1]
 
 
 def _overlong(calls: Sequence[tuple[int, Call]], rule: CreditRule) -> float:

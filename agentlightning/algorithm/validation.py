@@ -26,8 +26,8 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
-    **dict.fromkeys(("val_repeats", "reference_every", "ranks"), 1),
-    **dict.fromkeys(("baseline_decay",), 0),
+    **dict.fromkeys(("val_repeats", "reference_every", "ranks", "replay_size"), 1),
+    **dict.fromkeys(("baseline_decay", "replay", "replay_priority"), 0),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
@@ -78,6 +78,8 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
         f"advantage={_known(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic",
     ),
     "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
+    "replay": (lambda s: not s.is_supervised, "an algorithm that learns from rewards; SFT and DPO choose what is good"),
+    **dict.fromkeys(("replay_size", "replay_priority"), (lambda s: s.replay > 0, "replay")),
     "kl_target": (lambda s: s.kl_coef != 0, "kl_coef, which it begins with"),
     "correction_veto": _CORRECTED,
     "reward_scale": (
@@ -184,7 +186,9 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
             f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
         )
     if s.plays is not None and (len(s.adapters) != 1 or s.is_off_policy):
-        raise ConfigError("A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1.")
+        raise ConfigError(
+            "A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1, no replay."
+        )
     if s.plays is not None and {*s.adapters, s.frozen} & {*s.plays.members}:
         raise ConfigError("The names member-1, member-2, … are those of a league's members; call the policy otherwise.")
     if s.minibatches > s.tasks_per_step:

@@ -330,3 +330,49 @@ def test_a_reward_that_is_no_finite_number_is_none(value: Any, caplog: pytest.Lo
     found = make_episode(one.rollout, one.attempt, one.calls, [good, bad])
     assert (found.reward, len(found.rewards)) == (0.5, 1)
     assert ("no finite number" in caplog.text) == (value is not None)
+
+
+def team(group: str, outcome: float, helped: list[float], name: str) -> Episode:
+    """A planner with two turns that asks a helper in between as often as there are numbers: what each call was given.
+
+    Each helper's conversation has two turns as well; the reward names the first of them.
+    """
+    planner = [make_call(0, 1, (1,), "planner", None, name), make_call(99, 1, (1, 1), "planner", f"{name}-0", name)]
+    helpers: list[Call] = []
+    for n in range(len(helped)):
+        first = make_call(10 * n + 1, 1, (2, n), "helper", f"{name}-0", name)
+        helpers += [first, make_call(10 * n + 2, 1, (2, n, 1), "helper", first.info.call_id, name)]
+    calls = [planner[0], *helpers, planner[1]]
+    earned = [Earned(value, 1 + 2 * n, named=True) for n, value in enumerate(helped)]
+    made = episode(group, [(outcome, 0)], tokens=(1,), name=name)
+    return replace(made, calls=calls, rewards=[*earned, Earned(outcome, len(calls) - 1)], reward=outcome)
+
+
+def test_invocations_of_an_agent_are_compared_with_their_like() -> None:
+    """Against the formula by hand: planners by the outcome, helpers by the outcome and what they were given."""
+    episodes = [team("g", 1.0, [0.5, 0.0], "a"), team("g", 0.0, [0.25], "b"), team("h", 5.0, [], "c")]
+    found = {
+        c.call.info.call_id: float(c.advantages[0])
+        for batch in credit(episodes, CreditRule(mode="hierarchical", advantage="drgrpo", keep_flat=True))
+        for c in batch
+    }
+    helpers = {"a-1": 1.0 + 0.5, "a-11": 1.0 + 0.0, "b-1": 0.0 + 0.25}
+    mean = sum(helpers.values()) / 3
+    for call, earned in helpers.items():
+        both = [found[call], found[call[:-1] + "2"]]
+        assert both == pytest.approx([earned - mean] * 2), "and all turns of an invocation alike"
+    assert [found["a-0"], found["a-99"], found["b-0"], found["b-99"]] == pytest.approx([0.5, 0.5, -0.5, -0.5])
+    assert found["c-0"] == 0.0, "another task"
+
+
+@given(members, st.sampled_from(sorted(ADVANTAGES)))
+def test_of_one_agent_with_one_conversation_hierarchical_is_broadcast(
+    given_members: list[tuple[str, float, tuple[int, ...]]], advantage: str
+) -> None:
+    episodes = [
+        replace_name(episode(g, [(r, len(n) - 1)], tokens=n, name=f"r{i}"), f"r{i}")
+        for i, (g, r, n) in enumerate(given_members)
+    ]
+    plain = credit(episodes, CreditRule(advantage=advantage))
+    by_agent = credit(episodes, CreditRule(advantage=advantage, mode="hierarchical"))
+    assert [[c.advantages.tolist() for c in b] for b in by_agent] == [[c.advantages.tolist() for c in b] for b in plain]

@@ -87,6 +87,35 @@ async def run(
     return backend.learner("policy")
 
 
+class SteppedSource(RolloutSource):
+    """Each step has a group of its own."""
+
+    async def sample(self, step: int, position: int) -> Sampled | None:
+        episodes = [episode(f"{step}", [(r, 1)], name=f"{step}-{r}") for r in (0.0, 1.0)]
+        return Sampled(episodes, [position], position + 1, 0.0, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replaying(Recorded):
+    """Learns one group of an earlier step again in each."""
+
+    replay: int = 1
+    replay_size: int = 2
+
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        return SteppedSource(self, self.context, schedule, again)
+
+
+async def test_a_step_learns_from_earlier_steps_too_and_reports_its_own_rewards(tmp_path: Path) -> None:
+    learner = await run(tmp_path, Replaying(steps=4), range(100))
+    assert [len(set(batch.group_E.tolist())) for batch in learner.batches] == [1, 2, 2, 2]
+    rows = read_metrics(tmp_path / "m.jsonl")
+    assert [m["replayed"] for m in rows] == [0, 2, 2, 2]
+    assert [m["rollouts"] for m in rows] == [2] * 4
+    (*_, last) = list_checkpoints(tmp_path)
+    assert [one["rollouts"] for one in read_checkpoint(last).replay] == [["3-0.0", "3-1.0"], ["4-0.0", "4-1.0"]]
+
+
 async def test_the_best_checkpoint_is_one_that_was_validated_itself(tmp_path: Path) -> None:
     algorithm = Recorded(steps=8, val_every=2, save_every=1, keep_checkpoints=1, val_rewards=[0.1, 0.9, 0.5, 0.5, 0.5])
     await run(tmp_path, algorithm, range(100), range(3))

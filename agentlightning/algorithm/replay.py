@@ -1,0 +1,81 @@
+"""A replay buffer: groups of earlier steps that are learned again, beside the fresh ones.
+
+Groups are drawn without replacement with a probability ∝ p^α, p being how far the rewards of a group's rollouts are
+apart (their standard deviation): prioritised replay (Schaul et al., arXiv 1511.05952, eq. 1), with the spread of the
+rewards in place of the error of a value; α = 0 draws all alike. Groups whose rollouts all earned the same are not kept,
+and the oldest leave first. What is learned again was sampled by older weights, so it has importance weights
+(`correction`), as anything that is off-policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.store.base import LightningStore
+from agentlightning.types.arrays import Float64Array, np
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """A group of siblings."""
+
+    episodes: Sequence[Episode]
+    priority: float
+
+
+class ReplayBuffer:
+    """The groups of a run that may be learned again; oldest first."""
+
+    def __init__(self, size: int, alpha: float, seed: int) -> None:
+        self._size = size
+        self._alpha = alpha
+        self._seed = seed
+        self.kept: list[Kept] = []
+
+    def draw(self, groups: int, step: int) -> list[Episode]:
+        """The rollouts of so many groups (or of all there are), the same ones for the same step."""
+        count = min(groups, len(self.kept))
+        if not count:
+            return []
+        rng = np.random.default_rng([self._seed, step])
+        p = chances([k.priority for k in self.kept], self._alpha)
+        drawn = rng.choice(len(self.kept), count, replace=False, p=p)
+        return [e for n in sorted(drawn.tolist()) for e in self.kept[n].episodes]
+
+    def add(self, episodes: Sequence[Episode], teaching: set[Hashable]) -> None:
+        """Take in the rollouts of a step, of those groups that teach anything."""
+        groups: dict[Hashable, list[Episode]] = {}
+        for e in episodes:
+            if (group := e.rollout.metadata.get("group")) in teaching:
+                groups.setdefault(group, []).append(e)
+        found = [Kept(siblings, spread(siblings)) for siblings in groups.values()]
+        self.kept = [*self.kept, *(k for k in found if k.priority > 0)][-self._size :]
+
+    @property
+    def state(self) -> list[dict[str, Any]]:
+        """For a checkpoint: which rollouts they are. What was sampled in them is in the store."""
+        return [{"rollouts": [e.rollout.rollout_id for e in k.episodes], "priority": k.priority} for k in self.kept]
+
+    async def return_to(
+        self, store: LightningStore, state: Sequence[Mapping[str, Any]], weights: Mapping[str, float]
+    ) -> None:
+        """Go on with the groups of an interrupted run, as far as the store still has them."""
+        read = await collect(store, [i for one in state for i in one["rollouts"]], weights) if state else []
+        found = {e.rollout.rollout_id: e for e in read}
+        whole = [one for one in state if found.keys() >= {*one["rollouts"]}]
+        self.kept = [Kept([found[i] for i in one["rollouts"]], one["priority"]) for one in whole]
+
+
+def chances(priorities: Sequence[float], alpha: float) -> Float64Array:
+    """P(i) = p_i^α / Σ p_j^α."""
+    powers = np.asarray(priorities, dtype=np.float64) ** alpha
+    return powers / powers.sum()
+
+
+def spread(siblings: Sequence[Episode]) -> float:
+    """The standard deviation of what they earned; 0 where fewer than two earned anything."""
+    rewards = [e.reward for e in siblings if e.good and e.reward is not None]
+    return float(np.std(rewards)) if len(rewards) > 1 else 0.0
