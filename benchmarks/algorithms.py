@@ -75,7 +75,7 @@ import agentlightning as agl
 from agentlightning.cli.example import example_dir, load_example
 from agentlightning.metrics import SilentConsole
 
-GAME = {"tasks_per_step": 8, "group_size": 8, "learning_rate": 1e-3, "max_context": 256, "val_repeats": 4}
+GAME = {"tasks_per_step": 4, "group_size": 8, "learning_rate": 1e-3, "max_context": 256, "val_repeats": 4}
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")
 given = json.loads(sys.argv[1])
 
@@ -98,7 +98,8 @@ async def questions(task, llm, rollout):
     return None if rollout.mode == agl.RolloutMode.TRAIN else sum(rewards) / len(rewards)
 
 
-settings = {**recipe.SETTINGS, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
+CALC = {**recipe.SETTINGS, "tasks_per_step": 4}
+settings = {**CALC, "steps": given["steps"], "val_every": 1000, "save_every": 1000, "seed": given["seed"]}
 if given["task"] == "eight questions":
     settings |= {"tasks_per_step": 4, "group_size": 6, "minibatches": 1, "val_every": 4}
 elif given["task"] == "bidding":

@@ -84,6 +84,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     update_epochs: int = 1
     """How often a step's rollouts are gone through."""
 
+    routing_replay: bool = False
+    """In a mixture of experts: send each token through the experts that were chosen before the step's first update, in
+    all its updates."""
+
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
     clip_low: float = 0.2

@@ -29,6 +29,7 @@ from agentlightning.algorithm.weights import (
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.learner.base import (
     ChecksPacking,
+    KeepsRoutes,
     Learner,
     LossConfig,
     MeasuresNoise,
@@ -114,6 +115,8 @@ class Updater:
         """One optimiser step per minibatch. With nothing to learn the weights stay and the metrics say so."""
         settings = self._settings
         minibatches, metrics = await self.prepare(episodes, check_packing=check_packing, measure_noise=measure_noise)
+        if settings.routing_replay:
+            await self._keep_routes([part for batch in minibatches for part in batch.parts])
         done: list[Updated] = []
         for batch in [b for b in minibatches if b.parts] * settings.update_epochs:
             passed = await self._pass(batch)
@@ -131,6 +134,11 @@ class Updater:
             self._adapt(metrics.get("kl_reference"), settings.kl_target)
         await self._move_reference()
         return metrics
+
+    async def _keep_routes(self, parts: Sequence[PackedBatch]) -> None:
+        if not isinstance(self._learner, KeepsRoutes):
+            raise ConfigError("This backend cannot replay the routing of experts. Leave routing_replay out.")
+        await self._learner.keep_routes(parts)
 
     async def _move_reference(self) -> None:
         """Where it is due."""

@@ -80,6 +80,10 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
     "replay": (lambda s: not s.is_supervised, "an algorithm that learns from rewards; SFT and DPO choose what is good"),
     **dict.fromkeys(("replay_size", "replay_priority"), (lambda s: s.replay > 0, "replay")),
+    "routing_replay": (
+        lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
+        "several updates per step (minibatches or update_epochs) on one rank",
+    ),
     "kl_target": (lambda s: s.kl_coef != 0, "kl_coef, which it begins with"),
     "correction_veto": _CORRECTED,
     "reward_scale": (

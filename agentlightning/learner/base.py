@@ -212,6 +212,16 @@ class MovesReference(Protocol):
 
 
 @runtime_checkable
+class KeepsRoutes(Protocol):
+    """What a learner may be able to do besides: replay the routing of a mixture of experts."""
+
+    async def keep_routes(self, batches: Sequence[PackedBatch]) -> None:
+        """Remember which experts the weights as they are choose in these passes, and nothing else: from now on
+        `forward_backward` takes the same ones in the same passes, and `rerouted` is among its metrics."""
+        ...
+
+
+@runtime_checkable
 class ChecksPacking(Protocol):
     """What a learner may be able to do besides: compare its packed passes with separate rows."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from agentlightning.learner.noise import Half, noise_measures, sampled
 from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_model, refuse_other_tokens
 from agentlightning.learner.reference import move, paired, put
+from agentlightning.learner.routing import RoutingReplay
 from agentlightning.learner.trial import relative_error, tolerance, why_not, worst_error
 from agentlightning.types.call import Float32Array
 
@@ -59,6 +61,8 @@ class TorchLearner:
         """What was learned from since the last step, or some of it."""
         self._half: Half | None = None
         """Of the gradient that is being added up."""
+        self._routing: RoutingReplay | None = None
+        """None: nothing was ever kept."""
         self._critic: Critic | None = None
         if self.options.critic:
             self._critic = Critic(policy.model.config.get_text_config().hidden_size, policy.device)
@@ -96,7 +100,10 @@ class TorchLearner:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
         self._last = batch
-        value.backward()
+        with self._replaying():  # what is computed a second time for its gradient, too
+            value.backward()
+        if self._routing is not None:
+            metrics["rerouted"] = self._routing.moved()
         self._optimizer.gather()
         if self._critic is not None and batch.returns_E is not None:
             self._critic.keep(scores.hidden_EH, self._tensor(batch.returns_E))
@@ -122,6 +129,14 @@ class TorchLearner:
         limit = tolerance(self.policy.model)
         self.rows = before or max(worst, logprobs) > limit
         return PackingCheck(logprobs=logprobs, gradients=worst, holds=max(worst, logprobs) <= limit)
+
+    def keep_routes(self, batch: PackedBatch, *, first: bool) -> None:
+        """Remember which experts are chosen in this pass; with `first`, and in no other."""
+        self._routing = self._routing or RoutingReplay(self.policy.model)
+        if first:
+            self._routing.forget()
+        with torch.no_grad(), self._routing.keeping():
+            self._score(batch)
 
     def keep_half(self, share: float) -> None:
         """Remember the gradient of this share of the minibatch; `optim_step` compares it with that of the rest."""
@@ -278,7 +293,8 @@ class TorchLearner:
 
     def _loss(self, batch: PackedBatch, loss: LossConfig) -> tuple[Scores, Tensor, dict[str, float]]:
         reference_E = self._reference_logprobs(batch) if loss.needs_reference else None
-        scores = self._score(batch, entropy_grad=loss.entropy_coef != 0)
+        with self._replaying():
+            scores = self._score(batch, entropy_grad=loss.entropy_coef != 0)
         entries = Entries(
             logprobs_E=scores.logprobs_E,
             old_E=self._tensor(batch.old_logprobs_E),
@@ -291,6 +307,9 @@ class TorchLearner:
         )
         value, metrics = compute_loss(entries, loss)
         return scores, value, metrics
+
+    def _replaying(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._routing is None else self._routing.replaying()
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.policy.device)

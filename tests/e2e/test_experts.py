@@ -43,7 +43,8 @@ def make_experts(folder: Path) -> str:
     return str(folder)
 
 
-async def test_engine_and_learner_agree_while_experts_learn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("replay", [False, True], ids=["routed freely", "routing replayed"])
+async def test_engine_and_learner_agree_while_experts_learn(tmp_path: Path, replay: bool) -> None:
     async with AsyncOpenAI(base_url=agl.GATEWAY_URL, api_key="any") as client:
 
         @agl.rollout
@@ -63,6 +64,7 @@ async def test_engine_and_learner_agree_while_experts_learn(tmp_path: Path) -> N
             learning_rate=2e-3,
             max_context=128,
             check_packing_every=1,
+            routing_replay=replay,
         )
         tasks = [f"Say {n} letters." for n in range(8)]
         trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", console=SilentConsole())
@@ -73,3 +75,6 @@ async def test_engine_and_learner_agree_while_experts_learn(tmp_path: Path) -> N
     assert max(m["sync_gap"] for m in rows) < 1e-3
     assert max(max(m["packing_gap_logprobs"], m["packing_gap_gradients"]) for m in rows) < 1e-3, "packed as a tree"
     assert max(m["kl_step"] for m in rows) > 1e-4, "and the weights moved"
+    assert all(("rerouted" in m) == replay for m in rows)
+    if replay:
+        assert max(m["rerouted"] for m in rows) > 0, "some tokens would have gone to other experts in the second update"

@@ -12,6 +12,7 @@ from agentlightning.backend.embedded.protocol import (
     ForwardBackward,
     GetInfo,
     KeepHalf,
+    KeepRoutes,
     LoadState,
     MoveReference,
     OptimStep,
@@ -98,6 +99,11 @@ class PolicyHandle:
 
     async def keep_half(self, share: float) -> None:
         await self._ask(KeepHalf(share))
+
+    async def keep_routes(self, batches: Sequence[PackedBatch]) -> None:
+        """See `KeepsRoutes`."""
+        for n, batch in enumerate(batches):
+            await self._ask(KeepRoutes(batch, n == 0))
 
     async def optim_step(self, params: OptimParams) -> StepResult:
         """See `Learner.optim_step`. Running requests finish first; new ones wait until the weights are published."""

@@ -107,6 +107,11 @@ class ForwardBackward(msgspec.Struct, frozen=True, tag="forward_backward"):
     loss: LossConfig
 
 
+class KeepRoutes(msgspec.Struct, frozen=True, tag="keep_routes"):
+    batch: PackedBatch
+    first: bool
+
+
 class KeepHalf(msgspec.Struct, frozen=True, tag="keep_half"):
     share: float
 
@@ -178,6 +183,7 @@ Verb = (
     | LoadState
     | Export
     | MoveReference
+    | KeepRoutes
     | TakeUp
     | Publish
     | Pause

@@ -38,6 +38,7 @@ from agentlightning.backend.embedded.protocol import (
     GetInfo,
     GetStats,
     KeepHalf,
+    KeepRoutes,
     LoadState,
     MoveReference,
     OptimStep,
@@ -275,6 +276,9 @@ class Server:
             case KeepHalf(share):
                 if isinstance(hosted.learner, TorchLearner):  # over several ranks nobody asks for it
                     hosted.learner.keep_half(share)
+            case KeepRoutes(batch, first):
+                if isinstance(hosted.learner, TorchLearner):  # over several ranks it is refused as a setting
+                    hosted.learner.keep_routes(batch, first=first)
             case OptimStep(params):
                 step = hosted.learner.optim_step(params)
                 hosted.unpublished = True
