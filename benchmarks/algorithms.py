@@ -1,6 +1,6 @@
 """Every algorithm and every way of credit on the calculator agent, for the same number of rollouts.
 
-    python benchmarks/algorithms.py [--steps 16] [--seeds 5] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
+    python benchmarks/algorithms.py [--steps 30] [--seeds 5] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
                                     [--tasks calculator,bidding] [--minutes 60]
                                     [--results FILE.jsonl] [--docs docs/algorithms.md]
 
@@ -8,11 +8,12 @@ It takes hours; with `--results` every run is written down when it ends, and one
 so it can be interrupted and resumed. Seed by seed: with `--minutes` no further run begins after so long, and tables are
 of what is there. `--docs` puts them into the page.
 
-Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer steps, and
-validates on the same held-out tasks before and after; then the same on the game of `examples/bidding`, 16 steps of 64
-rollouts of several turns with a graded reward. Below it, a task with intermediate rewards: an agent answers
-eight questions one after the other and is rewarded for each. They have nothing to do with each other, so giving a call
-the rewards of other questions is nothing but noise. Last, `examples/two_policies`: two adapters with opposite rewards.
+Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer and smaller steps
+(30 of 32 rollouts: long enough for a verdict on the reward, see scripts/record_runs.py), and validates on the same
+held-out tasks before and after; then the same on the game of `examples/bidding`, of several turns with a graded reward.
+Below it, a task with intermediate rewards: an agent answers eight questions one after the other and is rewarded for
+each. They have nothing to do with each other, so giving a call the rewards of other questions is nothing but noise.
+Last, `examples/two_policies`: two adapters with opposite rewards.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Results:
         asked = {"algorithm": algorithm, "steps": steps, "seed": seed, "task": task}
         key = json.dumps(asked)
         if key not in self._done:
-            rows = [{k: v for k, v in row.items() if k in KEPT} for row in run(**asked)]
+            rows = [{k: _short(v) for k, v in row.items() if k in KEPT} for row in run(**asked)]
             self._done[key] = rows
             if self._file is not None:
                 with self._file.open("a") as opened:
@@ -173,16 +174,17 @@ class Results:
 
 
 KEPT = (
-    "step",
-    "reward",
-    "val_reward",
-    "rollouts",
-    "sampling_from",
-    "sampling_seconds",
-    "learning_from",
-    "learning_seconds",
+    *("step", "reward", "val_reward", "rollouts"),
+    *("sampling_from", "sampling_seconds", "learning_from", "learning_seconds"),
+    *("updates", "learning_rate", "entropy", "clip_fraction", "kl_old", "grad_norm", "loss", "logprob_gap_max"),
+    *("sync_gap", "halvings", "correction_mean", "corrected_to_zero", "effective_sample_size", "explained_variance"),
 )
-"""What the tables and pictures need of a run's metrics."""
+"""What tables and pictures need of a run's metrics, and the verdicts that scripts/record_runs.py keeps runs for."""
+
+
+def _short(value: Any) -> Any:
+    """Four digits; times have all of theirs."""
+    return float(f"{value:.4g}") if isinstance(value, float) and abs(value) < 1e6 else value
 
 
 def summary(runs: list[list[dict[str, Any]]]) -> dict[str, Any]:
@@ -251,7 +253,7 @@ def team_summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", help="algorithms, separated by commas")
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas")

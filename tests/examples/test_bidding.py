@@ -1,15 +1,18 @@
-"""The bidding game: its rules, and that the shipped defaults learn it."""
+"""The bidding game: its rules, and that the defaults learn it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.cli.example import load_example
+import agentlightning as agl
+from agentlightning.cli.example import example_dir, load_example
+from agentlightning.metrics import SilentConsole
 
 game = load_example("bidding", "game")
 ORDERS = st.permutations(game.CARDS)
@@ -59,3 +62,17 @@ def test_held_out_games_are_played_in_orders_that_training_never_sees() -> None:
     assert not orders[0] & orders[1]
     assert len(orders[0] | orders[1]) == 24
     assert all(game.best(tuple(t["prizes"]), t["rival"]) >= 6 for t in [*train, *held_out])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+async def test_the_defaults_reach_nine_tenths_on_held_out_games(tmp_path: Path) -> None:
+    """A game of several turns with a graded reward, and nothing set but the model and the number of steps."""
+    tasks, held_out = game.make_tasks()
+    algorithm = agl.GRPO(model=str(example_dir("bidding", "game") / "model"), steps=60)
+    trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", console=SilentConsole())
+    bidder = load_example("bidding", "bidding_agent").bidder
+    result = await trainer.fit_async(bidder, tasks, held_out)
+    validated = [m["val_reward"] for m in result.metrics if m.get("val_reward") is not None]
+    assert validated[0] < 0.8, validated
+    assert max(validated[-2:]) >= 0.9, validated

@@ -24,9 +24,10 @@ def experts(tmp_path: Path) -> Policy:
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8}
-    chosen = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "head_dim": 8}
+    chosen: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+    chosen |= {"num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     config = Qwen3MoeConfig(vocab_size=256, initializer_range=0.3, bos_token_id=None, **sizes, **chosen, **heads)
     Qwen3MoeForCausalLM(config).save_pretrained(tmp_path)
     return load_policy(tmp_path, device="cpu")
@@ -36,7 +37,7 @@ class Watched:
     """What goes into the expert layers, what comes out, and the experts that were taken; by layer, of the last pass."""
 
     def __init__(self, policy: Policy) -> None:
-        self.blocks = [m for m in policy.model.modules() if type(m).__name__ == "Qwen3MoeSparseMoeBlock"]
+        self.blocks: list[Any] = [m for m in policy.model.modules() if type(m).__name__ == "Qwen3MoeSparseMoeBlock"]
         self.given: list[Any] = [None] * len(self.blocks)
         self.made: list[Any] = [None] * len(self.blocks)
         self.taken: list[Any] = [None] * len(self.blocks)
