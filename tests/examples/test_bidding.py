@@ -81,5 +81,5 @@ def train(folder: Path, steps: int) -> list[dict[str, Any]]:
 def test_the_defaults_reach_nine_tenths_on_held_out_games(tmp_path: Path) -> None:
     """A game of several turns with a graded reward; three seeds were between 0.91 and 0.98 after 40 steps already."""
     validated = [m["val_reward"] for m in train(tmp_path, 60) if m.get("val_reward") is not None]
-    assert validated[0] < 0.8, validated
+    assert validated[0] < 0.9, validated
     assert max(validated[-2:]) >= 0.9, validated
