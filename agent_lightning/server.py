@@ -16,6 +16,8 @@ import asyncio
 import hmac
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import zipfile
 from collections.abc import Sequence
@@ -135,6 +137,15 @@ async def serve(
         await server.stop()
 
 
+def check_gpu() -> None:
+    """Raises ConfigError where torch finds no GPU. It is asked in another process: servers do not load torch."""
+    asked = [sys.executable, "-c", "import torch; torch.empty(0, device='cuda')"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["the check failed"])[-1]
+        raise ConfigError(f"--gpus is 1, and there is no GPU to train on ({why}). Leave it out, or give 0.")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m agent_lightning.server", description="Trains while clients run agents."
@@ -154,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     try:
         settings = replace(read_settings(given.config), device=device_of(given.gpus))
+        if given.gpus:
+            check_gpu()
         settings = replace(settings, name=given.model or settings.name, algorithm=given.algorithm or settings.algorithm)
         key = os.environ.get("AGENT_LIGHTNING_API_KEY")
         run_sync(serve(settings, given.host, given.port, key, client_seconds=given.client_timeout))

@@ -24,14 +24,17 @@ class LitAgent(Generic[T]):
     `training_rollout` and `validation_rollout`, and their `_async` forms, may be overridden where the two differ.
     """
 
+    trained_agents: str | None = None
+    """A regular expression: only calls of agents whose name it finds something in are trained. None trains all."""
+
     @explained
     def __init__(self, *, trained_agents: str | None = None) -> None:
         try:
             re.compile(trained_agents or "")
         except re.error as error:
             raise ConfigError(f"trained_agents is no regular expression: {error}. Escape the character.") from None
-        self.trained_agents = trained_agents
-        """A regular expression: only calls of agents whose name it finds something in are trained. None trains all."""
+        if trained_agents is not None:
+            self.trained_agents = trained_agents
 
     @property
     def key_scopes(self) -> Sequence[str]:

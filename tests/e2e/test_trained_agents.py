@@ -29,6 +29,30 @@ async def game(task: str, llm: agl.LLM, rollout: agl.Rollout) -> None:
         agl.emit_reward(float(sign * won), agent=name)
 
 
+class Game(agl.LitAgent[str]):
+    """The same as a class."""
+
+    async def rollout_async(self, task: str, resources: agl.NamedResources, rollout: agl.AttemptedRollout) -> None:
+        llm: Any = resources["main_llm"]
+        return await game(task, llm, rollout)
+
+
+class Trained(Game):
+    """One that needs no arguments to say it."""
+
+    trained_agents = "^white$"
+
+    def __init__(self) -> None:
+        """As many do, without asking the base class."""
+
+
+AGENTS: dict[str, Any] = {
+    "decorator": lambda: agl.rollout(trained_agents="^white$")(game),
+    "class": lambda: Game(trained_agents="^white$"),
+    "attribute": Trained,
+}
+
+
 TURNS: dict[Any, Any] = defaultdict(itertools.count)
 """By group: every other sibling wins."""
 
@@ -40,11 +64,11 @@ async def fit(tmp_path: Path, agent: Any, store: InMemoryLightningStore, **setti
     return read_metrics(tmp_path / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("by", [pytest.param("agent", marks=pytest.mark.slow), "settings"])
+@pytest.mark.parametrize("by", [*(pytest.param(name, marks=pytest.mark.slow) for name in AGENTS), "settings"])
 async def test_gradients_are_of_one_agent_only(tmp_path: Path, by: str) -> None:
     store = InMemoryLightningStore()
-    if by == "agent":
-        first, step = await fit(tmp_path, agl.rollout(trained_agents="^white$")(game), store)
+    if by in AGENTS:
+        first, step = await fit(tmp_path, AGENTS[by](), store)
     else:
         first, step = await fit(tmp_path, agl.rollout(game), store, train_agents="^white$")
     ids = [r.rollout_id for r in await store.query_rollouts(limit=-1) if r.mode is agl.RolloutMode.TRAIN]

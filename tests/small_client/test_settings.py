@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,6 +81,17 @@ def test_gpus_choose_the_device(gpus: int | None, device: str) -> None:
 def test_more_gpus_than_are_used_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus is 4"):
         device_of(4)
+
+
+@pytest.mark.slow
+def test_a_gpu_that_is_not_there_is_refused_at_the_start(tmp_path: Path) -> None:
+    if importlib.import_module("torch").cuda.is_available():
+        pytest.skip("there is a GPU")
+    command = [sys.executable, "-m", "agent_lightning.server", "--model", "calc", "--port", "0", "--gpus", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("--gpus is 1, and there is no GPU to train on (")
+    assert done.stderr.endswith("Leave it out, or give 0.\n")
 
 
 def test_an_unknown_algorithm_is_refused() -> None:

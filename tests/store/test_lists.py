@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 from typing import Any
 
-import pytest
 from alembic import command
 
 from agentlightning.store import LightningStore, SqliteLightningStore
 from agentlightning.store.database.migrate import alembic_config
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
-from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import reward_attributes
 from tests.store.builders import make_span
 
 
 async def finished(
-    store: LightningStore, task: Any, *rewards: dict[str, Any], outcome: Outcome = Outcome.OK, **given: Any
+    store: LightningStore,
+    task: Any,
+    *rewards: dict[str, Any],
+    outcome: Outcome = Outcome.OK,
+    span: str = "reward",
+    **given: Any,
 ) -> str:
     claim = await store.start_rollout(task, worker_id="w", **given)
     for attributes in rewards:
-        await store.add_span(make_span(claim, "reward", **attributes))
+        await store.add_span(make_span(claim, span, **attributes))
     status = AttemptStatus.SUCCEEDED if outcome is Outcome.OK else AttemptStatus.FAILED
     await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=status, outcome=outcome)
     return claim.rollout_id
@@ -50,24 +55,30 @@ async def test_rollouts_are_found_by_what_they_are_of(store: LightningStore) -> 
     assert await found(store, sort_by="reward", limit=1, cursor=first.next_cursor) == ["b"]
 
 
-@pytest.mark.parametrize(
-    ("rewards", "expected"),
-    [
-        ([reward_attributes(0.1), reward_attributes(0.9)], 0.9),
-        ([reward_attributes(0.1), {**reward_attributes(0.9), REWARD_RESPONSE: "x"}], 0.1),
-        ([{**reward_attributes(0.2), REWARD_AGENT: "x"}, {**reward_attributes(0.4), REWARD_AGENT: "y"}], 0.3),
-        ([{"agentlightning.reward.0.value": "nan"}], None),
-        ([], None),
-    ],
-)
-async def test_what_a_rollout_earned_is_noted(
-    tmp_path: Path, rewards: list[dict[str, Any]], expected: float | None
-) -> None:
-    store = SqliteLightningStore(tmp_path / "store.db")
-    await finished(store, "task", *rewards)
-    (listed,) = await store.list_rollouts()
-    assert listed.reward == (None if expected is None else pytest.approx(expected))
-    await store.close()
+EARNED: list[tuple[list[dict[str, Any]], float | None]] = [
+    ([reward_attributes(0.1), reward_attributes(0.9)], 0.9),
+    ([reward_attributes(0.1), {**reward_attributes(0.95), REWARD_RESPONSE: "x"}], 0.1),
+    ([{**reward_attributes(0.2), REWARD_AGENT: "x"}, {**reward_attributes(0.4), REWARD_AGENT: "y"}], 0.3),
+    ([{"agentlightning.reward.0.value": "nan"}], None),
+    ([], None),
+    ([{"agentops.task.output": json.dumps({"type": "reward", "value": 0.5})}], 0.5),
+    ([{"agentops.entity.output": json.dumps({"type": "reward", "value": 0.6})}], 0.6),
+    ([{"agentops.task.output": json.dumps({"type": "text", "value": 1})}, reward_attributes(0.7)], 0.7),
+    ([{"agentops.task.output": "no JSON"}], None),
+    ([{"reward": 0.8}], 0.8),
+    ([{"note": "an agent that writes agentlightning.reward.0.value into a text"}], None),
+]
+"""What spans say, and the reward that it comes to; 0.2 wrote it as an attribute of the span of that name."""
+
+
+async def test_what_a_rollout_earned_is_noted(store: LightningStore) -> None:
+    """Read by the database: SQLite's SQL, PostgreSQL's, and over HTTP."""
+    for number, (rewards, _) in enumerate(EARNED):
+        await finished(store, f"task {number}", *rewards, span=REWARD)
+    expected = sorted((reward, f"task {number}") for number, (_, reward) in enumerate(EARNED) if reward is not None)
+    assert await found(store, sort_by="reward", sort_order="asc") == [task for _, task in expected]
+    for reward, task in expected:
+        assert await found(store, reward_min=reward - 1e-9, reward_max=reward + 1e-9) == [task]
 
 
 async def test_a_reward_that_comes_late_counts_and_one_of_an_earlier_attempt_does_not(tmp_path: Path) -> None:
