@@ -2,8 +2,12 @@
 
 The victim and the attacker are processes of their own, each with the key of its own attempt, over loopback. Attacks on
 the gateway run against an engine that answers at once, attacks on the engine against the shipped model. Each attack
-repeats its requests for a few seconds, one after another or several at once, and stops by itself.
-    python benchmarks/neighbours.py [--quick] [--json]
+repeats its requests for a few seconds, several at once, and stops by itself.
+
+An attack takes processors from everybody, whatever it is aimed at. So each attack on the gateway is measured a second
+time with another gateway as its aim, a process that has nothing to do with the victim's ("p99 other"): what a short
+call waits then is the machine's doing, and what it waits beyond that is the gateway's.
+    python benchmarks/neighbours.py [--quick] [--json] [--only TEXT]
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ import numpy as np
 ASK: Any = {"model": "policy", "messages": [{"role": "user", "content": "What is 2 + 3?"}], "max_tokens": 8}
 PAUSE = 0.01
 """Between two of the victim's calls."""
+MAX_CONTEXT = 2**15
 
 
 @dataclass(frozen=True)
@@ -181,6 +186,30 @@ class Echo:
         yield Chunk(ids=self.ids, logprobs=self.logprobs, plain_logprobs=self.logprobs, version=0, finish_reason="stop")
 
 
+async def be_another() -> None:
+    """A gateway of its own, and an attempt at it, until nobody listens any more."""
+    from agentlightning.gateway import load_rendering
+    from agentlightning.models import resolve_model
+
+    rendering = load_rendering(resolve_model("calc"))
+    async with served(Echo(rendering, MAX_CONTEXT), rendering) as (store, gateway):
+        print(json.dumps(await place(store, gateway)), flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+
+@asynccontextmanager
+async def another() -> AsyncIterator[dict[str, str]]:
+    """The place of an attempt at a gateway in another process."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, "--role", "another"), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    yield json.loads(await process.stdout.readline())
+    process.stdin.close()
+    await process.wait()
+
+
 @asynccontextmanager
 async def served(engine: Any, rendering: Any) -> AsyncIterator[tuple[Any, Any]]:
     from agentlightning.gateway import Gateway
@@ -200,12 +229,14 @@ async def place(store: Any, gateway: Any) -> dict[str, str]:
     return {"url": gateway.as_resource().get_base_url(*ids), "key": gateway.key_for(*ids)}
 
 
-async def measured(store: Any, gateway: Any, name: str | None, seconds: float) -> dict[str, Any]:
-    """The victim's calls, beside an attack or alone."""
+async def measured(
+    store: Any, gateway: Any, name: str | None, seconds: float, aim: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """The victim's calls, alone or beside an attack, on this gateway unless another is its `aim`."""
     calm = {**await place(store, gateway), "seconds": seconds}
     if name is None:
         return await in_other_process("victim", calm)
-    hostile = {**await place(store, gateway), "seconds": seconds, "attack": name}
+    hostile = {**(aim or await place(store, gateway)), "seconds": seconds + 1, "attack": name}
     fought = asyncio.create_task(in_other_process("attacker", hostile))
     await asyncio.sleep(1.0)  # it has begun
     found = await in_other_process("victim", calm)
@@ -225,13 +256,14 @@ def figures_of(found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def row(name: str, f: dict[str, Any]) -> None:
+def row(name: str, f: dict[str, Any], elsewhere: dict[str, Any] | None) -> None:
     answers = ", ".join(f"{count}x {status}" for status, count in sorted(f["answers"].items()))
-    waits = f"{f['p50_ms']:>9.1f}{f['p99_ms']:>9.1f}{f['worst_ms']:>10.1f}"
+    beside = "" if elsewhere is None else f"{elsewhere['p99_ms']:.1f}"
+    waits = f"{f['p50_ms']:>9.1f}{f['p99_ms']:>9.1f}{f['worst_ms']:>10.1f}{beside:>11}"
     print(f"{name:<32}{waits}{f['calls']:>7}{f['failed']:>7}  {answers}", flush=True)
 
 
-async def run(quick: bool) -> dict[str, Any]:
+async def run(quick: bool, only: str) -> dict[str, Any]:
     from agentlightning.backend.base import ModelSpec
     from agentlightning.backend.embedded.backend import EmbeddedBackend
     from agentlightning.gateway import load_rendering
@@ -240,29 +272,36 @@ async def run(quick: bool) -> dict[str, Any]:
     seconds = 4.0 if quick else 10.0
     rendering = load_rendering(resolve_model("calc"))
     rows: dict[str, dict[str, Any]] = {}
-    columns = f"{'p50 ms':>9}{'p99 ms':>9}{'worst ms':>10}{'calls':>7}{'failed':>7}"
+    elsewhere: dict[str, dict[str, Any]] = {}
+    columns = f"{'p50 ms':>9}{'p99 ms':>9}{'worst ms':>10}{'p99 other':>11}{'calls':>7}{'failed':>7}"
     print(f"{'a short call beside':<32}{columns}  the attacker got")
 
-    async def series(engine: Any, alone: str, *, on_engine: bool) -> None:
+    async def series(engine: Any, alone: str, *, on_engine: bool, aim: dict[str, str] | None = None) -> None:
         async with served(engine, rendering) as (store, gateway):
-            for name in [None, *(n for n, a in ATTACKS.items() if a.engine == on_engine)]:
+            for name in [None, *(n for n, a in ATTACKS.items() if a.engine == on_engine and only in n)]:
                 rows[name or alone] = figures_of(await measured(store, gateway, name, seconds))
-                row(name or alone, rows[name or alone])
+                if name and aim:
+                    elsewhere[name] = figures_of(await measured(store, gateway, name, seconds, aim))
+                row(name or alone, rows[name or alone], elsewhere.get(name or alone))
 
-    await series(Echo(rendering, 2**15), "nobody", on_engine=False)
-    backend = EmbeddedBackend(ModelSpec(model=resolve_model("calc")))
-    await backend.start()
-    try:
-        await series(backend.engine("policy"), "nobody (real engine)", on_engine=True)
-    finally:
-        await backend.close()
-    attacked = {name: f for name, f in rows.items() if name in ATTACKS and not ATTACKS[name].engine}
+    async with another() as aim:
+        await series(Echo(rendering, MAX_CONTEXT), "nobody", on_engine=False, aim=aim)
+    if any(attack.engine and only in name for name, attack in ATTACKS.items()):
+        backend = EmbeddedBackend(ModelSpec(model=resolve_model("calc")))
+        await backend.start()
+        try:
+            await series(backend.engine("policy"), "nobody (real engine)", on_engine=True)
+        finally:
+            await backend.close()
+    attacked = {name: f for name, f in rows.items() if name in elsewhere}
     worst = max(attacked, key=lambda name: attacked[name]["p99_ms"])
     return {
         "short_call_p99_ms_alone": rows["nobody"]["p99_ms"],
         "short_call_p99_ms_attacked": attacked[worst]["p99_ms"],
+        "short_call_p99_ms_attacked_elsewhere": elsewhere[worst]["p99_ms"],
         "worst_attack": worst,
         "rows": rows,
+        "elsewhere": elsewhere,
     }
 
 
@@ -270,17 +309,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four seconds an attack instead of ten")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object at the end")
-    parser.add_argument("--role", choices=("victim", "attacker"), help=argparse.SUPPRESS)
+    parser.add_argument("--only", default="", help="only the attacks whose name this stands in")
+    parser.add_argument("--role", choices=("victim", "attacker", "another"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    import uvloop
+
+    if options.role == "another":
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(be_another())
+        return
     if options.role:
         role = victim if options.role == "victim" else attacker
         print(json.dumps(asyncio.run(role(json.load(sys.stdin)))))
         return
-    import uvloop
-
     logging.basicConfig(level=logging.ERROR)  # attempts that are left behind are given up, which is said
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(run(options.quick))
+        figures = runner.run(run(options.quick, options.only))
     if options.json:
         print(json.dumps(figures))
 

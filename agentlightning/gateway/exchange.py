@@ -50,6 +50,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The JSON schema that an answer, as far as it is not a tool call, must follow."""
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
+    measured: bool = False
+    """Whether its texts are known to fit the model's context."""
+    digests: tuple[bytes, bytes] | None = None
+    """Of its messages (`history.session.Keys`), where they were made with the request."""
     prefilled: bool = False
     """Whether the client began the answer itself."""
     remember: list[Message] | None = None

@@ -20,6 +20,8 @@ from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.large.requests import LargeRequests
+from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.limits import RequestLimits, freeze_heap
 from agentlightning.gateway.recording.journal import Journal
 from agentlightning.gateway.recording.recorder import Recorder
@@ -144,17 +146,18 @@ class Gateway:
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
         self._spent = dict(spent or {})
+        self._large = LargeRequests(request_limits or RequestLimits())
         api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
         self._app = GatewayApp(
             self._attempts,
             self,
             self._recorder,
             api,
+            self._large,
             self._secret,
             dialects=dialects,
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
-            limits=request_limits or RequestLimits(),
             instance=lambda: self._instance,
         )
         self._server = LoopServer(
@@ -193,6 +196,7 @@ class Gateway:
         await self._attempts.end_calls("the gateway was stopped")
         await stopping
         await asyncio.gather(*[upstream.close() for upstream in self._upstreams.values()])
+        await self._large.close()
         await self._recorder.stop(timeout)
         if self._journal is not None:
             self._journal.close()
@@ -327,6 +331,13 @@ class Gateway:
             )
         return found
 
+    def measures(self) -> Mapping[str, Measure]:
+        """What the length of requests is checked by, by all names of the models that are sampled from here."""
+        meant = {name: self._samplers.get(name) for name in self._samplers}
+        meant |= {alias: self._samplers.get(name) for alias, name in self._models.items() if isinstance(name, str)}
+        found = {name: None if sampler is None else sampler.measure for name, sampler in meant.items()}
+        return {name: measure for name, measure in found.items() if measure is not None}
+
     def names(self) -> Sequence[str]:
         """The models that clients may name. The directory of a model on this machine is none of their business."""
         return [name for name in dict.fromkeys([*self._samplers, *self._models]) if not PurePath(name).is_absolute()]
@@ -337,6 +348,7 @@ class Gateway:
             await engine.info(),
             rendering,
             self._recorder,
+            self._large,
             policy=name,
             trained=trained,
             selection=self._selection,

@@ -9,7 +9,8 @@ import asyncio
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,9 +23,11 @@ from agentlightning.gateway.exchange import Refusal
 
 T = TypeVar("T")
 
-_SMALL_BYTES = 256 * 1024
-_FEW_ELEMENTS = 4096
-"""Up to these a body is decoded where it came; it takes a few milliseconds."""
+_SMALL_BYTES = 128 * 1024
+_FEW_ELEMENTS = 2048
+"""Up to these a body is read on the event loop; it takes a few milliseconds."""
+_SCHEMA_BYTES = 16 * 1024
+"""The same for a body that may hold a schema, which is compiled."""
 _BLOCK = 2**16
 _background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
 """For what takes long and mostly without the interpreter: large requests wait for each other, and no other waits."""
@@ -46,10 +49,15 @@ class RequestLimits:
     """Of all stop strings of a request together."""
     open_requests: int = 1024
     """Requests of one attempt that are being answered at the same time."""
+    waiting_bytes: int = 64 * 2**20
+    """Bodies of one attempt, together, that are coming in or wait to be read."""
+    large_seconds: float = 60.0
+    """How long reading a large request may take, and how long tokenising it; without the time that it waits for others.
+    """
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} must be at least 1, not {getattr(self, name)}.")
 
     def check_length(self, declared: bytes | None) -> None:
@@ -74,25 +82,53 @@ class RequestLimits:
                 param="stop",
             )
 
-    async def decoded(self, body: bytes) -> tuple[dict[str, Any], bool]:
-        """The JSON object in a body, and whether it is a large one. Raises `Refusal`."""
-        if len(body) <= _SMALL_BYTES:
-            # Commas and brackets inside of texts count here too, so this is the most there can be.
-            most = body.count(b",") + body.count(b"[") + body.count(b"{")
-            if most <= min(_FEW_ELEMENTS, self.elements, self.containers):
-                return decode(body), False
-        return await in_background(self._decoded, body), True
-
-    def _decoded(self, body: bytes) -> dict[str, Any]:
-        elements, containers = _elements(body, self.elements)
-        if elements > self.elements:
-            raise _too_many(f"more than {self.elements} values in its lists and objects (elements)")
-        if containers > self.containers:
-            raise _too_many(f"more than {self.containers} lists and objects (containers)")
-        return decode(body)
+    def is_large(self, body: bytes) -> bool:
+        """Whether reading this body would hold up others."""
+        if len(body) > _SMALL_BYTES:
+            return True
+        if len(body) > _SCHEMA_BYTES and (b'"json_schema"' in body or b'"strict"' in body):
+            return True
+        # Commas and brackets inside of texts count here too, so this is the most there can be.
+        most = body.count(b",") + body.count(b"[") + body.count(b"{")
+        return most > min(_FEW_ELEMENTS, self.elements, self.containers)
 
 
-def decode(body: bytes) -> dict[str, Any]:
+def checked(body: bytes | bytearray, limits: RequestLimits) -> dict[str, Any]:
+    """The JSON object in a body that may be large. Raises `Refusal`, before decoding it if there is too much in it."""
+    elements, containers = _elements(body, limits.elements)
+    if elements > limits.elements:
+        raise _too_many(f"more than {limits.elements} values in its lists and objects (elements)")
+    if containers > limits.containers:
+        raise _too_many(f"more than {limits.containers} lists and objects (containers)")
+    return decode(body)
+
+
+class Waiting:
+    """The bytes of each attempt's bodies that are coming in or wait to be read."""
+
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
+        self._held: Counter[Hashable] = Counter()
+
+    def hold(self, owner: Hashable, size: int) -> None:
+        """Count bytes that have come. Raises `Refusal`, and counts none, if they are too many."""
+        if self._held[owner] + size > max(self._limits.waiting_bytes, self._limits.body_bytes):
+            raise Refusal(
+                f"This attempt's requests that wait to be read are larger than "
+                f"{self._limits.waiting_bytes / 2**20:g} MiB together (waiting_bytes). Try again.",
+                status=429,
+                kind="rate_limit_error",
+                code="too_many_requests",
+            )
+        self._held[owner] += size
+
+    def release(self, owner: Hashable, size: int) -> None:
+        self._held[owner] -= size
+        if not self._held[owner]:
+            del self._held[owner]
+
+
+def decode(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in a body. Raises `Refusal` if there is none."""
     try:
         found = msgspec.json.decode(body)
@@ -107,7 +143,7 @@ def _too_many(what: str) -> Refusal:
     return Refusal(f"The request body has {what}.", status=413, code="too_many_elements")
 
 
-def _elements(body: bytes, enough: int) -> tuple[int, int]:
+def _elements(body: bytes | bytearray, enough: int) -> tuple[int, int]:
     """Commas and opening brackets outside of texts, and the brackets alone; stops counting once there are more than
     `enough`.
     """

@@ -16,6 +16,13 @@ from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Int32Array
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where a rendering was loaded: `load_rendering(path, renderer)` gives the same one in another process."""
+
+    path: str
+    renderer: str | None
+
+
 class ParsedCall(msgspec.Struct, frozen=True):
     """A tool call as the model wrote it: `arguments` is a JSON text."""
 

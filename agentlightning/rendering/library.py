@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import ModelError
-from agentlightning.rendering.base import Parsed, ParsedCall
+from agentlightning.rendering.base import Parsed, ParsedCall, Source
 from agentlightning.rendering.control import SEAM, ControlTokens
 from agentlightning.rendering.forms import (
     BARE_FORM,
@@ -58,6 +58,7 @@ class RenderersRendering:
         calls: the name of the format in which tool calls are written, if `name` does not say it.
         """
         self.name = name
+        self.source: Source | None = None
         self.parses_tools = parses_tools
         self._tokenizer = tokenizer
         self._renderer = renderer

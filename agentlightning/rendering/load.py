@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentlightning.errors import ModelError
+from agentlightning.rendering.base import Source
 from agentlightning.rendering.library import BARE, MARKED, RenderersRendering
 from agentlightning.rendering.probes import PROBE_TOOLS, agrees, tools_survive
 from agentlightning.rendering.template import FORMATS, Format, TemplateRenderer
@@ -32,6 +33,12 @@ def load_rendering(path: str, renderer: str | None = None) -> RenderersRendering
     itself. Raises `ModelError`, with the setting to give, when
     tools would not be understood.
     """
+    found = _load(path, renderer)
+    found.source = Source(path, renderer)
+    return found
+
+
+def _load(path: str, renderer: str | None) -> RenderersRendering:
     _require_renderers()
     from renderers.base import MODEL_RENDERER_MAP
 

@@ -49,23 +49,28 @@ async def post(site: Site, path: str, body: Any) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "named"),
-    [
-        ({**ASK, "user": "x" * 2**20}, 413, "body_bytes"),
-        ({**ASK, "metadata": [[]] * 2000}, 413, "elements"),
-        ({**ASK, "metadata": {str(i): {} for i in range(2000)}}, 413, "elements"),
-        ({**ASK, "stop": ["a", "b", "c", "d", "e"]}, 400, "stop_strings"),
-        ({**ASK, "stop": "x" * 41}, 400, "stop_characters"),
-        (b"[" * 900_000, 413, "elements"),
-        (b'{"model": "policy", "x": ' + b"[" * 950, 413, "containers"),
-        (b'{"model": "policy", "x": ' + b"[" * 900, 400, "JSON"),
-    ],
-)
-async def test_a_limit_is_named_by_what_it_refuses(limited: Site, body: Any, status: int, named: str) -> None:
-    got, text = await post(limited, "/chat/completions", body)
-    assert (got, named in text) == (status, True), text
+REFUSED: list[tuple[Any, int, str]] = [
+    ({**ASK, "user": "x" * 2**20}, 413, "body_bytes"),
+    ({**ASK, "metadata": [[]] * 2000}, 413, "elements"),
+    ({**ASK, "metadata": {str(i): {} for i in range(2000)}}, 413, "elements"),
+    ({**ASK, "stop": ["a", "b", "c", "d", "e"]}, 400, "stop_strings"),
+    ({**ASK, "stop": "x" * 41}, 400, "stop_characters"),
+    (b"[" * 900_000, 413, "elements"),
+    (b'{"model": "policy", "x": ' + b"[" * 950, 413, "containers"),
+    (b'{"model": "policy", "x": ' + b"[" * 900, 400, "JSON"),
+]
+
+
+async def test_a_limit_is_named_by_what_it_refuses(limited: Site) -> None:
+    for body, expected, named in REFUSED:
+        status, text = await post(limited, "/chat/completions", body)
+        assert (status, named in text) == (expected, True), (named, text)
     assert (await post(limited, "/chat/completions", ASK))[0] == 200
+
+
+async def test_rewards_are_small(limited: Site) -> None:
+    status, text = await post(limited, "/reward", b'{"reward": [' + b"[]," * 30_000 + b"[]]}")
+    assert (status, "body_too_large" in text) == (413, True), text
 
 
 async def test_texts_full_of_commas_are_no_elements(limited: Site) -> None:
@@ -123,14 +128,14 @@ LONG_ROWS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("path", ["/messages", "/messages/count_tokens"])
-@pytest.mark.parametrize("where", LONG_ROWS)
-async def test_what_is_too_long_is_refused_wherever_it_stands(site: Site, where: str, path: str) -> None:
-    body = LONG_ROWS[where]()
-    if path.endswith("count_tokens"):
-        del body["max_tokens"]
-    status, text = await post(site, path, body)
-    assert (status, "prompt is too long" in text) == (400, True), text[:300]
+async def test_what_is_too_long_is_refused_wherever_it_stands(site: Site) -> None:
+    for path in ("/messages", "/messages/count_tokens"):
+        for where, row in LONG_ROWS.items():
+            body = row()
+            if path.endswith("count_tokens"):
+                del body["max_tokens"]
+            status, text = await post(site, path, body)
+            assert (status, "prompt is too long" in text) == (400, True), (path, where, text[:300])
     assert not site.engine.params
 
 

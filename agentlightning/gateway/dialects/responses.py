@@ -109,7 +109,7 @@ class ResponsesDialect(Dialect):
             schema=json_schema_of(typed(body, "text", dict, {}).get("format"), "text.format"),
             asked=asked,
             remember=messages if typed(body, "store", bool, True) else None,
-            private=body,
+            private={name: value for name, value in body.items() if name != "input"},
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:

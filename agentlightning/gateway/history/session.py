@@ -23,6 +23,9 @@ from agentlightning.rendering.messages import Message, Tool, with_tool_names
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call, Divergence, Segment, VersionRun
 
+_DIGEST = 16
+"""Bytes of a key."""
+
 
 @dataclass(slots=True, eq=False)
 class Piece:
@@ -116,6 +119,32 @@ class Question:
 
 
 @dataclass(slots=True, frozen=True, eq=False)
+class Bridging:
+    """What follows a turn, to be tokenised by `Rendering.bridge`."""
+
+    after: Turn
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+
+    @property
+    def prompt_ids(self) -> Int32Array:
+        return path_ids(self.after.prompt)
+
+    @property
+    def response_ids(self) -> Int32Array:
+        return self.after.response.segment.ids
+
+    @property
+    def keep_reasoning(self) -> bool:
+        return not self.after.reasoned
+
+    def by(self, rendering: Rendering) -> Int32Array | None:
+        return rendering.bridge(
+            self.prompt_ids, self.response_ids, self.messages, self.tools, keep_reasoning=self.keep_reasoning
+        )
+
+
+@dataclass(slots=True, frozen=True, eq=False)
 class Tokens:
     """A request's tokens: those after a turn, or all of them."""
 
@@ -149,20 +178,19 @@ class Session:
         return Question(messages, tools, walk, None, self._cause(keys, root, walk) if self._turns else None, keys)
 
     def tokenise(self, question: Question) -> Tokens:
-        """The tokens of a request. Changes nothing, so it may run in a thread while the session is used."""
-        messages = with_tool_names(question.messages)
-        turn, new = question.walk.turn, messages[question.walk.turn_depth :]
-        if turn is not None and new and not self._rerender and not any(m["role"] == "assistant" for m in new):
-            added = self._rendering.bridge(
-                path_ids(turn.prompt),
-                turn.response.segment.ids,
-                new,
-                question.tools,
-                keep_reasoning=not turn.reasoned,
-            )
-            if added is not None:
-                return Tokens(added, turn)
-        return Tokens(self._rendering.render(messages, question.tools), None)
+        """The tokens of a request. Changes nothing."""
+        bridging = self.bridging(question)
+        added = None if bridging is None else bridging.by(self._rendering)
+        if bridging is not None and added is not None:
+            return Tokens(added, bridging.after)
+        return Tokens(self._rendering.render(with_tool_names(question.messages), question.tools), None)
+
+    def bridging(self, question: Question) -> Bridging | None:
+        """What of a request is to be tokenised after a turn; None if it is rendered anew."""
+        turn, new = question.walk.turn, with_tool_names(question.messages)[question.walk.turn_depth :]
+        if turn is None or not new or self._rerender or any(m["role"] == "assistant" for m in new):
+            return None
+        return Bridging(turn, new, question.tools)
 
     def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
@@ -386,10 +414,27 @@ class Keys:
     def made(cls, messages: Sequence[Message]) -> Keys:
         """With all keys made, which takes long for many messages and needs no session."""
         keys = cls(messages)
-        for index in range(len(messages)):
-            keys.exact(index)
-            keys.similar(index)
+        keys.make(0, len(messages))
         return keys
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], digests: tuple[bytes, bytes]) -> Keys:
+        """With the keys that were made of these messages elsewhere."""
+        keys = cls(messages)
+        for made, joined in zip((keys._exact, keys._similar), digests, strict=True):
+            made.update((at // _DIGEST, joined[at : at + _DIGEST]) for at in range(0, len(joined), _DIGEST))
+        return keys
+
+    def make(self, start: int, end: int) -> None:
+        """Make the keys of these messages."""
+        for index in range(start, min(end, len(self.messages))):
+            self.exact(index)
+            self.similar(index)
+
+    @property
+    def digests(self) -> tuple[bytes, bytes]:
+        """All keys, once they are made."""
+        return b"".join(self._exact.values()), b"".join(self._similar.values())
 
     def exact(self, index: int) -> bytes:
         if index not in self._exact:
@@ -453,7 +498,7 @@ def _call(call: dict[str, Any]) -> tuple[str, Any]:
 
 
 def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value), digest_size=16).digest()
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=_DIGEST).digest()
 
 
 def _begins_with(ids: Int32Array, before: Int32Array) -> bool:

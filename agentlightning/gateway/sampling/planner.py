@@ -5,9 +5,9 @@ Knows limits, the room that a model's context has, and what to do when there is 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -18,24 +18,26 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.session import Keys, Prompt, Question, Session, path_ids
+from agentlightning.gateway.history.session import Keys, Prompt, Question, Session, Tokens, path_ids
 from agentlightning.gateway.history.truncation import Truncation
-from agentlightning.gateway.limits import in_background
+from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
 from agentlightning.gateway.sampling.settings import Overrides, settle
+from agentlightning.gateway.sampling.size import (
+    COUNTED,
+    LONG,
+    MANY,
+    fewest_tokens,
+    least_of,
+    length_of,
+    texts_in,
+    texts_of,
+    too_long,
+)
 from agentlightning.rendering import Message, Rendering, Tool
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.arrays import Int32Array, np
-
-_LONG = 20_000
-"""Characters of a request from which on it is tokenised beside the event loop."""
-_GROWN = 50_000
-"""The same for a conversation that goes on, of which only what is new is tokenised."""
-_MANY = 200
-"""Messages of a request from which on they are handled beside the event loop."""
-_COUNTED = 4
-"""Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
 
 
 class Arrival(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +69,7 @@ class Planner:
         self,
         info: EngineInfo,
         rendering: Rendering,
+        large: LargeRequests,
         *,
         policy: str,
         limits: AttemptLimits,
@@ -75,6 +78,7 @@ class Planner:
     ) -> None:
         self._info = info
         self._rendering = rendering
+        self._large = large
         self._policy = policy
         self._limits = limits
         self._overrides = overrides
@@ -116,79 +120,66 @@ class Planner:
             used={**self._settle(arrival), **({"cut": cut} if cut else {})},
         )
 
-    async def count(self, request: CallRequest) -> int:
+    async def count(self, request: CallRequest, live: LiveAttempt) -> int:
         """How many tokens the prompt of a request has, rendered anew. Raises `Refusal`."""
-        most, texts = _COUNTED * self._info.max_context, list(_texts(request.messages, request.tools))
+        most, texts = COUNTED * self._info.max_context, list(texts_of(request))
         self._check_size(request, None, most)
-        await self._check_texts(texts, None, most)
+        await self._check_texts(texts, live, most, marks=False)
         try:
             messages = with_tool_names(request.messages)
-            if _length_of(texts) <= _LONG and len(messages) <= _MANY:
+            if _is_short(messages, request.tools):
                 return len(self._rendering.render(messages, request.tools))
-            return len(await in_background(self._rendering.render, messages, request.tools))
+            return len(await self._large.render(live.key, self._rendering, messages, request.tools))
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
 
     def _check_size(self, request: CallRequest, live: LiveAttempt | None, most: int) -> None:
         """Refuse a request that its mere length says is too long."""
-        if len(request.messages) > _MANY:
-            said = sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
-            self._check_room(live, said * self._least, most)
-        self._check_room(live, _size(request) // self._rendering.longest_token, most)
+        self._check_room(live, fewest_tokens(request, self._rendering, lambda: self._least), most)
 
     @cached_property
     def _least(self) -> int:
-        """How many tokens a message has at least, beside what it says, in the model's format."""
-        user: Message = {"role": "user", "content": "x"}
-        answer: Message = {"role": "assistant", "content": "x"}
-        alone = len(self._rendering.render([user], None))
-        added: list[int] = []
-        for some in ([user] * 8, [answer, user] * 4):
-            with suppress(ModelError):  # a template may want the roles to alternate
-                added.append(len(self._rendering.render([user, *some], None)) - alone)
-        return max(1, min(added, default=0) // 8 - 1)
+        return least_of(self._rendering)
 
-    async def _check_texts(self, texts: Sequence[str], live: LiveAttempt | None, most: int) -> None:
+    async def _check_texts(self, texts: Sequence[str], live: LiveAttempt, most: int, *, marks: bool = True) -> None:
         """Refuse texts that are too long, before all of them are tokenised."""
-        if await self._exceeds(texts, most):
-            self._check_room(live, most + 1, most)
+        if await self._exceeds(texts, most, live):
+            self._check_room(live if marks else None, most + 1, most)
 
-    async def _exceeds(self, texts: Sequence[str], tokens: int) -> bool:
+    async def _exceeds(self, texts: Sequence[str], tokens: int, live: LiveAttempt) -> bool:
         """Whether texts are long, and have certainly more than so many tokens."""
-        if _length_of(texts) <= _LONG:
+        if length_of(texts) <= LONG:
             return False
-        gone = threading.Event()
-        try:
-            return await in_background(self._rendering.exceeds, texts, tokens, gone.is_set)
-        finally:
-            gone.set()  # nobody waits any more
+        return await self._large.exceeds(live.key, self._rendering, texts, tokens)
 
     async def _fit(self, arrival: Arrival) -> tuple[CallRequest, Mapping[str, int] | None]:
         """The request, cut if it is too long, and what was cut. One that no cut makes fit stays as it is."""
-        request, most = arrival.request, self._info.max_context
-        session = arrival.live.session(self._policy)
+        request, live, most = arrival.request, arrival.live, self._info.max_context
+        session = live.session(self._policy)
 
-        question = session.look_up(request.messages, request.tools)
-        if not await self._exceeds(_fresh(question), most) and await _length(session, question) < most:
+        question = await self._look_up(session, request)
+        if not await self._exceeds(_fresh(question), most, live) and await self._length(session, question, live) < most:
             return request, None
         # A conversation that has just been cut has room to be answered, and to grow; one that goes on may use it.
         room = min(request.asked.get("max_tokens", most // 8), most // 4)
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
-            question = session.look_up(messages, request.tools)
-            if await self._exceeds(_fresh(question), most):
+            changed = msgspec.structs.replace(request, messages=messages, digests=None)
+            question = await self._look_up(session, changed)
+            if await self._exceeds(_fresh(question), most, live):
                 continue
-            if await _length(session, question) <= (most - 1 if question.goes_on else most - room):
+            if await self._length(session, question, live) <= (most - 1 if question.goes_on else most - room):
                 remember = None if request.remember is None else messages[forgets:]
-                return msgspec.structs.replace(request, messages=messages, remember=remember), cut
+                return msgspec.structs.replace(changed, remember=remember), cut
         return request, None
 
     async def _raw(self, prompt: str | list[int], live: LiveAttempt) -> Int32Array:
         """The tokens of a prompt that is no conversation."""
         if isinstance(prompt, str):
             await self._check_texts([prompt], live, self._info.max_context)
-            encode = self._rendering.encode
-            return await in_background(encode, prompt) if len(prompt) > _LONG else encode(prompt)
+            if len(prompt) > LONG:
+                return await self._large.encode(live.key, self._rendering, prompt)
+            return self._rendering.encode(prompt)
         if max(prompt) >= self._info.vocab_size:
             raise Refusal(
                 f"Token {max(prompt)} is not in the vocabulary, which has {self._info.vocab_size} tokens.",
@@ -198,23 +189,52 @@ class Planner:
         return np.array(prompt, dtype=np.int32)
 
     async def _prompt(self, arrival: Arrival) -> Prompt:
-        """The request's prompt. Long texts are tokenised in a thread, so that nobody else waits for them."""
+        """The request's prompt. Long texts are tokenised elsewhere, so that nobody else waits for them."""
         request, segment_id = arrival.request, f"{arrival.response_id}/p"
         session = arrival.live.session(self._policy)
         if request.prompt is not None:
             return session.plan_tokens(await self._raw(request.prompt, arrival.live), segment_id)
-        many = len(request.messages) > _MANY or _size(request) > _GROWN
-        keys = await in_background(Keys.made, request.messages) if many else None
-        question = session.look_up(request.messages, request.tools, keys)
+        question = await self._look_up(session, request)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
             arrival.live.mark_lost("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
             return question.known
-        fresh = _fresh(question)
-        await self._check_texts(fresh, arrival.live, self._info.max_context)
-        large = many or _length_of(fresh) > _LONG
-        tokens = await in_background(session.tokenise, question) if large else session.tokenise(question)
-        return session.place(question, tokens, segment_id)
+        if not request.measured:
+            await self._check_texts(_fresh(question), arrival.live, self._info.max_context)
+        return session.place(question, await self._tokenised(session, question, arrival.live), segment_id)
+
+    async def _look_up(self, session: Session, request: CallRequest) -> Question:
+        """What the session knows of a request. The keys of many messages are made in pieces, others' turns between."""
+        if request.digests is not None:
+            keys = Keys.of(request.messages, request.digests)
+        else:
+            keys = Keys(request.messages)
+            for start in range(0, len(request.messages) - MANY, MANY):
+                keys.make(start, start + MANY)
+                await asyncio.sleep(0)
+        return session.look_up(request.messages, request.tools, keys)
+
+    async def _tokenised(self, session: Session, question: Question, live: LiveAttempt) -> Tokens:
+        """`Session.tokenise`, elsewhere where it takes long."""
+        bridging = session.bridging(question)
+        if bridging is not None:
+            if _is_short(bridging.messages, None):
+                added = bridging.by(self._rendering)
+            else:
+                added = await self._large.bridge(live.key, self._rendering, bridging)
+            if added is not None:
+                return Tokens(added, bridging.after)
+        messages = with_tool_names(question.messages)
+        if _is_short(messages, question.tools):
+            return Tokens(self._rendering.render(messages, question.tools), None)
+        return Tokens(await self._large.render(live.key, self._rendering, messages, question.tools), None)
+
+    async def _length(self, session: Session, question: Question, live: LiveAttempt) -> int:
+        """How many tokens the prompt of a request has, as the session would continue it."""
+        if question.known is not None:
+            return question.known.piece.end
+        made = await self._tokenised(session, question, live)
+        return len(made.ids) + (0 if made.after is None else made.after.response.end)
 
     def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
         """What the response must look like: a call, an answer by a schema, or calls of strict tools."""
@@ -261,14 +281,7 @@ class Planner:
         if live is not None:
             why = f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}."
             live.mark_truncated(why)
-        raise Refusal(
-            # The words by which the clients of both providers recognise this error.
-            f"prompt is too long: {prompt_tokens} tokens > {self._info.max_context} maximum. This model's maximum "
-            f"context length is {self._info.max_context} tokens. Please reduce the length of the messages, or raise "
-            "max_context of the algorithm, if the model can do more.",
-            code="context_length_exceeded",
-            param="messages",
-        )
+        raise too_long(prompt_tokens, self._info.max_context)
 
     def _check_limits(self, arrival: Arrival) -> None:
         live, limits = arrival.live, self._limits
@@ -326,41 +339,16 @@ class Planner:
         return used
 
 
-async def _length(session: Session, question: Question) -> int:
-    """How many tokens the prompt of a request has, as the session would continue it."""
-    if question.known is not None:
-        return question.known.piece.end
-    made = await in_background(session.tokenise, question)
-    return len(made.ids) + (0 if made.after is None else made.after.response.end)
-
-
-def _size(request: CallRequest) -> int:
-    """Characters of a request's texts: no fewer than its tokens say."""
-    raw = len(request.prompt) if isinstance(request.prompt, str) else 0
-    return raw + _length_of(_texts(request.messages, request.tools))
-
-
 def _fresh(question: Question) -> list[str]:
     """The texts of a request that are yet to be tokenised."""
     if question.goes_on:
-        return list(_texts(question.messages[question.walk.turn_depth :], None))
-    return list(_texts(question.messages, question.tools))
+        return list(texts_in(question.messages[question.walk.turn_depth :], None))
+    return list(texts_in(question.messages, question.tools))
 
 
-def _length_of(texts: Iterable[str]) -> int:
-    return sum(map(len, texts))
-
-
-def _texts(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Iterator[str]:
-    """All that a client may write at length."""
-    for message in messages:
-        yield message["content"]
-        for call in message.get("tool_calls", ()):
-            yield call["function"]["name"]
-            yield call["function"]["arguments"]
-    for tool in tools or ():
-        yield _name(tool)
-        yield str(tool["function"].get("description", ""))
+def _is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
+    """Whether these are tokenised at once."""
+    return len(messages) <= MANY and length_of(texts_in(messages, tools)) <= LONG
 
 
 def _name(tool: Tool) -> str:

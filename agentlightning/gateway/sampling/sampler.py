@@ -18,8 +18,10 @@ import msgspec
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, Refusal, ToolCall
 from agentlightning.gateway.history.session import Piece, Turn, unrecorded
+from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
@@ -46,6 +48,7 @@ class Sampler:
         info: EngineInfo,
         rendering: Rendering,
         recorder: Recorder,
+        large: LargeRequests,
         *,
         policy: str,
         trained: bool = True,
@@ -60,9 +63,10 @@ class Sampler:
         self._recorder = recorder
         self._policy = policy
         self._trained = trained
+        self.measure = large.measure(rendering, info.max_context, refuses=not cut_long_prompts)
         self._selection = selection
         self._planner = Planner(
-            info, rendering, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
+            info, rendering, large, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
         )
 
     @property
@@ -100,9 +104,9 @@ class Sampler:
                 self._record_refusal(asked.arrival, refusal)
             raise
 
-    async def count(self, request: CallRequest) -> int:
+    async def count(self, request: CallRequest, live: LiveAttempt) -> int:
         """How many tokens the prompt of a request has, rendered anew. Raises `Refusal` if it cannot be rendered."""
-        return await self._planner.count(request)
+        return await self._planner.count(request, live)
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 

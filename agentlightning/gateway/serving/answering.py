@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, TypeVar
 
 from agentlightning.errors import StoreError
+from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.sampling.planner import Arrival
 from agentlightning.gateway.sampling.sampler import Emit
-from agentlightning.gateway.serving.http import Receive, Send, cancel_when_gone, send_body, send_part
+from agentlightning.gateway.serving.http import (
+    DisconnectedError,
+    Receive,
+    Send,
+    cancel_when_gone,
+    send_body,
+    send_part,
+)
 from agentlightning.rendering import Rendering
 
 T = TypeVar("T")
@@ -31,7 +40,12 @@ class Target(Protocol):
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer: ...
 
-    async def count(self, request: CallRequest) -> int:
+    @property
+    def measure(self) -> Measure | None:
+        """What the length of large requests is checked by; None where that cannot be done in another process."""
+        ...
+
+    async def count(self, request: CallRequest, live: LiveAttempt) -> int:
         """How many tokens a request's prompt has."""
         ...
 
@@ -128,9 +142,13 @@ async def _finished(work: asyncio.Task[Answer]) -> asyncio.Task[Answer]:
 def _outcome(work: asyncio.Task[T]) -> T | Refusal:
     """What became of a request."""
     if work.cancelled():
-        return Refusal("The attempt or the gateway ended before this call did.", status=410, code="attempt_closed")
+        return _ended()
     error = work.exception()
     return work.result() if error is None else refusal_for(error)
+
+
+def _ended() -> Refusal:
+    return Refusal("The attempt or the gateway ended before this call did.", status=410, code="attempt_closed")
 
 
 def refusal_for(error: BaseException) -> Refusal:
@@ -193,6 +211,23 @@ class Relay:
             async for piece in pieces:
                 await send_part(send, piece)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def while_connected(receive: Receive, running: set[asyncio.Task[Any]], work: Coroutine[Any, Any, T]) -> T:
+    """The result of work that a client waits for. Raises `DisconnectedError` when the client goes away."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(cancel_when_gone(receive, task))
+    _run_with(running, task)
+    try:
+        await asyncio.wait([task])
+        if task.cancelled() and gone.done():
+            raise DisconnectedError
+    finally:
+        gone.cancel()
+        task.cancel()
+    if task.cancelled():
+        raise _ended()
+    return task.result()
 
 
 def _run_with(running: set[asyncio.Task[Any]], work: asyncio.Task[Any]) -> None:

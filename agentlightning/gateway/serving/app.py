@@ -10,7 +10,8 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -18,16 +19,15 @@ from urllib.parse import unquote
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
-from agentlightning.gateway.dialects.fields import required
 from agentlightning.gateway.exchange import CallRequest, Refusal
-from agentlightning.gateway.limits import RequestLimits, in_background
-from agentlightning.gateway.prompts import with_prompts
+from agentlightning.gateway.large.requests import LargeRequests
+from agentlightning.gateway.limits import Waiting
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Place, trace_id_of
 from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.gateway.sampling.planner import Arrival
-from agentlightning.gateway.serving.answering import Exchange, Relay, Target, refusal_for
+from agentlightning.gateway.serving.answering import Exchange, Relay, Target, refusal_for, while_connected
 from agentlightning.gateway.serving.attempt_api import PATHS, AttemptApi
 from agentlightning.gateway.serving.http import (
     DisconnectedError,
@@ -38,6 +38,7 @@ from agentlightning.gateway.serving.http import (
     send_body,
     send_json,
 )
+from agentlightning.gateway.serving.reading import Incoming, Reader, Router
 from agentlightning.keys import CALLS, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
@@ -53,16 +54,6 @@ _LONGEST_NAME = 256
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
-class Router(Protocol):
-    """Which target a model name means."""
-
-    def target(self, model: str) -> Target | Upstream:
-        """Raises `Refusal` for an unknown model."""
-        ...
-
-    def names(self) -> Sequence[str]: ...
-
-
 class GatewayApp:
     """The ASGI application."""
 
@@ -72,12 +63,12 @@ class GatewayApp:
         router: Router,
         recorder: Recorder,
         api: AttemptApi,
+        large: LargeRequests,
         secret: bytes,
         *,
         dialects: Sequence[Dialect],
         keep_alive_seconds: float,
         read_seconds: float,
-        limits: RequestLimits,
         instance: Callable[[], str],
     ) -> None:
         self._attempts = attempts
@@ -87,7 +78,9 @@ class GatewayApp:
         self._secret = secret
         self._keep_alive_seconds = keep_alive_seconds
         self._read_seconds = read_seconds
-        self._limits = limits
+        self._limits = large.limits
+        self._reader = Reader(router, large.limits, large)
+        self._waiting = Waiting(large.limits)
         self._instance = instance
         self._dialects = by_path(dialects)
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
@@ -133,14 +126,14 @@ class GatewayApp:
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         try:
-            body = await read_body(receive, self._read_seconds, self._limits, headers.get(b"content-length"))
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
-            live = await self._attempts.get(key.rollout_id, key.attempt_id)
-            await live.turns.take()
-            place = _place(live, headers, path["agent"])
-            handler = await self._handler(dialect, path, body, live, place)
+            async with self._received(receive, headers, key) as body:
+                live = await self._attempts.get(key.rollout_id, key.attempt_id)
+                await live.turns.take()
+                place = _place(live, headers, path["agent"])
+                handler = await self._handler(dialect, path, body, live, place, receive)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
@@ -151,6 +144,23 @@ class GatewayApp:
             return
         await handler.run(receive, send)
 
+    @asynccontextmanager
+    async def _received(
+        self, receive: Receive, headers: Mapping[bytes, bytes], key: AttemptKey
+    ) -> AsyncIterator[bytes]:
+        """The body of a request, which counts as waiting until this context ends."""
+        owner, held = (key.rollout_id, key.attempt_id), 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            self._waiting.hold(owner, size)
+            held += size
+
+        try:
+            yield await read_body(receive, self._read_seconds, self._limits, headers.get(b"content-length"), hold)
+        finally:
+            self._waiting.release(owner, held)
+
     def _turn_away(self, refusal: Refusal) -> None:
         """Count a request that no attempt's record can hold. Few texts are kept: anybody may send anything."""
         if refusal.message in self.turned_away or len(self.turned_away) < _MOST_REASONS:
@@ -159,9 +169,9 @@ class GatewayApp:
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         try:
             headers = dict(scope["headers"])
-            body = await read_body(receive, self._read_seconds, self._limits, headers.get(b"content-length"))
             key = self._attribute(path, headers)
-            answer = await self._api.answer(path["rest"], key, body)
+            async with self._received(receive, headers, key) as body:
+                answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
@@ -171,32 +181,28 @@ class GatewayApp:
         await send_json(send, 200, answer)
 
     async def _handler(
-        self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place
+        self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place, receive: Receive
     ) -> Handler:
         """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
         start = time.time()
-        model, path = "unknown", found["rest"]
+        incoming = Incoming(dialect, found["rest"], body, live, place, knows_models=found["key"] is None)
         try:
             self._check_open(live)
-            given, large = await self._limits.decoded(body)
-            if live.prompts and not place.judge:
-                given = with_prompts(dialect.name, given, live.prompts, place.agent)
-            model = required(given, "model", str)
-            if found["key"] is not None and model not in self._router.names():
-                model = self._router.names()[0]  # a client that was given nothing but a URL
-            target = self._router.target(model)
+            asked = await self._reader.read(incoming, receive)
+            if isinstance(asked, int):
+                return _Counted(asked)
+            target = self._router.target(incoming.model)
             if isinstance(target, Upstream):
-                forwarding = target.forward(path, dialect, given, live, place)
+                assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
+                forwarding = target.forward(incoming.path, dialect, asked, live, place)
                 return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
-            parse = dialect.parse
-            request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
-            self._limits.check_stops(request.asked.get("stop", ()))
+            assert isinstance(asked, CallRequest), "what is answered here has been read"
         except Refusal as refusal:
-            record_refusal(self._recorder, live, place, model, refusal, start)
+            record_refusal(self._recorder, live, place, incoming.model, refusal, start)
             raise
-        if path in self._counting:
-            return _Count(dialect, target, request)
-        arrival = _arrive(live, request, dialect, place, start)
+        if incoming.path in self._counting:
+            return _Count(dialect, target, asked, live)
+        arrival = _arrive(live, asked, dialect, place, start)
         return Exchange(dialect, target, arrival, self._recorder.admitted(live.key), self._keep_alive_seconds)
 
     def _check_open(self, live: LiveAttempt) -> None:
@@ -287,19 +293,32 @@ class Handler(Protocol):
 class _Count:
     """Tells how many tokens a request's prompt has."""
 
-    def __init__(self, dialect: Dialect, target: Target, request: CallRequest) -> None:
+    def __init__(self, dialect: Dialect, target: Target, request: CallRequest, live: LiveAttempt) -> None:
         self._dialect = dialect
         self._target = target
         self._request = request
+        self._live = live
 
     async def run(self, receive: Receive, send: Send) -> None:
         try:
-            count = await self._target.count(self._request)
+            count = await while_connected(receive, self._live.running, self._target.count(self._request, self._live))
+        except DisconnectedError:
+            return
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
             await send_body(send, refusal.status, self._dialect.refuse(refusal))
             return
         await send_json(send, 200, {"input_tokens": count})
+
+
+class _Counted:
+    """Tells what was counted while the request was read."""
+
+    def __init__(self, tokens: int) -> None:
+        self._tokens = tokens
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        await send_json(send, 200, {"input_tokens": self._tokens})
 
 
 def _arrive(live: LiveAttempt, request: CallRequest, dialect: Dialect, place: Place, start: float) -> Arrival:

@@ -26,6 +26,7 @@ from agentlightning.types.names import REWARD
 from agentlightning.types.reward import reward_attributes
 
 PATHS = ("/reward", "/close")
+_MOST_BYTES = 64 * 1024
 
 
 class Close(Protocol):
@@ -44,6 +45,8 @@ class AttemptApi:
 
     async def answer(self, path: str, key: AttemptKey, body: bytes) -> Mapping[str, Any]:
         """The answer's JSON. Raises `Refusal`."""
+        if len(body) > _MOST_BYTES:
+            raise Refusal(f"The body is larger than {_MOST_BYTES} bytes.", status=413, code="body_too_large")
         needed = REWARDS if path == "/reward" else CLOSE
         if needed not in key.scopes:
             raise Refusal(

@@ -22,19 +22,24 @@ class DisconnectedError(Exception):
     """The client went away while it was still sending its request."""
 
 
-async def read_body(receive: Receive, seconds: float, limits: RequestLimits, declared: bytes | None) -> bytes:
-    """The request's body, of `declared` length. Raises `Refusal` if it is too large, or not there after `seconds`."""
+async def read_body(
+    receive: Receive, seconds: float, limits: RequestLimits, declared: bytes | None, hold: Callable[[int], None]
+) -> bytes:
+    """The request's body, of `declared` length; `hold` counts what has come.
+
+    Raises `Refusal` if it is too large, or not there after `seconds`.
+    """
     limits.check_length(declared)
     try:
         async with asyncio.timeout(seconds):
-            return await _read_body(receive, limits)
+            return await _read_body(receive, limits, hold)
     except TimeoutError:
         raise Refusal(
             f"The request's body did not come within {seconds:g} seconds.", status=408, code="body_timeout"
         ) from None
 
 
-async def _read_body(receive: Receive, limits: RequestLimits) -> bytes:
+async def _read_body(receive: Receive, limits: RequestLimits, hold: Callable[[int], None]) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -45,6 +50,7 @@ async def _read_body(receive: Receive, limits: RequestLimits) -> bytes:
         size += len(part)
         if size > limits.body_bytes:
             raise limits.too_large()
+        hold(len(part))
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)

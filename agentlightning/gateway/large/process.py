@@ -1,0 +1,236 @@
+"""The process for large requests, as the gateway sees it: started when it is first needed, again when it has died.
+
+It answers one question at a time. Who waits for an answer in vain is told so, and may ask again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+import agentlightning
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.large.line import Line
+from agentlightning.gateway.large.wire import (
+    LENGTHS,
+    Answer,
+    Broken,
+    Load,
+    Question,
+    Read,
+    Stop,
+    Unloadable,
+    answer_of,
+    head_of,
+)
+from agentlightning.rendering.base import Source
+
+logger = logging.getLogger(__name__)
+
+_STOP_SECONDS = 2.0
+"""How long it may go on with what nobody waits for."""
+_LOAD_SECONDS = 120.0
+"""How long it may take to start, and to load a model's tokenizer."""
+_LAST_WORDS = 2000
+_WRITTEN_AT_ONCE = 2**18
+
+
+class LargeProcess:
+    """Asked by `ask`, from one event loop; `close` ends it."""
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds`: how long the answer to one question may take."""
+        self._seconds = seconds
+        self._line = Line()
+        self._running: asyncio.Task[_Running] | None = None
+        self._asking: set[asyncio.Task[Answer]] = set()
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if there is one."""
+        started = self._running is not None and self._running.done() and self._running.exception() is None
+        return self._running.result().pid if self._running is not None and started else None
+
+    async def ask(self, owner: Hashable, question: Question, body: Sequence[bytes] = ()) -> Answer:
+        """The answer to a question. Owners take turns. Raises `Refusal` if the process does not live to answer it."""
+        async with self._line.turn(owner):
+            running = await self._started()
+            for source in _sources(question) - running.loaded:
+                loaded = await self._ask(running, Load(source), (), _LOAD_SECONDS)
+                if isinstance(loaded, Unloadable):
+                    return loaded
+                running.loaded.add(source)
+            return await self._ask(running, question, body, self._seconds)
+
+    async def _ask(self, running: _Running, question: Question, body: Sequence[bytes], seconds: float) -> Answer:
+        asking = asyncio.create_task(running.ask(question, body))
+        self._asking.add(asking)
+        asking.add_done_callback(self._done)
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(asking)
+        except TimeoutError:
+            await self._end(running)
+            raise _slow(seconds) from None
+        except asyncio.CancelledError:
+            await self._stop(running, asking)
+            raise
+        except (ConnectionError, EOFError):
+            raise _died(await self._end(running)) from None
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._running is not None:
+            await self._end(await self._running)
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    async def _started(self) -> _Running:
+        if self._closed:
+            raise Refusal("The gateway was stopped.", status=410, code="attempt_closed")
+        if self._running is not None and self._running.done():
+            if self._running.exception() is not None:
+                self._running = None
+            elif self._running.result().ended:
+                await self._end(self._running.result())
+        if self._running is None:
+            self._running = asyncio.create_task(_Running.start())
+        return await asyncio.shield(self._running)
+
+    async def _end(self, running: _Running) -> str:
+        """End it if it lives, and say how it ended."""
+        self._running = None
+        running.kill()
+        return await running.death()
+
+    def _done(self, asking: asyncio.Task[Answer]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # where nobody waited for it, nobody is told
+
+    async def _stop(self, running: _Running, asking: asyncio.Task[Answer]) -> None:
+        """Nobody waits for this answer. It is waited for nevertheless: the next question is answered after it."""
+        running.stop()
+        await asyncio.wait([asking], timeout=_STOP_SECONDS)
+        if not asking.done():
+            await self._end(running)
+
+
+class _Running:
+    """One process from its start to its end."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        output: IO[bytes],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self.pid = process.pid
+        self.loaded: set[Source] = set()
+        self._process = process
+        self._output = output
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls) -> _Running:
+        ours, theirs = socket.socketpair()
+        output = TemporaryFile()  # noqa: SIM115 (closed by `death`)
+        with theirs:
+            process = await asyncio.to_thread(_spawn, theirs.fileno(), output)
+        ours.setblocking(False)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        return cls(process, output, reader, writer)
+
+    async def ask(self, question: Question, body: Sequence[bytes]) -> Answer:
+        self._writer.write(head_of(question, sum(map(len, body))))
+        for part in body:
+            for at in range(0, len(part), _WRITTEN_AT_ONCE):  # others get a turn in between
+                self._writer.write(memoryview(part)[at : at + _WRITTEN_AT_ONCE])
+                await self._writer.drain()
+        await self._writer.drain()
+        said, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
+        answer = answer_of.decode(await self._reader.readexactly(said))
+        if isinstance(answer, Broken):
+            logger.error("Work on a large request failed: %s", answer.why)
+            raise Refusal(
+                f"The gateway failed on this call ({answer.why}).",
+                status=500,
+                kind="server_error",
+                code="internal_error",
+            )
+        return answer
+
+    def stop(self) -> None:
+        self._writer.write(head_of(Stop()))
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    @property
+    def ended(self) -> bool:
+        return self._process.poll() is not None
+
+    async def death(self) -> str:
+        """How it ended; called when it does."""
+        self._writer.close()
+        code = await asyncio.to_thread(self._process.wait)
+        with self._output as output:
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_WORDS))
+            words = output.read().decode(errors="replace").strip()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        if code == -signal.SIGKILL:
+            how += " (the system does that when memory runs out)"
+        return f"{how}{': ' if words else ''}{words}"
+
+
+def _spawn(channel: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    root = str(Path(agentlightning.__file__).parents[1])
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": paths, "AGL_IMPORT_PATHS": json.dumps([os.path.abspath(path) for path in sys.path])}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "agentlightning.gateway.large", str(channel)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=[channel],
+        # What has been fetched from the hub is on the disk, and one core is enough.
+        env={**os.environ, **own, "HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        start_new_session=True,
+    )
+
+
+def _sources(question: Question) -> set[Source]:
+    """The renderings that a question needs."""
+    if isinstance(question, Read):
+        return {measure.source for measure in question.models.values()}
+    return {question.source}
+
+
+def _slow(seconds: float) -> Refusal:
+    return Refusal(
+        f"The gateway was busy with this request for more than {seconds:g} s (large_seconds).",
+        status=413,
+        code="request_takes_too_long",
+    )
+
+
+def _died(how: str) -> Refusal:
+    logger.error("The gateway's process for large requests ended %s. The next large request starts it again.", how)
+    return Refusal(
+        "The gateway's process for large requests ended while it was busy with this one. Try again.",
+        status=503,
+        kind="server_error",
+        code="large_request_lost",
+    )

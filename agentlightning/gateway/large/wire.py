@@ -1,0 +1,187 @@
+"""What the gateway and its process for large requests say to each other: frames of msgpack over a socket.
+
+A frame is two lengths, a message, and bytes that are sent as they are: a request's body.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.limits import RequestLimits
+from agentlightning.rendering.base import Source
+from agentlightning.rendering.messages import Message, Tool
+
+LENGTHS = struct.Struct("<QQ")
+
+
+# ---- what is asked ---------------------------------------------------------------------------------------------------
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """What a request's length is checked by."""
+
+    source: Source
+    max_context: int
+    refuses: bool
+    """False where a conversation that is too long is cut."""
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """A resource that is put into requests (`gateway.prompts`), by its fields."""
+
+    kind: Literal["system", "tool"]
+    fields: dict[str, Any]
+
+
+class Read(msgspec.Struct, frozen=True, tag=True):
+    """Decode the body that follows, check it, and say what it asks."""
+
+    dialect: str
+    counting: bool
+    """Whether only the number of its tokens is asked."""
+    limits: RequestLimits
+    models: Mapping[str, Measure]
+    """By the names that clients may give."""
+    names: Sequence[str]
+    """If there are any, a model that is not one of them means the first."""
+    prompts: Sequence[Prompt]
+    agent: str | None
+    answered: Mapping[str, list[Message] | None]
+    """The histories that were asked for by `Wanted`; None for one that does not exist."""
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Make ready what the questions after it need."""
+
+    source: Source
+
+
+class Render(msgspec.Struct, frozen=True, tag=True):
+    source: Source
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+
+
+class Bridge(msgspec.Struct, frozen=True, tag=True):
+    source: Source
+    prompt_ids: bytes
+    response_ids: bytes
+    messages: Sequence[Message]
+    tools: Sequence[Tool] | None
+    keep_reasoning: bool
+
+
+class Encode(msgspec.Struct, frozen=True, tag=True):
+    source: Source
+    text: str
+
+
+class Exceeds(msgspec.Struct, frozen=True, tag=True):
+    source: Source
+    texts: Sequence[str]
+    tokens: int
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the answer to the last question any more. Gets no answer of its own."""
+
+
+Question = Load | Read | Render | Bridge | Encode | Exceeds
+
+
+# ---- what is answered ------------------------------------------------------------------------------------------------
+
+
+class Taken(msgspec.Struct, frozen=True, tag=True):
+    """A request without its messages, which come in pieces that are decoded one after another."""
+
+    model: str
+    """Which model is meant."""
+    request: CallRequest
+    pieces: Sequence[msgspec.Raw]
+    remembered_from: int | None
+    """The index of the first message that a later request may refer to."""
+
+
+class Counted(msgspec.Struct, frozen=True, tag=True):
+    tokens: int
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """The request goes on from this response: ask again with its history."""
+
+    response_id: str
+
+
+class Unmeasured(msgspec.Struct, frozen=True, tag=True):
+    """The request's model is not among those that were given."""
+
+    model: str
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """A `Refusal`."""
+
+    model: str
+    message: str
+    status: int
+    kind: str
+    code: str | None
+    param: str | None
+    too_long: bool = False
+    """Whether the prompt does not fit the model's context."""
+
+    @classmethod
+    def by(cls, refusal: Refusal, model: str = "unknown") -> Refused:
+        too_long = refusal.code == "context_length_exceeded"
+        said = refusal.message, refusal.status, refusal.kind, refusal.code, refusal.param
+        return cls(model, *said, too_long=too_long)
+
+    def refusal(self) -> Refusal:
+        return Refusal(self.message, status=self.status, kind=self.kind, code=self.code, param=self.param)
+
+
+class Ids(msgspec.Struct, frozen=True, tag=True):
+    """Tokens as little-endian int32; None where there are none to be had."""
+
+    ids: bytes | None
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    yes: bool
+
+
+class Impossible(msgspec.Struct, frozen=True, tag=True):
+    """The chat format cannot express these messages."""
+
+    why: str
+
+
+class Unloadable(msgspec.Struct, frozen=True, tag=True):
+    """The rendering cannot be loaded in this process."""
+
+    why: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True):
+    """A bug."""
+
+    why: str
+
+
+Answer = Taken | Counted | Wanted | Unmeasured | Refused | Ids | Said | Impossible | Unloadable | Broken
+
+question_of = msgspec.msgpack.Decoder(Question | Stop)
+answer_of = msgspec.msgpack.Decoder(Answer)
+messages_of = msgspec.msgpack.Decoder(list[Message])
+
+
+def head_of(message: Question | Stop | Answer, body_bytes: int = 0) -> bytes:
+    """A frame up to its body."""
+    said = msgspec.msgpack.encode(message)
+    return LENGTHS.pack(len(said), body_bytes) + said

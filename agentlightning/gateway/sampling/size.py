@@ -1,0 +1,75 @@
+"""How long a request is, as far as that can be said before it is tokenised, and the refusal of one that is too long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+
+from agentlightning.errors import ModelError
+from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.rendering import Message, Rendering, Tool
+
+LONG = 10_000
+"""Characters from which on a text is tokenised beside the event loop."""
+MANY = 200
+"""Messages of a request from which on they are not handled all at once."""
+COUNTED = 4
+"""Prompts of so many contexts are still counted, so that an agent knows how much to leave out."""
+
+
+def too_long(prompt_tokens: int, max_context: int) -> Refusal:
+    return Refusal(
+        # The words by which the clients of both providers recognise this error.
+        f"prompt is too long: {prompt_tokens} tokens > {max_context} maximum. This model's maximum "
+        f"context length is {max_context} tokens. Please reduce the length of the messages, or raise "
+        "max_context of the algorithm, if the model can do more.",
+        code="context_length_exceeded",
+        param="messages",
+    )
+
+
+def fewest_tokens(request: CallRequest, rendering: Rendering, least: Callable[[], int]) -> int:
+    """A number of tokens that the request's mere length says it has; `least`: see `least_of`."""
+    said = 0
+    if len(request.messages) > MANY:
+        said = least() * sum(bool(m["content"] or m.get("tool_calls")) for m in request.messages)
+    return max(said, size_of(request) // rendering.longest_token)
+
+
+def least_of(rendering: Rendering) -> int:
+    """How many tokens a message has at least, beside what it says, in the model's format."""
+    user: Message = {"role": "user", "content": "x"}
+    answer: Message = {"role": "assistant", "content": "x"}
+    alone = len(rendering.render([user], None))
+    added: list[int] = []
+    for some in ([user] * 8, [answer, user] * 4):
+        with suppress(ModelError):  # a template may want the roles to alternate
+            added.append(len(rendering.render([user, *some], None)) - alone)
+    return max(1, min(added, default=0) // 8 - 1)
+
+
+def size_of(request: CallRequest) -> int:
+    """Characters of a request's texts: no fewer than its tokens say."""
+    return length_of(texts_of(request))
+
+
+def texts_of(request: CallRequest) -> Iterator[str]:
+    if isinstance(request.prompt, str):
+        yield request.prompt
+    yield from texts_in(request.messages, request.tools)
+
+
+def length_of(texts: Iterable[str]) -> int:
+    return sum(map(len, texts))
+
+
+def texts_in(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Iterator[str]:
+    """All that a client may write at length."""
+    for message in messages:
+        yield message["content"]
+        for call in message.get("tool_calls", ()):
+            yield call["function"]["name"]
+            yield call["function"]["arguments"]
+    for tool in tools or ():
+        yield tool["function"]["name"]
+        yield str(tool["function"].get("description", ""))

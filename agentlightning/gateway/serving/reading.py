@@ -1,0 +1,116 @@
+"""Reading a request's body: here if it is small, in the process for large requests otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from agentlightning.gateway.attempts import LiveAttempt
+from agentlightning.gateway.dialects import DIALECTS, Dialect
+from agentlightning.gateway.dialects.fields import required
+from agentlightning.gateway.exchange import CallRequest
+from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
+from agentlightning.gateway.large.wire import Counted, Measure, Read, Refused
+from agentlightning.gateway.limits import RequestLimits, checked, decode, in_background
+from agentlightning.gateway.prompts import with_prompts
+from agentlightning.gateway.recording.records import Place
+from agentlightning.gateway.routing.upstream import Upstream
+from agentlightning.gateway.serving.answering import Target, while_connected
+from agentlightning.gateway.serving.http import Receive
+
+
+class Router(Protocol):
+    """Which target a model name means."""
+
+    def target(self, model: str) -> Target | Upstream:
+        """Raises `Refusal` for an unknown model."""
+        ...
+
+    def names(self) -> Sequence[str]: ...
+
+    def measures(self) -> Mapping[str, Measure]:
+        """Of the models whose requests can be read in another process, by all names that mean them."""
+        ...
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A request of an attempt that is yet to be read."""
+
+    dialect: Dialect
+    path: str
+    body: bytes
+    live: LiveAttempt
+    place: Place
+    knows_models: bool
+    """False for a client that was given nothing but a URL: a name it makes up means the policy."""
+    model: str = "unknown"
+    """What is asked, once it is known."""
+
+
+class Reader:
+    """Reads requests."""
+
+    def __init__(self, router: Router, limits: RequestLimits, large: LargeRequests) -> None:
+        self._router = router
+        self._limits = limits
+        self._large = large
+
+    async def read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
+        """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
+        is, if another provider is asked. Sets `incoming.model`. Raises `Refusal`.
+        """
+        large = self._limits.is_large(incoming.body)
+        if large and incoming.dialect in DIALECTS:
+            measures = self._router.measures()
+            found = await self._read_elsewhere(incoming, receive, measures) if measures else None
+            if found is not None:
+                return found
+        return await self._read_here(incoming, large=large)
+
+    async def _read_here(self, incoming: Incoming, *, large: bool) -> CallRequest | Mapping[str, Any]:
+        body, live = incoming.body, incoming.live
+        given = await in_background(checked, body, self._limits) if large else decode(body)
+        if live.prompts and not incoming.place.judge:
+            given = with_prompts(incoming.dialect.name, given, live.prompts, incoming.place.agent)
+        incoming.model = required(given, "model", str)
+        if not incoming.knows_models and incoming.model not in self._router.names():
+            incoming.model = self._router.names()[0]
+        if isinstance(self._router.target(incoming.model), Upstream):
+            return given
+        parse = incoming.dialect.parse
+        request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
+        self._limits.check_stops(request.asked.get("stop", ()))
+        return request
+
+    async def _read_elsewhere(
+        self, incoming: Incoming, receive: Receive, measures: Mapping[str, Measure]
+    ) -> CallRequest | int | None:
+        """None where only this process can read it."""
+        live, place = incoming.live, incoming.place
+        read = Read(
+            dialect=incoming.dialect.name,
+            counting=incoming.path in incoming.dialect.counting_paths,
+            limits=self._limits,
+            models=measures,
+            names=() if incoming.knows_models else self._router.names(),
+            prompts=() if place.judge else sent_prompts(live.prompts),
+            agent=place.agent,
+            answered={},
+        )
+        work = self._large.read(live.key, read, [incoming.body], live.answered)
+        found = await while_connected(receive, live.running, work)
+        match found:
+            case Refused():
+                incoming.model = found.model
+                if found.too_long and not read.counting:
+                    live.mark_truncated(found.message)
+                raise found.refusal()
+            case Counted():
+                return found.tokens
+            case (str(model), CallRequest() as request):
+                incoming.model = model
+                return request
+            case _:
+                return None
