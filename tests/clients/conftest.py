@@ -96,8 +96,8 @@ class World:
     def __init__(self, process: ModelProcess) -> None:
         tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
         self.process = process
-        self._rendering = load_rendering(resolve_model("calc"))
-        self._real = WitnessedEngine(process)
+        self.rendering = load_rendering(resolve_model("calc"))
+        self.real = WitnessedEngine(process)
         self._scripted = WitnessedEngine(ScriptedEngine(process, tokenizer, tokenizer.eos_token_id))
 
     async def run(
@@ -114,7 +114,7 @@ class World:
         """All at once, every second one under another agent's name, which is not trained: the endpoint says the name if
         it is `named`, else the agent itself may, in the form that `name` has.
         """
-        engine = self._scripted if scripted else self._real
+        engine = self._scripted if scripted else self.real
 
         @agl.rollout
         async def agent(task: dict[str, Any], llm: agl.LLM) -> float:
@@ -125,7 +125,7 @@ class World:
 
         store = InMemoryLightningStore()
         trained = f"^{re.escape(name.format(TRAINED))}$"
-        gateway = Gateway(store, engine, self._rendering, train_sampling={"temperature": 0.0}, train_agents=trained)
+        gateway = Gateway(store, engine, self.rendering, train_sampling={"temperature": 0.0}, train_agents=trained)
         return await carried_out(agent, tasks, engine, store, gateway, tracer)
 
 

@@ -118,7 +118,7 @@ def test_what_happens_to_one_token() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("library", ["trl", "verifiers", "art"])
+@pytest.mark.parametrize("library", ["trl", "verifiers", "art", "1.0"])
 def test_our_side_of_a_migration_trains(library: str, tmp_path: Path) -> None:
     page = (ROOT / "docs" / f"from-{library}.md").read_text()
     theirs, ours = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
