@@ -20,9 +20,9 @@ def install_command(extra: str) -> str:
     """What to type to get the extra, into the environment that this process runs in."""
     root = Path(__file__).resolve().parent.parent
     try:
-        return f"{_pip()} install {requirements(distribution(NAME), extra)}"
+        return f"{pip_command()} install {requirements(distribution(NAME), extra)}"
     except PackageNotFoundError:  # a clone that is on the path
-        return f"{_pip()} install -e '{root}[{extra}]'"
+        return f"{pip_command()} install -e '{root}[{extra}]'"
 
 
 def command_name() -> str:
@@ -57,7 +57,7 @@ def _packages(installed: Distribution, extra: str) -> list[str]:
     return [requirement.strip() for requirement, *_ in found] or [f"{NAME}[{extra}]"]
 
 
-def _pip() -> str:
+def pip_command() -> str:
     """pip of this environment, whichever is first on the path."""
     if find_spec("pip") is None and shutil.which("uv"):
         return f"uv pip --python {sys.executable}"

@@ -2,7 +2,7 @@
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence four environments, and one for Node.
+Frameworks disagree about versions of `openai` and `mcp`, hence five environments, and one for Node.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -48,6 +48,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
     ],
     "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
+    "mcp2": ["agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "mcp==2.3.0", "tenacity"],
     "openai2": [
         "ag2[openai]==0.14.0",
         "dspy==3.4.1",
@@ -65,6 +66,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
 AGENTS = {
     "litellm": "litellm or adk",
     "crewai": "crewai",
+    "mcp2": "test_math",
     "openai2": "ag2 or dspy or instructor or llamaindex or strands",
 }
 """What runs in an environment, where that is not everything that is installed there."""

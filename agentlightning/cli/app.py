@@ -39,10 +39,14 @@ def root(
 
 @app.command()
 def demo(
-    name: Annotated[str, typer.Argument(help="Which example: calc.")] = "calc",
+    name: Annotated[str, typer.Argument(help="Which example; --list names them.")] = "calc",
+    listed: Annotated[bool, typer.Option("--list", help="Name the examples that run by themselves.")] = False,
     model: Annotated[
-        str, typer.Option(help="A shipped model's name, a model directory, or a Hugging Face id.")
-    ] = "calc",
+        str | None,
+        typer.Option(
+            help="A shipped model's name, a model directory, or a Hugging Face id; the example's own if not given."
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Training steps; the example's own number if not given.")
     ] = None,
@@ -60,9 +64,14 @@ def demo(
     agl demo calc --seed 1
 
     agl demo calc --resume runs/calc-20250101-120000
-    """
-    from agentlightning.cli.demo import run_demo
 
+    agl demo --list
+    """
+    from agentlightning.cli.demo import list_demos, run_demo
+
+    if listed:
+        list_demos()
+        return
     run_demo(
         name,
         model=model,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
-from agentlightning.cli.example import load_example
+from agentlightning.cli.example import example_dirs, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.errors import AgentLightningError
@@ -26,7 +26,7 @@ console = Console(highlight=False, soft_wrap=True)
 def run_demo(
     name: str,
     *,
-    model: str,
+    model: str | None,
     steps: int | None,
     seed: int,
     learning_rate: float | None,
@@ -41,9 +41,10 @@ def run_demo(
     if resume is not None:
         info = read_checkpoint(latest_checkpoint(resume))
         model, seed, lora_rank = info.base_model, info.seed, info.lora_rank
+    base: str = model or vars(recipe).get("MODEL", "calc")
     given = {"steps": steps, "learning_rate": learning_rate, "lora_rank": lora_rank}
     settings = {**recipe.SETTINGS, **{k: v for k, v in given.items() if v is not None}}
-    algorithm = GRPO(model=model, seed=seed, **settings)
+    algorithm = GRPO(model=base, seed=seed, **settings)
     if run_dir is None and resume is None:
         run_dir = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     trainer = Trainer(algorithm=algorithm, run_dir=run_dir, resume=resume, port=port, concurrency=recipe.CONCURRENCY)
@@ -54,6 +55,16 @@ def run_demo(
         _tell_how_to_resume(name, trainer.run_dir)
         raise
     _conclude(name, result)
+
+
+def list_demos() -> None:
+    """The examples that run by themselves: a line each, and what has to be installed for it."""
+    for folder in example_dirs():
+        title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        needs = folder / "requirements.txt"
+        console.print(f"{command_name()} demo {folder.name:<10} {title}")
+        if needs.is_file():
+            console.print(f"  after: pip install -r {needs}")
 
 
 def _conclude(name: str, result: RunResult) -> None:

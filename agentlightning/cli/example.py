@@ -14,6 +14,7 @@ from typing import Any
 from zlib import crc32
 
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.installation import pip_command
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer.checks import as_agent
 
@@ -26,8 +27,14 @@ def example_dir(name: str, module: str = "recipe") -> Path:
     for place in _PLACES:
         if (place / name / f"{module}.py").is_file():
             return place / name
-    known = sorted({f.parent.name for place in _PLACES for f in place.glob(f"*/{module}.py")})
+    known = sorted({folder.name for folder in example_dirs(module)})
     raise ConfigError(f"There is no example '{name}' that runs by itself. There is: {', '.join(known)}.")
+
+
+def example_dirs(module: str = "recipe") -> list[Path]:
+    """The folders of all examples that have this module, by name."""
+    found = {f.parent.name: f.parent for place in reversed(_PLACES) for f in place.glob(f"*/{module}.py")}
+    return [found[name] for name in sorted(found)]
 
 
 def load_example(name: str, module: str) -> ModuleType:
@@ -38,6 +45,12 @@ def load_example(name: str, module: str) -> ModuleType:
     try:
         return import_module(f"{package}.{module}")
     except ModuleNotFoundError as error:
+        needs = example_dir(name, module) / "requirements.txt"
+        if needs.is_file():
+            raise ConfigError(
+                f"The example '{name}' needs the package '{error.name}'. Install what it needs with:  "
+                f"{pip_command()} install -r {needs}"
+            ) from error
         raise missing_extra("torch", error.name or "openai") from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import ctypes
 import logging
@@ -32,6 +33,8 @@ STUCK_SECONDS = 0.5
 FORCE_SECONDS = 2.0
 """How long an agent that holds its thread has to end after it was told to by force."""
 _AGAIN_SECONDS = 0.1
+ENDING_SECONDS = 3.0
+"""How long what agents left running may take to clean up when the program ends."""
 
 _owner: contextvars.ContextVar[object | None] = contextvars.ContextVar("agentlightning_owner", default=None)
 
@@ -60,8 +63,8 @@ class _AgentTask(asyncio.Task[Any]):
 class AgentLoop:
     """An event loop in a daemon thread. Context variables of the caller are seen by what runs in it.
 
-    It lives as long as the process: clients that an agent makes once, at module level, keep connections that
-    belong to it.
+    It lives as long as the program: clients that an agent makes once, at module level, keep connections that belong to
+    it. At the program's end, before any `atexit` handler, what still runs in it is cancelled, as `asyncio.run` does.
     """
 
     def __init__(self) -> None:
@@ -70,6 +73,22 @@ class AgentLoop:
         self._thread = threading.Thread(target=self._run_forever, name="agl-agents", daemon=True)
         self._thread.start()
         watch_for_blocking(self._loop, self._thread)
+        threading.Thread(target=self._end_with_the_program, name="agl-agents-end").start()
+
+    def _end_with_the_program(self) -> None:
+        threading.main_thread().join()
+        answer: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._loop.call_soon_threadsafe(answer.set_result, None)
+        with contextlib.suppress(TimeoutError):
+            answer.result(STUCK_SECONDS)  # somebody who holds the loop would never end either
+            asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(ENDING_SECONDS)
+
+    async def _cancel_all(self) -> None:
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
     def _run_forever(self) -> None:
         while True:

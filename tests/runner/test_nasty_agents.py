@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -176,3 +177,33 @@ async def test_cleanup_ends_before_the_runner_does(store: InMemoryLightningStore
     await asyncio.gather(running, return_exceptions=True)
     runner.teardown()
     assert cleaned == [os.getpid()]
+
+
+ENDS = """
+import asyncio, atexit, sys
+import agentlightning as agl
+from agentlightning.runner.executor import agent_loop
+
+left = []
+
+async def server():
+    try:
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.sleep(0.05)
+        print("the server has ended", flush=True)
+
+async def agent():
+    left.append(asyncio.create_task(server()))
+    await asyncio.sleep(0)
+
+asyncio.run(agent_loop().run(agent()))
+atexit.register(print, "atexit")
+"""
+
+
+def test_what_agents_leave_running_ends_before_the_program_does() -> None:
+    """As AutoGen's sessions with MCP servers, which wait for ever in `atexit` where their tasks have not ended."""
+    done = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split("\n")[:2] == ["the server has ended", "atexit"]
+    assert not done.stderr
