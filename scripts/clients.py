@@ -67,7 +67,7 @@ AGENTS = {
     "litellm": "litellm or adk",
     "crewai": "crewai",
     "mcp2": "test_math",
-    "openai2": "ag2 or dspy or instructor or llamaindex or strands",
+    "openai2": "ag2 or dspy or instructor or llamaindex or poml or strands",
 }
 """What runs in an environment, where that is not everything that is installed there."""
 

@@ -7,6 +7,8 @@ import inspect
 import json
 from typing import Any
 
+from agentlightning.compat.older_arguments import ARGUMENTS
+
 
 def lightning_cli(*classes: type) -> Any:
     """An object of each class, from `--class-name.argument value` (or `--argument value` where that is clear).
@@ -16,9 +18,7 @@ def lightning_cli(*classes: type) -> Any:
     parser = argparse.ArgumentParser()
     places: dict[str, list[tuple[int, str]]] = {}
     for number, cls in enumerate(classes):
-        for name, parameter in inspect.signature(cls).parameters.items():
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
+        for name in _words_of(cls):
             for option in (f"{cls.__name__.lower()}.{name}", name):
                 places.setdefault(option, []).append((number, name))
     for option in places:
@@ -33,6 +33,14 @@ def lightning_cli(*classes: type) -> Any:
         arguments[number][name] = value
     made = tuple(cls(**found) for cls, found in zip(classes, arguments, strict=True))
     return made[0] if len(made) == 1 else made
+
+
+def _words_of(cls: type) -> list[str]:
+    """The arguments of a class, older ones too."""
+    parameters = inspect.signature(cls).parameters.values()
+    today = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    older = [old.name.rpartition("(")[2].removesuffix("=)") for old in ARGUMENTS if f":{cls.__name__}(" in old.name]
+    return list(dict.fromkeys([*today, *older]))
 
 
 def _value(text: str) -> Any:

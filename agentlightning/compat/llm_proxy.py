@@ -44,6 +44,11 @@ _TOKEN_IDS = {"return_token_ids": True}
 """Asked of vLLM, as 0.3 did by default."""
 _READ = ("model", "api_base", "base_url", "api_key", "timeout", "extra_headers", "extra_body", "max_parallel_requests")
 _KEYS = (b"authorization", b"x-api-key")
+_OLDER_PARTS = {
+    "middlewares": ("rollout_attempt", "stream_conversion", "message_inspection"),
+    "callbacks": ("return_token_ids", "opentelemetry", "logprobs"),
+}
+"""What 0.3 had under these words by name, and the gateway does by itself."""
 _NO_MEANING = {
     "num_retries": "the agent's client retries",
     "num_workers": "it runs in the event loop that starts it",
@@ -136,6 +141,16 @@ def _signed(headers: Sequence[tuple[bytes, bytes]], key: str) -> list[tuple[byte
     return [*others, (b"authorization", b"Bearer " + key.encode())]
 
 
+def _refuse_own_code(name: str, parts: Any) -> None:
+    """Raises ConfigError for a middleware or callback of the script's own, which would never run."""
+    for part in (parts or ()) if name in _OLDER_PARTS else ():
+        if part not in _OLDER_PARTS[name]:
+            raise ConfigError(
+                f"LLMProxy({name}=) has {part!r}, which is code of LiteLLM's kind, and there is no LiteLLM inside. "
+                "What it should see is in the store: each call is a span with its request and its answer."
+            )
+
+
 class LLMProxy:
     """Started and stopped in the event loop that uses it; a trainer that is given one starts it itself."""
 
@@ -150,6 +165,7 @@ class LLMProxy:
         for name in older:
             if name not in _NO_MEANING:
                 raise TypeError(f"LLMProxy() got an unexpected keyword argument '{name}'")
+            _refuse_own_code(name, older[name])
             use(Old(f"agentlightning:LLMProxy({name}=)", "", _NO_MEANING[name]))
         self.port = port or _free_port()
         self.host = host or "127.0.0.1"
@@ -157,7 +173,7 @@ class LLMProxy:
         self._secret = new_secret()
         self._models: dict[str, Provider] = {}
         self._list: list[ModelConfig] = []
-        self._read(model_list or [])
+        self._read(model_list or (older.get("litellm_config") or {}).get("model_list") or [])
         self._gateway: Gateway | None = None
         self._front: LoopServer | None = None
 

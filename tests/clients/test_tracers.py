@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +12,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.gateway.recording.records import CALL_ID
-from agentlightning.tracer import AgentOpsTracer, Tracer, WeaveTracer
+from agentlightning.tracer import AgentOpsTracer, OtelTracer, Tracer, WeaveTracer
 from agentlightning.types import Outcome
 from tests.clients.conftest import World
 from tests.clients.test_clients import TASKS, check_attribution, load
@@ -104,3 +105,22 @@ async def test_agent_framework_workflow_is_told_apart_by_its_executors(world: Wo
         (mine,) = found["analyzer"]
         assert mine.prompt["token_ids"] == calls[0].prompt_ids.tolist()
         assert mine.response["token_ids"] == calls[0].response_ids.tolist()
+
+
+async def test_langchain_takes_the_tracers_handler(world: World) -> None:
+    """As 0.3's scripts give it; what is recorded is what the gateway records, and nothing twice."""
+    pytest.importorskip("langchain_openai")
+    agent, tracer = load("langgraph_agent"), OtelTracer()
+    handler = tracer.get_langchain_handler(tags=["mine"])  # pyright: ignore[reportAttributeAccessIssue]
+    base = importlib.import_module("langchain_core.callbacks").BaseCallbackHandler
+    assert isinstance(handler, base)
+    config = importlib.import_module("langchain_core.runnables.config")
+
+    async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
+        with config.set_config_context({"callbacks": [handler], "metadata": {"of": question}}) as context:
+            return await asyncio.create_task(agent.solve(question, llm, stream), context=context)
+
+    run = await world.run(solve, False, TASKS, scripted=agent.SCRIPTED, tracer=tracer, named=False)
+    assert {r.attempt.outcome for r in run.rollouts} <= {Outcome.OK, Outcome.TRUNCATED}
+    assert len(run.all_calls()) == len(run.sampled) == run.exact() >= 2 * len(TASKS)
+    check_attribution(run)

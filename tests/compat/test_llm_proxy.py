@@ -17,6 +17,7 @@ from aiohttp import web
 
 import agentlightning as agl
 from agentlightning.compat.llm_proxy import provider_of
+from agentlightning.compat.notice import text
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import InMemoryLightningStore
 
@@ -106,17 +107,17 @@ async def test_no_keys_are_needed_on_loopback_as_then(provider: Provider) -> Non
         elsewhere = llm.endpoint.replace("/v1", "/key/" + forged.endpoint.rpartition("/key/")[2])
         with pytest.raises(AssertionError, match="lacks the key"):  # that of another attempt opens nothing
             await ask(llm.model_copy(update={"endpoint": elsewhere}))
-        (span,) = await store.query_spans(mine.rollout_id)
-        (triplet,) = agl.LlmProxyTraceToTriplet().adapt([span])
-        assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1, 2, 3], [7, 8])
-        assert triplet.metadata["agent_name"] is None
-        assert not await store.query_spans(other.rollout_id)
         assert await ask(proxy.as_resource()) == "gpt-x Bearer their-key"
         assert len(await store.query_rollouts()) == 3, "a request of nobody is an attempt of its own"
         await store.update_attempt(mine.rollout_id, "latest", status=agl.AttemptStatus.SUCCEEDED)
         await proxy.close_attempt(mine.rollout_id, mine.attempt.attempt_id)
         with pytest.raises(AssertionError, match="takes no more model calls"):
             await ask(llm)
+        answered, *_ = await store.query_spans(mine.rollout_id)  # all are written when it is closed
+        (triplet,) = agl.LlmProxyTraceToTriplet().adapt([answered])
+        assert (triplet.prompt["token_ids"], triplet.response["token_ids"]) == ([1, 2, 3], [7, 8])
+        assert triplet.metadata["agent_name"] is None
+        assert not await store.query_spans(other.rollout_id)
     await store.close()
 
 
@@ -177,6 +178,39 @@ def test_addresses_and_keys_come_from_the_environment(monkeypatch: pytest.Monkey
     entry = {"model": "gpt", "api_key": "os.environ/MY_KEY", "timeout": 5}
     found = provider_of({"model_name": "m", "litellm_params": entry})
     assert (found.base_url, found.api_key, found.model, found.timeout_seconds) == ("http://here/v1", "k", "gpt", 5.0)
+
+
+async def test_words_about_litellm_are_taken_and_said(provider: Provider) -> None:
+    """And a list of models inside LiteLLM's own settings counts."""
+    store = InMemoryLightningStore()
+    proxy = LLMProxy(
+        store=store,
+        litellm_config={"model_list": [listed("m", "openai/gpt-x", provider.url)], "litellm_settings": {}},
+        middlewares=["rollout_attempt", "stream_conversion"],
+        callbacks=["return_token_ids", "opentelemetry"],
+        launch_mode="mp",
+        launcher_args=None,
+        num_retries=2,
+        num_workers=4,
+    )
+    async with proxy:
+        rollout = await store.start_rollout("task")
+        llm = proxy.as_resource(rollout.rollout_id, rollout.attempt.attempt_id)
+        assert await ask(llm) == "gpt-x Bearer their-key"
+        await proxy.close_attempt(rollout.rollout_id, rollout.attempt.attempt_id)
+    assert len(await store.query_spans(rollout.rollout_id)) == 1
+    await store.close()
+    for word in ("litellm_config", "middlewares", "callbacks", "launch_mode", "launcher_args", "num_retries"):
+        assert f"LLMProxy({word}=)  →  " in text(), "in the notice at the script's end"
+
+
+@pytest.mark.parametrize("word", ["middlewares", "callbacks"])
+def test_code_that_would_never_run_is_refused(word: str) -> None:
+    class Mine:
+        pass
+
+    with pytest.raises(agl.ConfigError, match=rf"LLMProxy\({word}=\) has .*Mine.* is in the store"):
+        LLMProxy(**{word: [Mine]})
 
 
 async def test_what_it_lacks_is_said() -> None:

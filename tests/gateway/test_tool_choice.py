@@ -112,6 +112,33 @@ def check(calls: Any, *names: str) -> None:
 NAMED: Any = {"type": "function", "function": {"name": "forecast"}}
 
 
+HANDOFFS: Any = [
+    {"type": "function", "function": {"name": "transfer_to_writer", "description": "Hands over.", **parameters}}
+    for parameters in ({}, {"parameters": {"type": "object", "properties": {}, "required": []}}, {"parameters": {}})
+]
+"""As openai-agents and others write a tool that takes nothing."""
+
+
+@pytest.mark.parametrize("handoff", HANDOFFS, ids=["left out", "no properties", "empty schema"])
+@pytest.mark.parametrize("strict", [False, True])
+async def test_a_required_call_without_parameters(
+    store: InMemoryLightningStore, handoff: dict[str, Any], strict: bool
+) -> None:
+    closed = {"type": "object", "properties": {}, "additionalProperties": False}
+    function = {**handoff["function"], **({"strict": True, "parameters": closed} if strict else {})}
+    tools: Any = [{**handoff, "function": function}]
+    named: Any = {"type": "function", "function": {"name": function["name"]}}
+    async with served(store, "qwen3") as site, site.client() as client:
+        for choice in ("required", named):
+            reply = await client.chat.completions.create(model="policy", messages=ASK, tools=tools, tool_choice=choice)
+            assert reply.choices[0].finish_reason == "tool_calls"
+            calls: Any = reply.choices[0].message.tool_calls
+            (call,) = calls
+            assert call.function.name == "transfer_to_writer"
+            found = json.loads(call.function.arguments)
+            assert found == {} if strict else isinstance(found, dict)
+
+
 @pytest.mark.parametrize("family", sorted(FAMILIES | TAGGED))
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 async def test_a_required_call_is_made_and_follows_the_schema(
