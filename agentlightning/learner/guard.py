@@ -22,27 +22,37 @@ PROBE_STATES = 256
 MOST_HALVINGS = 8
 
 
-def probe_of(batch: PackedBatch) -> PackedBatch:
-    """Some whole conversations of a batch, as separate rows: the first ones, and at least one."""
-    rows: list[np.ndarray] = []
+def probe_of(batch: PackedBatch, *, rows: bool = False) -> PackedBatch:
+    """Some whole conversations of a batch, with what they share once: the first ones, and at least one. A batch that
+    is small enough is its own probe.
+
+    With `rows` they are counted as the separate rows that they are computed as.
+    """
+    kept_N = np.zeros(len(batch.ids_N), dtype=bool)
     entries: list[np.ndarray] = []
-    sources: list[np.ndarray] = []
-    start = 0
+    tokens = 0
     for nodes_L, entries_R in leaf_rows(batch):
-        if rows and start + len(nodes_L) > PROBE_TOKENS:
-            break
-        rows.append(nodes_L)
+        more = len(nodes_L) if rows else int((~kept_N[nodes_L]).sum())
+        if entries and tokens + more > PROBE_TOKENS:
+            return _part_of(batch, kept_N, np.concatenate(entries))
+        kept_N[nodes_L] = True
         entries.append(entries_R)
-        sources.append(start + batch.positions_N[batch.source_E[entries_R]])
-        start += len(nodes_L)
-    nodes_N, entries_E = np.concatenate(rows), np.concatenate(entries)
-    lengths = np.array([len(row) for row in rows])
+        tokens += more
+    return batch
+
+
+def _part_of(batch: PackedBatch, kept_N: np.ndarray, entries_E: np.ndarray) -> PackedBatch:
+    """The batch with these nodes and entries alone. A segment is kept as a whole, and with it all that it stands on."""
+    node_N = (np.cumsum(kept_N) - 1).astype(np.int32)
+    kept_S = kept_N[batch.starts_S]
+    segment_S = (np.cumsum(kept_S) - 1).astype(np.int32)
+    parents_S = batch.parents_S[kept_S]
     return PackedBatch(
-        ids_N=batch.ids_N[nodes_N],
-        positions_N=np.concatenate([np.arange(n) for n in lengths]).astype(np.int32),
-        starts_S=np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int32),
-        parents_S=np.full(len(rows), -1, dtype=np.int32),
-        source_E=np.concatenate(sources).astype(np.int32),
+        ids_N=batch.ids_N[kept_N],
+        positions_N=batch.positions_N[kept_N],
+        starts_S=node_N[batch.starts_S[kept_S]],
+        parents_S=np.where(parents_S >= 0, segment_S[parents_S], parents_S).astype(np.int32),
+        source_E=node_N[batch.source_E[entries_E]],
         targets_E=batch.targets_E[entries_E],
         sequence_E=batch.sequence_E[entries_E],
         group_E=batch.group_E[entries_E],

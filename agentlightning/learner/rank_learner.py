@@ -86,7 +86,7 @@ class RankLearner(TorchLearner):
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
         part = self._part(batch, whole_groups=_compares_siblings(loss.name))
         result = super().forward_backward(part.batch, loss)
-        self._last = batch
+        self._last, self._hidden_EH = batch, None  # what is known is of this rank's part
         names, count = sorted(result.metrics), len(part.entries)
         sums = [result.loss, *(result.metrics[name] * count for name in names)]
         logprobs, total = self._gathered(result.logprobs, part, len(batch.source_E), sums)

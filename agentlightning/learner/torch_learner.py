@@ -59,6 +59,8 @@ class TorchLearner:
         self._optimizer = Optimizer(policy.trainable())
         self._last: PackedBatch | None = None
         """What was learned from since the last step, or some of it."""
+        self._hidden_EH: Tensor | None = None
+        """Its entries' last hidden states."""
         self._half: Half | None = None
         """Of the gradient that is being added up."""
         self._routing: RoutingReplay | None = None
@@ -100,6 +102,8 @@ class TorchLearner:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
         self._last = batch
+        # Under a replay these are of other experts than those that the probe's tokens would take.
+        self._hidden_EH = scores.hidden_EH if self._routing is None else None
         with self._replaying():  # what is computed a second time for its gradient, too
             value.backward()
         if self._routing is not None:
@@ -172,11 +176,13 @@ class TorchLearner:
     def _step(self, params: OptimParams) -> dict[str, float]:
         """One AdamW step, halved until it moves the policy no farther than `max_kl`; see `guard`."""
         batch, self._last = self._last, None
+        hidden_EH, self._hidden_EH = self._hidden_EH, None
         if params.max_kl is None or params.learning_rate == 0 or batch is None:
             self._optimizer.step(params)
             return {}
-        probe, before = probe_of(batch), self._optimizer.weights()
-        old_EV = self._distributions(probe)
+        probe, before = probe_of(batch, rows=self.rows), self._optimizer.weights()
+        known = hidden_EH if probe is batch else None  # of the pass that the gradient came from
+        old_EV = self._distributions(probe, known)
         self._optimizer.step(params)
         kl, halvings = self._divergence(probe, old_EV), 0
         while kl > params.max_kl and halvings < MOST_HALVINGS:
@@ -184,10 +190,10 @@ class TorchLearner:
             kl, halvings = self._divergence(probe, old_EV), halvings + 1
         return {"kl_step": kl, "halvings": float(halvings)}
 
-    def _distributions(self, probe: PackedBatch) -> Tensor:
-        """Log-probs of every next token in the probe's states, [E, V]."""
+    def _distributions(self, probe: PackedBatch, hidden_EH: Tensor | None = None) -> Tensor:
+        """Log-probs of every next token in the probe's states, [E, V]; `hidden_EH`: these, where they are known."""
         with torch.no_grad():
-            return self._head(self._score(probe).hidden_EH, probe)
+            return self._head(self._score(probe).hidden_EH if hidden_EH is None else hidden_EH, probe)
 
     def _head(self, hidden_EH: Tensor, probe: PackedBatch) -> Tensor:
         chosen = self._tensor(probed_states(probe))

@@ -4,17 +4,17 @@ time.
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams
+from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.critic import Critic, value_error
 from agentlightning.learner.forward import leaf_rows
-from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of
+from agentlightning.learner.guard import MOST_HALVINGS, PROBE_TOKENS, divergence, probe_of
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
@@ -65,18 +65,58 @@ def test_an_end_that_nobody_sampled_is_seen() -> None:
     assert float(old[0, 0] - new[0, 0]) < 0.15
 
 
-def test_the_probe_holds_whole_rows_of_the_tree(group_of_conversations: list[CreditedCall]) -> None:
+def rows_of(batch: PackedBatch) -> set[tuple[int, ...]]:
+    return {tuple(batch.ids_N[nodes].tolist()) for nodes, _ in leaf_rows(batch)}
+
+
+def widened(batch: PackedBatch, times: int) -> PackedBatch:
+    """The batch so many times, as trees of their own."""
+    nodes, segments = len(batch.ids_N), len(batch.starts_S)
+    many = {name: np.tile(getattr(batch, name), times) for name in batch.__struct_fields__ if name != "returns_E"}
+    shift = np.arange(times, dtype=np.int32)
+    many["starts_S"] += np.repeat(shift * nodes, segments)
+    many["parents_S"] = np.where(many["parents_S"] < 0, -1, many["parents_S"] + np.repeat(shift * segments, segments))
+    many["source_E"] += np.repeat(shift * nodes, len(batch.source_E))
+    return PackedBatch(**many)
+
+
+def test_the_probe_of_a_small_batch_is_the_batch(group_of_conversations: list[CreditedCall]) -> None:
+    """However many tokens its conversations would be as separate rows."""
+    calls = [c for n in range(20) for c in (replace(c, sequence=100 * n + c.sequence) for c in group_of_conversations)]
+    batch = pack(calls)
+    assert probe_of(batch) is batch
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_probe_of_a_large_batch_is_whole_conversations(
+    group_of_conversations: list[CreditedCall], rows: bool
+) -> None:
+    batch = widened(pack(group_of_conversations), 40)
+    probe = probe_of(batch, rows=rows)
+    tokens = sum(len(nodes) for nodes, _ in leaf_rows(probe)) if rows else len(probe.ids_N)
+    assert PROBE_TOKENS / 2 < tokens <= PROBE_TOKENS
+    assert rows_of(probe) <= rows_of(batch)
+    assert sum(len(entries) for _, entries in leaf_rows(probe)) == len(probe.targets_E) > 0
+
+
+def test_a_small_step_is_measured_with_one_more_pass(
+    tiny_model_dir: Path, group_of_conversations: list[CreditedCall]
+) -> None:
+    """What the policy was is known from the pass of the gradient; only what it became is computed."""
+    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
     batch = pack(group_of_conversations)
-    probe = probe_of(batch)
-    rows = {tuple(batch.ids_N[nodes].tolist()) for nodes, _ in leaf_rows(batch)}
-    cuts = [*probe.starts_S.tolist(), len(probe.ids_N)]
-    for low, high in itertools.pairwise(cuts):
-        assert tuple(probe.ids_N[low:high].tolist()) in rows
+    learner.forward_backward(batch, LOSS)
+    tokens: list[int] = []
+    layer = learner.policy.model.model.layers[0]
+    watched = layer.register_forward_pre_hook(lambda _, given: tokens.append(given[0].shape[1]))
+    assert learner.optim_step(OptimParams(learning_rate=1e-6, max_kl=0.1)).metrics["halvings"] == 0
+    watched.remove()
+    assert tokens == [len(batch.ids_N)]
 
 
 def test_the_probe_scores_as_the_batch_does(tiny_model_dir: Path, group_of_conversations: list[CreditedCall]) -> None:
     learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
-    batch = pack(group_of_conversations)
+    batch = widened(pack(group_of_conversations), 40)
     probe, whole = probe_of(batch), learner.forward(batch)
     known = {(int(t), round(float(x), 3)) for t, x in zip(batch.targets_E, whole, strict=True)}
     found = {(int(t), round(float(x), 3)) for t, x in zip(probe.targets_E, learner.forward(probe), strict=True)}
@@ -121,8 +161,6 @@ def test_the_value_clip_is_ppos() -> None:
 def test_a_critic_is_trained_beside_the_policy(
     tiny_model_dir: Path, group_of_conversations: list[CreditedCall]
 ) -> None:
-    from dataclasses import replace
-
     learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"), LearnerOptions(critic=True))
     calls = [replace(c, returns=np.full(len(c.advantages), 0.7, np.float32)) for c in group_of_conversations]
     batch = pack(calls)
