@@ -47,6 +47,8 @@ SAME_LENGTH = 64
 CONCURRENCY = (1, 8, 32, 64)
 OF_A_MODEL = "1,8,32"
 """Sizes with `--model`, which may be a large one."""
+PATIENCE = 900
+"""Seconds without any response after which a peer counts as broken: a large model on a busy machine is merely slow."""
 NO_TOKEN = -1
 """As the end-of-sequence id: no response ends early."""
 
@@ -141,8 +143,8 @@ class Continuous:
             self._manager.add_request(job.prompt, max_new_tokens=job.tokens)
         finished = sampled = 0
         while finished < len(jobs):
-            result = self._manager.get_result(timeout=30)
-            assert result is not None, "transformers' continuous batching gave no result for 30 s"
+            result = self._manager.get_result(timeout=PATIENCE)
+            assert result is not None, f"transformers' continuous batching gave no result for {PATIENCE} s"
             if result.is_finished():
                 finished += 1
                 sampled += len(result.generated_tokens)
