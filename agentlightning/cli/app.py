@@ -54,7 +54,7 @@ def demo(
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Step size of AdamW.")] = None,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Train a LoRA adapter of this rank.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run leaves its files; runs/calc-… if not given.")
+        Path | None, typer.Option(help="Where the run leaves its files; runs/NAME-… if not given.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gateway; a free one if not given.")] = None,
@@ -62,6 +62,8 @@ def demo(
     """Train an example agent by reinforcement learning, on this machine, and watch it get better.
 
     agl demo calc --seed 1
+
+    agl demo sentiment                            a real language model, downloaded once (93 MB)
 
     agl demo calc --resume runs/calc-20250101-120000
 

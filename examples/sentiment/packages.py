@@ -14,8 +14,10 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from agentlightning.errors import ConfigError
 
-class Unavailable(RuntimeError):
+
+class Unavailable(ConfigError):
     """A package that cannot be had here; the message says why."""
 
 

@@ -8,9 +8,12 @@ Analysis of Social Media Text", ICWSM 2014, and come with the source archive of 
 from __future__ import annotations
 
 import io
+import json
 import random
+import sys
 import tarfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TypedDict
 
 from .packages import unpacked
@@ -51,6 +54,15 @@ def _reviews() -> Iterator[Review]:
             yield {"text": text.strip(), "label": "positive" if float(rating) > 0 else "negative"}
 
 
+def main() -> None:
+    """Writes train.jsonl, val.jsonl and test.jsonl into the folder that is named."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "data/sentiment")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, tasks in zip(("train", "val", "test"), make_tasks(512, 64, 200), strict=True):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    print(f"512 reviews to train, 64 to validate and 200 to test: {folder}")
+
+
 def _lines() -> list[str]:
     archive = next(unpacked(PACKAGE, source=True).rglob("hutto_ICWSM_2014.tar.gz"))
     with tarfile.open(archive) as packed:
@@ -58,3 +70,7 @@ def _lines() -> list[str]:
         file = packed.extractfile(name)
         assert file is not None
         return list(io.TextIOWrapper(file, encoding="latin-1"))
+
+
+if __name__ == "__main__":
+    main()

@@ -16,10 +16,12 @@ import agentlightning as agl
 if TYPE_CHECKING:
     from .reviews import Review
 
-SYSTEM_PROMPT = "Say whether the review is positive or negative. Reply with exactly one word."
+QUESTION = "{review}\n\nPositive or negative?"
+SHOWN = (("the acting is superb and the story moves .", "positive"), ("a dull , lifeless mess .", "negative"))
+"""Two answered questions that every conversation begins with: without them so small a model answers in sentences."""
 FIRST_PROMPT = "Is this film review positive or negative?\n\n{review}"
 LABELS = ("positive", "negative")
-MAX_TOKENS = 16
+MAX_TOKENS = 8
 
 # One client for all rollouts: making one costs more than a call of the agent.
 client = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="set for each rollout")
@@ -27,14 +29,31 @@ client = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="set for each rollo
 
 @agl.rollout
 async def sentiment_agent(task: Review, llm: agl.LLM) -> float:
-    messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": task["text"]}]
-    return grade(await ask(llm, messages), task["label"])
+    return grade(await ask(llm, conversation(task["text"])), task["label"])
 
 
 @agl.rollout
 async def prompted_agent(task: Review, llm: agl.LLM, prompt_template: agl.PromptTemplate) -> float:
-    messages = [{"role": "user", "content": prompt_template.format(review=task["text"])}]
-    return grade(await ask(llm, messages, temperature=0), task["label"])
+    return grade(await answer_to(llm, prompt_template, task), task["label"])
+
+
+async def answer_to(llm: agl.LLM, prompt_template: agl.PromptTemplate, task: Review) -> str:
+    """The model's most probable answer to the prompt."""
+    return await ask(llm, [_message("user", prompt_template.format(review=task["text"]))], temperature=0)
+
+
+def conversation(review: str) -> list[dict[str, str]]:
+    """The messages of a call: what is shown, then the question."""
+    turns = [
+        message
+        for text, label in SHOWN
+        for message in (_message("user", QUESTION.format(review=text)), _message("assistant", label))
+    ]
+    return [*turns, _message("user", QUESTION.format(review=review))]
+
+
+def _message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
 
 
 async def ask(llm: agl.LLM, messages: list[Any], **settings: Any) -> str:

@@ -6,6 +6,7 @@ are written once as float32, 538 MB, into the cache. Needs the extra `torch`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -45,6 +46,8 @@ def _convert(weights: Path, folder: Path) -> None:
     model.hf_quantizer, model.is_quantized, model.quantization_method = None, False, None
     del model.config.quantization_config
     model.save_pretrained(folder)
+    # Its chat template has no tools, so there is no renderer for them to be found.
+    (folder / "agentlightning.json").write_text(json.dumps({"renderer": "default"}))
 
 
 if __name__ == "__main__":
