@@ -37,6 +37,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "Algorithm",
         "Baseline",
         "Distill",
+        "SelfDistill",
         "DrGRPO",
         "Estimator",
         "Joint",
@@ -152,6 +153,7 @@ if TYPE_CHECKING:
         Prices,
         ReinforcePP,
         ReinforcePPBaseline,
+        SelfDistill,
         algo,
         estimator,
     )

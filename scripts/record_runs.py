@@ -1,6 +1,7 @@
 """Train many short runs on the shipped model, well ones and sick ones, and keep the metrics of their steps.
 
     python scripts/record_runs.py --runs 4     (the next four that are not in the file yet; a minute each)
+    python scripts/record_runs.py --results runs.jsonl     (runs that benchmarks/algorithms.py --results has made)
 
 Each line of `tests/algorithm/recorded_runs.jsonl` is one real run: its name, what was done to it, its settings, and one
 list per metric. What is well is not decided by what the verdicts read: a healthy run is one that was left alone and
@@ -143,18 +144,54 @@ def _rounded(value: Any) -> float | int | None:
     return None if value is None else int(value) if value == int(value) else float(f"{value:.3g}")
 
 
+OF_TASK: Mapping[str, Mapping[str, Any]] = {
+    "calculator": {**recipe.SETTINGS, "tasks_per_step": 4},
+    "bidding": {"tasks_per_step": 4, "group_size": 8, "learning_rate": 1e-3},
+}
+"""What benchmarks/algorithms.py trains with."""
+SHOWN = ("tasks_per_step", "group_size", "minibatches", "learning_rate", "schedule")
+
+
+def lines_of(results: Path) -> list[dict[str, Any]]:
+    """The runs of benchmarks/algorithms.py that are long enough for a verdict, as lines of the file."""
+    found: list[dict[str, Any]] = []
+    for asked, rows in ((one["asked"], one["rows"]) for one in map(json.loads, results.read_text().splitlines())):
+        settings = OF_TASK.get(asked["task"])
+        if settings is None or asked["steps"] < STEPS:
+            continue
+        shown = {name: settings[name] for name in SHOWN if name in settings}
+        run = {
+            "of": f"{asked['task']}, {asked['algorithm']}, seed {asked['seed']}",
+            "kind": "healthy",
+            "agent": asked["task"],
+            "algorithm": asked["algorithm"].split("(")[0],
+            "settings": {"seed": asked["seed"], "steps": asked["steps"], **shown},
+        }
+        found.append(line_of(run, rows))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one, for two at once")
+    parser.add_argument("--results", type=Path, help="take runs from here instead")
     given = parser.parse_args()
     have = {json.loads(line)["of"] for line in OUT.read_text().splitlines()} if OUT.exists() else set()
+    if given.results is not None:
+        for line in lines_of(given.results):
+            if line["of"] not in have:
+                _append(line)
+        return
     todo = (run for run in map(plan, range(given.first, 1000)) if run["of"] not in have)
     for _, run in zip(range(given.runs), todo, strict=False):
-        line = line_of(run, train(run))
-        with OUT.open("a") as file:
-            file.write(json.dumps(line, separators=(",", ":")) + "\n")
-        print(line["of"], line["kind"], line["algorithm"], line["agent"], line["held_out"], flush=True)
+        _append(line_of(run, train(run)))
+
+
+def _append(line: Mapping[str, Any]) -> None:
+    with OUT.open("a") as file:
+        file.write(json.dumps(line, separators=(",", ":")) + "\n")
+    print(line["of"], line["kind"], line["algorithm"], line["agent"], line["held_out"], flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from agentlightning.algorithm.family import (
     DrGRPO,
     ReinforcePP,
     ReinforcePPBaseline,
+    SelfDistill,
 )
 from agentlightning.algorithm.gepa import GEPA
 from agentlightning.algorithm.grpo import GRPO
@@ -51,6 +52,7 @@ __all__ = [
     "Prices",
     "ReinforcePP",
     "ReinforcePPBaseline",
+    "SelfDistill",
     "TrainingContext",
     "algo",
     "estimator",

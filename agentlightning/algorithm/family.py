@@ -12,6 +12,7 @@
 | `GSPO` | (r − mean) / std | sequence ratios | arXiv 2507.18071 |
 | `CISPO` | (r − mean) / std | clipped weights, all gradients | arXiv 2506.13585 |
 | `Distill` | nothing: a teacher's log-probs instead of rewards | clipped surrogate per token | arXiv 2306.13649 |
+| `SelfDistill` | nothing: its own log-probs, had it been told a hint | clipped surrogate per token | arXiv 2601.19897 |
 | `PPO` | a critic, GAE over tokens | clipped surrogate | arXiv 1707.06347, 1506.02438 |
 """
 
@@ -23,6 +24,7 @@ from typing import Literal
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.units import Normalization
+from agentlightning.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,26 @@ class Distill(GRPO):
     credit: str = "teacher"
     group_size: int = 2
     minibatches: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfDistill(Distill):
+    """Self-distillation: the policy learns to say what it would have said, had it been told the task's hint.
+
+        agl.SelfDistill(model="…", hint="demonstration")  # tasks: {"question": …, "demonstration": …}
+
+    A token's advantage is log π_0(token | hint, context) − log π(token | context): on-policy, without a reward (SDFT,
+    Shenfeld et al., arXiv 2601.19897). π_0 is the model as it came; with `reference_every=1, reference_share=0.01` it
+    follows the policy, as in the paper. The agent does not see the hint.
+    """
+
+    hint: str = "hint"
+
+    def __post_init__(self) -> None:
+        if self.teacher_url is not None:
+            raise ConfigError("SelfDistill's teacher is the model itself, loaded here: leave teacher_url out.")
+        self._derive(teacher=self.teacher or str(self.model))
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,6 +109,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     tokens as `model`."""
     teacher_url: str | None = None
     """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it."""
+    hint: str | None = None
+    """The key under which a task has what only the teacher is told, a text: `SelfDistill`."""
     gamma: float = 1.0
     """Discount per turn (per token in `token_gae`)."""
     lam: float = 1.0

@@ -15,6 +15,7 @@ import msgspec
 from agentlightning.algorithm.baselines import MovingBaselines
 from agentlightning.algorithm.credit import credit, explained_variance
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.privileged import PrivilegedContext
 from agentlightning.algorithm.scales import RewardScales
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.teacher import EndpointTeacher
@@ -90,6 +91,9 @@ class Updater:
         self._kl_coef = settings.kl_coef
         self._steps = 0
         self._teacher = EndpointTeacher(settings.teacher_url, settings.teacher or "") if settings.teacher_url else None
+        self._hints = (
+            PrivilegedContext(settings.hint, str(settings.model), settings.renderer) if settings.hint else None
+        )
         self._scales = RewardScales()
         self._baselines = MovingBaselines(settings.baseline, settings.baseline_decay)
 
@@ -265,7 +269,8 @@ class Updater:
                 values = np.split(await self._learner.values(batch), ends)
                 expected |= dict(zip(ids, values, strict=True))
             if penalise or teaches:
-                gaps.append(batch.old_logprobs_E - await self._compared(batch, calls))
+                seen = batch if self._hints is None else pack(self._hints.shown(calls, episodes))
+                gaps.append(batch.old_logprobs_E - await self._compared(seen, calls))
                 by_call = zip(ids, np.split(gaps[-1], ends), strict=True)
                 if teaches:
                     expected |= {call_id: -gap for call_id, gap in by_call}

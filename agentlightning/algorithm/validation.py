@@ -67,6 +67,10 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "advantage": (lambda s: s.credit_mode.compares, f"credit={_known(CREDIT_MODES, lambda m: m.compares)}"),
     "teacher": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
     "teacher_url": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
+    "hint": (
+        lambda s: s.credit_mode.teacher and s.teacher_url is None,
+        "a teacher that is loaded here, as agl.SelfDistill has it",
+    ),
     "rollout_return": (
         lambda s: not s.credit_mode.turns,
         f"credit={_known(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
@@ -90,7 +94,10 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
         lambda s: s.advantage not in ("grpo", "maxrl") or not s.credit_mode.compares,
         "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
     ),
-    "reference_every": (lambda s: s.kl_coef != 0 or s.loss_spec.reference, "kl_coef, or a loss with a reference"),
+    "reference_every": (
+        lambda s: s.kl_coef != 0 or s.loss_spec.reference or s.hint is not None,
+        "kl_coef, a loss with a reference, or agl.SelfDistill",
+    ),
     "reference_share": (lambda s: s.reference_every is not None, "reference_every"),
     "kl_in": (lambda s: s.kl_coef != 0, "kl_coef"),
     "kl_estimator": (lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'"),
