@@ -1,13 +1,15 @@
 """A league against plain self-play, on repeated rock, paper, scissors: who does better against opponents never met?
 
-    python benchmarks/league.py [--steps 40] [--seeds 3] [--quick] [--json] [--results FILE.jsonl] [--minutes 60]
+    python benchmarks/league.py [--steps 40] [--seeds 3] [--learning-rate 0.02] [--quick] [--json] [--minutes 60]
+                                [--results FILE.jsonl] [--only "plain self-play;league, pfsp"]
 
 Two players throw three times and see what the other threw. Any way of throwing is beaten by another, so plain self-play
 has no end to arrive at. A tiny model, made here in about half a minute, has been taught games of players of many
-habits: who always throw the same, copy, counter, or throw anything. It is then trained as a LoRA adapter with the
-defaults, once against its newest self only (`latest`), once against a pool of earlier selves (`uniform`, `pfsp`), for
-as many rollouts, and validated against habits: a throw that never changes, one that copies the last throw of the other
-side, one that counters it. No training meets them. With `--results` a run that is there already is not run again.
+habits: who always throw the same, copy, counter, or throw anything. It is then trained as a LoRA adapter, at the
+default learning rate unless another is given, once against its newest self only (`latest`), once against a pool of
+earlier selves (`uniform`, `pfsp`), for as many rollouts, and validated against habits: a throw that never changes, one
+that copies the last throw of the other side, one that counters it. No training meets them. With `--results` a run that
+is there already is not run again.
 """
 
 from __future__ import annotations
@@ -150,11 +152,12 @@ def _row(maker: Any, tokenizer: Any, game: tuple[list[str], list[str]]) -> tuple
     return ids, targets
 
 
-def run(model: Path, arm: str, steps: int, seed: int) -> list[dict[str, Any]]:
+def run(model: Path, arm: str, steps: int, seed: int, learning_rate: float | None = None) -> list[dict[str, Any]]:
     """One training run; the metrics of its steps."""
     train = [{"habit": None}] * 64
     held_out = [{"habit": name} for name in HELD_OUT for _ in range(2)]
     given = {**SETTINGS, "steps": steps, "seed": seed, "val_every": steps, "save_every": steps}
+    given |= {} if learning_rate is None else {"learning_rate": learning_rate}
     algorithm = agl.GRPO(model=str(model), league=agl.League(**ARMS[arm]), **given)
     with tempfile.TemporaryDirectory() as folder:
         trainer = agl.Trainer(algorithm=algorithm, run_dir=Path(folder, "run"), concurrency=96, console=SilentConsole())
@@ -165,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--learning-rate", type=float)
     parser.add_argument("--quick", action="store_true", help="two arms, three steps, one seed")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     parser.add_argument("--results", type=Path, help="write runs into this file, and take those that are there")
@@ -182,11 +186,12 @@ def main() -> None:
     figures: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for seed, arm in [(seed, arm) for seed in range(arguments.seeds) for arm in arms]:
-            key = json.dumps({"arm": arm, "steps": arguments.steps, "seed": seed})
+            rate = {} if arguments.learning_rate is None else {"learning_rate": arguments.learning_rate}
+            key = json.dumps({"arm": arm, "steps": arguments.steps, "seed": seed, **rate})
             if key not in done and time.monotonic() < until:
                 if not (model := Path(folder, "model")).exists():
                     make_model(model, steps=100 if arguments.quick else 500)
-                done[key] = run(model, arm, arguments.steps, seed)
+                done[key] = run(model, arm, arguments.steps, seed, arguments.learning_rate)
                 if arguments.results is not None:
                     with arguments.results.open("a") as file:
                         file.write(json.dumps({"asked": json.loads(key), "rows": done[key]}, default=str) + "\n")
