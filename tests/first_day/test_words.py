@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer.main
+from typer.testing import CliRunner
 
 import agentlightning as agl
 from agentlightning.cli.app import app
@@ -71,6 +72,24 @@ def test_help_has_a_short_form(tmp_path: Path) -> None:
     done = agl_command(tmp_path, "train", "-h")
     assert done.returncode == 0
     said(done, "Usage", "--agent")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["train", "--lr", "1e-4"], "--set learning_rate=…"),
+        (["train", "--num-generations", "8"], "--set group_size=…"),
+        (["train", "--learning-rate", "1"], "--set learning_rate=…"),
+        (["train", "--output-dir", "x"], "--run-dir"),
+        (["demo", "calc", "--lr", "1"], "--learning-rate"),
+        (["demo", "calc", "--lora-r", "8"], "--lora-rank"),
+        (["store", "--db-path", "x"], "--path"),
+    ],
+)
+def test_an_option_that_does_not_exist(typed: list[str], meant: str) -> None:
+    done = CliRunner().invoke(app, typed)
+    assert done.exit_code == 2
+    assert f"(Possible options: {meant})" in " ".join(done.output.replace("│", " ").split())
 
 
 def test_the_shell_can_complete(tmp_path: Path) -> None:
