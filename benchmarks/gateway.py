@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import gc
 import json
+import statistics
 import sys
 import time
 import tracemalloc
@@ -236,6 +237,29 @@ async def measure_memory(bench: Bench, quick: bool) -> dict[str, float]:
     return {"bytes_per_call_turns_1_25": first, "bytes_per_call_turns_26_50": second}
 
 
+async def measure_journal(bench: Bench, gateway: Any, quick: bool) -> dict[str, float]:
+    """CPU per call with and without a journal, one call after another, in turns, so that a busy machine costs both the
+    same. `gateway` keeps a journal.
+    """
+    kept = Bench(bench.store, gateway, bench.engine, bench.rendering)
+    count, rounds = (200, 6) if quick else (500, 12)
+    bodies = bodies_of(bench.messages(PROMPT_TOKENS))
+    cpu: dict[Bench, list[float]] = {bench: [], kept: []}
+    for _ in range(rounds):
+        for one in cpu:
+            places = await one.places(1)
+            spec = {"kind": "load", "places": places, "bodies": bodies, "count": count, "concurrency": 1}
+            before = time.process_time()
+            found = await in_other_process(spec)
+            await one.close(places)
+            cpu[one].append(1e3 * (time.process_time() - before) / count)
+            assert found["failures"] == 0
+    return {
+        "cpu_ms_1_no_journal": statistics.median(cpu[bench]),
+        "cpu_ms_1_journal": statistics.median(cpu[kept]),
+    }
+
+
 async def run(quick: bool) -> dict[str, float]:
     from agentlightning.gateway import Gateway, load_rendering
     from agentlightning.models import resolve_model
@@ -248,6 +272,8 @@ async def run(quick: bool) -> dict[str, float]:
         async with Gateway(store, engine, rendering) as gateway:
             bench = Bench(store, gateway, engine, rendering)
             figures = await measure_load(bench, quick)
+            async with Gateway(store, engine, rendering, journal=Path(folder) / "journal") as keeps:
+                figures |= await measure_journal(bench, keeps, quick)
             figures |= await measure_first_calls(bench, quick)
             figures |= await measure_slow_engine(bench)
             figures |= await measure_long(bench, quick)

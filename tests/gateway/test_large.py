@@ -168,6 +168,16 @@ async def test_nobody_waits_for_a_request_whose_client_is_gone(hasty: Site) -> N
     other = await hasty.another()
     assert (await post(other, "/chat/completions", {**ASK, **PADDING}))[0] == 200
     assert process.pid != first
+    second = process.pid
+    assert second is not None
+    os.kill(second, signal.SIGSTOP)
+    body = {**ASK, "metadata": {"padding": "x" * 8_000_000}}  # more than a socket holds
+    asked = asyncio.create_task(post(hasty, "/chat/completions", body))
+    await until(lambda: process._asking)  # pyright: ignore[reportPrivateUsage]
+    asked.cancel()
+    await asyncio.wait([asked])
+    os.kill(second, signal.SIGCONT)
+    assert (await post(other, "/chat/completions", {**ASK, **PADDING}))[0] == 200
     assert not process._asking  # pyright: ignore[reportPrivateUsage]
 
 

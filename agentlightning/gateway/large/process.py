@@ -92,20 +92,30 @@ class LargeProcess:
     async def close(self) -> None:
         self._closed = True
         if self._running is not None:
-            await self._end(await self._running)
+            await asyncio.wait([self._running])
+            if self._running.exception() is None:
+                await self._end(self._running.result())
         await asyncio.gather(*self._asking, return_exceptions=True)
 
     async def _started(self) -> _Running:
         if self._closed:
             raise Refusal("The gateway was stopped.", status=410, code="attempt_closed")
-        if self._running is not None and self._running.done():
-            if self._running.exception() is not None:
-                self._running = None
-            elif self._running.result().ended:
-                await self._end(self._running.result())
+        started = self._running
+        if started is not None and started.done() and started.exception() is None and started.result().ended:
+            await self._end(started.result())
         if self._running is None:
             self._running = asyncio.create_task(_Running.start())
-        return await asyncio.shield(self._running)
+        try:
+            return await asyncio.shield(self._running)
+        except OSError as error:
+            self._running = None
+            logger.exception("The gateway's process for large requests cannot be started.")
+            raise Refusal(
+                f"The gateway's process for large requests cannot be started: {error.strerror}. Try again.",
+                status=503,
+                kind="server_error",
+                code="large_request_lost",
+            ) from error
 
     async def _end(self, running: _Running) -> str:
         """End it if it lives, and say how it ended."""
@@ -142,6 +152,8 @@ class _Running:
         self._output = output
         self._reader = reader
         self._writer = writer
+        self._sending = False
+        self._stopped = False
 
     @classmethod
     async def start(cls) -> _Running:
@@ -150,16 +162,20 @@ class _Running:
         with theirs:
             process = await asyncio.to_thread(_spawn, theirs.fileno(), output)
         ours.setblocking(False)
-        reader, writer = await asyncio.open_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
         return cls(process, output, reader, writer)
 
     async def ask(self, question: Question, body: Sequence[bytes]) -> Answer:
+        self._sending, self._stopped = True, False
         self._writer.write(head_of(question, sum(map(len, body))))
         for part in body:
             for at in range(0, len(part), _WRITTEN_AT_ONCE):  # others get a turn in between
                 self._writer.write(memoryview(part)[at : at + _WRITTEN_AT_ONCE])
                 await self._writer.drain()
         await self._writer.drain()
+        self._sending = False
+        if self._stopped:
+            self._writer.write(head_of(Stop()))
         said, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
         answer = answer_of.decode(await self._reader.readexactly(said))
         if isinstance(answer, Broken):
@@ -173,7 +189,10 @@ class _Running:
         return answer
 
     def stop(self) -> None:
-        self._writer.write(head_of(Stop()))
+        """Nobody waits for the answer. Said once the question is there as a whole."""
+        self._stopped = True
+        if not self._sending:
+            self._writer.write(head_of(Stop()))
 
     def kill(self) -> None:
         self._process.kill()
