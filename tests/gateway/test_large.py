@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import signal
@@ -30,10 +31,10 @@ PADDING = {"metadata": {"padding": "x" * 200_000}}
 
 
 async def post(site: Site, path: str, body: Any) -> tuple[int, Any]:
-    headers = {"authorization": f"Bearer {site.key}"}
+    headers = {"authorization": f"Bearer {site.key}", "content-type": "application/json"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{site.base_url}{path}", json=body) as answer,
+        session.post(f"{site.base_url}{path}", data=io.BytesIO(json.dumps(body).encode())) as answer,
     ):
         return answer.status, await answer.json()
 
@@ -218,3 +219,20 @@ async def test_what_an_attempt_has_waiting_is_bounded(
         await until(lambda: not waiting)
         assert (await post(site, "/chat/completions", body))[0] == 200
         assert reader is not None
+
+
+async def test_a_refused_body_is_read_in_pieces_and_then_answered(site: Site) -> None:
+    port = int(site.gateway.endpoint.split(":")[2].split("/")[0])
+    for key, length, status in ((site.key, 2**30, b"413"), ("wrong", 300_000, b"401")):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        if length > 300_000:  # it says so, and would take for ever; asked to wait, it is refused at once
+            head += "expect: 100-continue\r\n"
+        writer.write(f"{head}content-length: {length}\r\n\r\n".encode())
+        if length <= 300_000:
+            for _ in range(length // 1000):
+                writer.write(b"x" * 1000)
+                await writer.drain()
+        answer = await reader.readuntil(b"\r\n\r\n")
+        assert status in answer.split(b"\r\n")[0], answer
+        writer.close()

@@ -6,12 +6,13 @@ decided by its dialect and the sampler; this file only knows HTTP: paths, keys, 
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -34,6 +35,7 @@ from agentlightning.gateway.serving.http import (
     Receive,
     Scope,
     Send,
+    drain,
     read_body,
     send_body,
     send_json,
@@ -124,11 +126,13 @@ class GatewayApp:
         return {"object": "list", "data": [_model(name) for name in names], **page}
 
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])
+        headers, unread = dict(scope["headers"]), True
         try:
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
+            self._limits.check_length(headers.get(b"content-length"))
+            unread = False
             async with self._received(receive, headers, key) as body:
                 live = await self._attempts.get(key.rollout_id, key.attempt_id)
                 await live.turns.take()
@@ -140,6 +144,8 @@ class GatewayApp:
             refusal = refusal_for(error)
             if refusal.status == 401:
                 self._turn_away(refusal)
+            if unread:
+                await self._drain(receive, headers, refusal)
             await send_body(send, refusal.status, dialect.refuse(refusal))
             return
         await handler.run(receive, send)
@@ -161,21 +167,32 @@ class GatewayApp:
         finally:
             self._waiting.release(owner, held)
 
+    async def _drain(self, receive: Receive, headers: Mapping[bytes, bytes], refusal: Refusal) -> None:
+        """Let a client that is refused before its body was read send it to the end, unless it waits to be asked."""
+        if b"expect" not in headers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._read_seconds):
+                    await drain(receive)
+
     def _turn_away(self, refusal: Refusal) -> None:
         """Count a request that no attempt's record can hold. Few texts are kept: anybody may send anything."""
         if refusal.message in self.turned_away or len(self.turned_away) < _MOST_REASONS:
             self.turned_away[refusal.message] += 1
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        headers, unread = dict(scope["headers"]), True
         try:
-            headers = dict(scope["headers"])
             key = self._attribute(path, headers)
+            self._limits.check_length(headers.get(b"content-length"))
+            unread = False
             async with self._received(receive, headers, key) as body:
                 answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
+            if unread:
+                await self._drain(receive, headers, refusal)
             await send_json(send, refusal.status, openai_error(refusal))
             return
         await send_json(send, 200, answer)

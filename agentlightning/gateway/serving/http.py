@@ -48,12 +48,25 @@ async def _read_body(receive: Receive, limits: RequestLimits, hold: Callable[[in
             raise DisconnectedError
         part = message.get("body", b"")
         size += len(part)
-        if size > limits.body_bytes:
-            raise limits.too_large()
-        hold(len(part))
+        try:
+            if size > limits.body_bytes:
+                raise limits.too_large()
+            hold(len(part))
+        except Refusal:
+            if message.get("more_body", False):
+                await drain(receive)
+            raise
         parts.append(part)
         if not message.get("more_body", False):
             return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def drain(receive: Receive) -> None:
+    """Read on in a body that is refused, piece by piece, while others have their turns. What nobody reads the server
+    takes in at once, megabytes at a time.
+    """
+    while (message := await receive())["type"] != "http.disconnect" and message.get("more_body"):
+        pass
 
 
 async def cancel_when_gone(receive: Receive, work: asyncio.Task[Any]) -> None:
