@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--url", help="an OpenAI-compatible base URL; SmolLM2 on this machine if not given")
     parser.add_argument("--model", default="policy", help="the agent's model there")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=SETTINGS["beam_rounds"])
     parser.add_argument("--run-dir", type=Path)
     given = parser.parse_args()
     run_dir = given.run_dir or Path("runs") / f"sentiment-prompt-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -93,7 +94,7 @@ def main() -> None:
         if given.url
         else served(smollm2(), run_dir.with_name(f"{run_dir.name}-serve.log")) as url
     ):
-        best = tune(url, given.model, given.seed, run_dir)
+        best = tune(url, given.model, given.seed, run_dir, beam_rounds=given.rounds)
         before, after = asyncio.run(compare(url, given.model, (FIRST_PROMPT, best)))
     print(f"\n{best}\n\nOn {TEST} other reviews the first prompt earns {before:.3f}, this one {after:.3f}.")
 
