@@ -41,8 +41,8 @@ def run_demo(
     if resume is not None:
         info = read_checkpoint(latest_checkpoint(resume))
         model, seed, lora_rank = info.base_model, info.seed, info.lora_rank
-    own = vars(recipe).get("MODEL", "calc")
-    base: str = model or (own() if callable(own) else own)
+    own = vars(recipe).get("MODEL", "calc")  # a name, or a function that fetches it and says where it is
+    base = model or str(own() if callable(own) else own)
     given = {"steps": steps, "learning_rate": learning_rate, "lora_rank": lora_rank}
     settings = {**recipe.SETTINGS, **{k: v for k, v in given.items() if v is not None}}
     algorithm = GRPO(model=base, seed=seed, **settings)
