@@ -37,7 +37,7 @@ def run_demo(
 ) -> None:
     """Train, then print the before and after, the curve, and what to do next."""
     recipe = load_example(name, "recipe")
-    agent = load_example(name, f"{name}_agent").__dict__[f"{name}_agent"]
+    agent = vars(load_example(name, f"{name}_agent"))[vars(recipe).get("AGENT", f"{name}_agent")]
     if resume is not None:
         info = read_checkpoint(latest_checkpoint(resume))
         model, seed, lora_rank = info.base_model, info.seed, info.lora_rank
