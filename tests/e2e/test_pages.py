@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -98,6 +99,8 @@ open("answer.py", "w").write("def add(a, b):\\n    return a + " + ("b" if seen e
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_a_sandboxed_coding_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    # The page says `python`: this one, and no launcher that the sandbox does not hold.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     grade, code = blocks("A sandboxed coding agent")
     for name, text in {"agent/solve.py": SOLVE, "grader/grade.py": grade}.items():
         (tmp_path / name).parent.mkdir()
