@@ -16,7 +16,7 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "arguments", "frames", "installation", "errors", "terminal", "keys", "files", "serving"},
+    {"types", "arguments", "frames", "importing", "installation", "errors", "terminal", "keys", "files", "serving"},
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},

@@ -9,20 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import agentlightning
 from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
+from agentlightning.importing import import_environment, look_where_the_parent_does
 
-IMPORT_PATH = "AGL_IMPORT_PATH"
-"""The environment variable with the places where the main process looks for modules."""
 CHECK_SECONDS = 120.0
 """How long importing a loss may take before it is refused."""
 
@@ -104,7 +100,7 @@ def find_loss(name: str) -> Callable[..., Any]:
     """The function of a loss by its name or import path. Raises ConfigError when there is none."""
     path = as_loss(name).path
     module, _, attribute = path.partition(":")
-    _look_where_the_parent_does()
+    look_where_the_parent_does()
     try:
         found: Any = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
@@ -144,16 +140,3 @@ def check_loss(spec: LossSpec) -> None:
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         raise ConfigError(f"The loss '{spec.path}' does not work in a process of its own: {lines[-1]}")
-
-
-def import_environment() -> dict[str, str]:
-    """The environment in which a fresh Python finds this package, and losses where this one would."""
-    root = str(Path(agentlightning.__file__).parents[1])
-    own = os.pathsep.join(os.path.abspath(path) for path in sys.path)
-    packages = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": packages, IMPORT_PATH: own}
-
-
-def _look_where_the_parent_does() -> None:
-    """Behind this process's own places, so that a file of the user's never takes the place of a library."""
-    sys.path += [path for path in os.environ.get(IMPORT_PATH, "").split(os.pathsep) if path and path not in sys.path]

@@ -9,14 +9,13 @@ is played as well as can be. So it knows the rules, and mostly plays badly.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
-from transformers import GenerationConfig, PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from agentlightning.cli.example import load_example
 
@@ -40,7 +39,7 @@ def make(folder: Path, *, steps: int = STEPS, seed: int = 0) -> None:
         rows = [_row(tokenizer, game) for game in games]
         model = _network(tokenizer)
         _teach(model, rows, rng, steps)
-    _save(model, tokenizer, folder)
+    load_example("calc", "make_model").save(model, tokenizer, folder)
 
 
 Game = tuple[Sequence[str], Sequence[str]]
@@ -123,21 +122,6 @@ def _teach(
         schedule.step()
         if step % 100 == 0:
             print(f"step {step}/{steps}, loss {loss.item():.3f}", flush=True)
-
-
-def _save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=tokenizer.convert_tokens_to_ids([words.TURN_END, words.END_OF_TEXT]),
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    (folder / "agentlightning.json").write_text(json.dumps({"renderer": "qwen3"}, indent=2) + "\n")
-    model.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Self
 
 from agentlightning.backend.embedded.connection import Connection
 from agentlightning.backend.embedded.protocol import Settings
-from agentlightning.learner.catalog import import_environment
+from agentlightning.importing import import_environment
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agentlightning.errors import ModelError
-from agentlightning.learner.catalog import import_environment
+from agentlightning.importing import import_environment
 
 _TEXTS = (".json", ".jinja", ".model", ".txt", ".tiktoken", ".py")
 _EVERY = 10.0

@@ -5,19 +5,20 @@ It ends when its socket does. One question is answered at a time, so whatever co
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import socket
 import sys
 
+from agentlightning.importing import look_where_the_parent_does
+
 NICE = 5
 """Where there are too few cores, short requests go before large ones."""
 
 
 def main(channel: socket.socket) -> None:
-    sys.path += [path for path in json.loads(os.environ["AGL_IMPORT_PATHS"]) if path not in sys.path]
+    look_where_the_parent_does()
     from agentlightning.gateway.large.wire import LENGTHS, Stop, head_of, question_of
     from agentlightning.gateway.large.work import answer
     from agentlightning.gateway.limits import freeze_heap

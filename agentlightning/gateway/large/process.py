@@ -6,7 +6,6 @@ It answers one question at a time. Who waits for an answer in vain is told so, a
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -14,11 +13,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Hashable, Sequence
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
 
-import agentlightning
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.large.line import Line
 from agentlightning.gateway.large.wire import (
@@ -33,6 +30,7 @@ from agentlightning.gateway.large.wire import (
     answer_of,
     head_of,
 )
+from agentlightning.importing import import_environment
 from agentlightning.rendering.base import Source
 
 logger = logging.getLogger(__name__)
@@ -215,9 +213,6 @@ class _Running:
 
 
 def _spawn(channel: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    root = str(Path(agentlightning.__file__).parents[1])
-    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    own = {"PYTHONPATH": paths, "AGL_IMPORT_PATHS": json.dumps([os.path.abspath(path) for path in sys.path])}
     return subprocess.Popen(
         [sys.executable, "-P", "-m", "agentlightning.gateway.large", str(channel)],
         stdin=subprocess.DEVNULL,
@@ -225,7 +220,12 @@ def _spawn(channel: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         stderr=output,
         pass_fds=[channel],
         # What has been fetched from the hub is on the disk, and one core is enough.
-        env={**os.environ, **own, "HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+        env={
+            **import_environment(),
+            "HF_HUB_OFFLINE": "1",
+            "RAYON_NUM_THREADS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+        },
         start_new_session=True,
     )
 
