@@ -189,6 +189,9 @@ def test_what_providers_tell_of_their_tokens() -> None:
     assert Usage.told({"usage": responses}) == Usage(input=10, output=3, cached=4)
     for nothing in ({}, {"usage": None}, {"usage": {}}, {"usage": {"prompt_tokens": None}}):
         assert Usage.told(nothing) is None
+    nonsense = Usage.expected({"max_tokens": 10**400, "n": 10**400}, 4, 1)
+    assert PRICE.of(nonsense) > 0, "a number, and no OverflowError"
+    assert Usage.told({"usage": {"prompt_tokens": 5, "completion_tokens": -7}}) == Usage(input=5)
     guessed = Usage.guessed("x" * 41, b"y" * 8)
     assert (guessed.input, guessed.output, guessed.estimated) == (11, 2, True)
 

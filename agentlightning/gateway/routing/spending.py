@@ -27,6 +27,8 @@ ESTIMATED = "agentlightning.usage.estimated"
 _BYTES_PER_TOKEN = 4
 _ANSWER_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 """How requests say how long an answer may be."""
+_MOST = 2**31
+"""No call has so many tokens; of larger numbers no cost could be made."""
 _ANSWER_TOKENS = 1000
 """Expected of an answer where the request does not say, until there has been one."""
 
@@ -76,7 +78,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 def _number(found: Mapping[str, Any], name: str) -> int:
     value = found.get(name)
-    return value if isinstance(value, int) else 0
+    return min(max(value, 0), _MOST) if isinstance(value, int) else 0
 
 
 class TokenPrice(Settings, frozen=True, kw_only=True):
