@@ -74,3 +74,15 @@ def test_everything_but_training_and_sampling_imports_without_torch() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+LARGE = """
+import json, sys
+import agentlightning.gateway.large.work
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+"""
+
+
+def test_the_process_for_large_requests_starts_without_the_store_and_http() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60, check=True)
+    assert not set(json.loads(done.stdout)) & {"sqlalchemy", "aiohttp", "uvicorn", "fastapi", "torch", "transformers"}
