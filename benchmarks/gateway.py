@@ -1,7 +1,8 @@
 """What the gateway adds to a model call: latency, throughput, long prompts, many slow calls at once, memory.
 
 The engine answers at once with 64 tokens and their log-probs, so all that is measured is the gateway, with a SQLite
-store recording every call. The load comes from a process of its own over keep-alive connections.
+store recording every call. The load comes from a process of its own over keep-alive connections. `plain_` are a bare
+Starlette server's figures for the same bodies in the same minutes: what the machine and HTTP take by themselves.
     python benchmarks/gateway.py [--quick] [--json]
 """
 
@@ -11,11 +12,13 @@ import argparse
 import asyncio
 import gc
 import json
+import socket
 import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -167,24 +170,72 @@ def bodies_of(messages: Any, count: int = 1) -> list[str]:
     return [json.dumps({"model": "policy", "messages": m, "logprobs": True}) for m in varied]
 
 
+@asynccontextmanager
+async def plain(answer: bytes) -> AsyncIterator[dict[str, str]]:
+    """The place of a bare server in this process: it reads a request's JSON and always says the same."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def respond(request: Request) -> Response:
+        await request.json()
+        return Response(answer, media_type="application/json")
+
+    app = Starlette(routes=[Route("/{path:path}", respond, methods=["POST"])])
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        serving = asyncio.create_task(server.serve([listening]))
+        yield {"url": f"http://127.0.0.1:{listening.getsockname()[1]}", "key": "none"}
+        server.should_exit = True
+        await serving
+
+
+async def measure_saturated(spec: dict[str, Any], quick: bool) -> dict[str, float]:
+    """32 clients that always have a request open, at the gateway and at a bare server, in turns: on a busy machine both
+    wait for it, and what stays is their ratio.
+    """
+    rounds, count = (4, 500) if quick else (8, 1250)
+    place = spec["places"][0]
+    parts = urlsplit(place["url"])
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
+    _, answer = await post(reader, writer, request_of(place["url"], place["key"], spec["bodies"][0].encode()))
+    writer.close()
+    waits: dict[str, list[float]] = {"": [], "plain_": []}
+    cpu, seconds = dict.fromkeys(waits, 0.0), dict.fromkeys(waits, 0.0)
+    async with plain(answer) as bare:
+        for _ in range(rounds):
+            for name, places in (("", spec["places"]), ("plain_", [bare])):
+                before = time.process_time()
+                found = await in_other_process({**spec, "places": places, "count": count, "concurrency": 32})
+                cpu[name] += time.process_time() - before
+                seconds[name] += found["seconds"]
+                waits[name] += found["latencies"]
+                assert found["failures"] == 0
+    figures: dict[str, float] = {}
+    for name, found in waits.items():
+        figures[f"{name}rps_32"] = len(found) / seconds[name]
+        figures[f"{name}cpu_ms_32"] = 1e3 * cpu[name] / len(found)
+        figures[f"{name}p99_32_ms"] = percentile(found, 99)
+    return {**figures, "p99_32_to_plain": figures["p99_32_ms"] / figures["plain_p99_32_ms"]}
+
+
 async def measure_load(bench: Bench, quick: bool) -> dict[str, float]:
     """Many attempts, each asked the same prompt again and again (as groups of siblings do)."""
     places = await bench.places(64)
     spec = {"kind": "load", "places": places, "bodies": bodies_of(bench.messages(PROMPT_TOKENS))}
     await in_other_process({**spec, "count": 128, "concurrency": 8})  # first sight of each attempt
     one = await in_other_process({**spec, "count": 400 if quick else 2000, "concurrency": 1})
-    before = time.process_time()
-    many = await in_other_process({**spec, "count": 2000 if quick else 10000, "concurrency": 32})
-    cpu = time.process_time() - before
-    assert one["failures"] == many["failures"] == 0
+    assert one["failures"] == 0
+    saturated = await measure_saturated(spec, quick)
     start = time.perf_counter()
     await bench.close(places)
     return {
         "added_p50_ms": percentile(one["latencies"], 50),
         "added_p99_ms": percentile(one["latencies"], 99),
-        "rps_32": len(many["latencies"]) / many["seconds"],
-        "cpu_ms_32": 1e3 * cpu / len(many["latencies"]),
-        "p99_32_ms": percentile(many["latencies"], 99),
+        **saturated,
         "barrier_ms": 1e3 * (time.perf_counter() - start),
     }
 

@@ -8,7 +8,7 @@ transformers' AutoTokenizer after all.
 from __future__ import annotations
 
 import json
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,10 @@ _TEMPLATE_FILE = "chat_template.jinja"
 _CONFIG_FILE = "tokenizer_config.json"
 _LONG = 16 * 1024
 """Characters."""
+_BRIEF = 64
+"""Characters of texts whose tokens are remembered: the parsers look for the same headers in every response."""
+_REMEMBERED = 1024
+"""Such texts."""
 
 
 class FileTokenizer:
@@ -38,10 +42,16 @@ class FileTokenizer:
         self._config: dict[str, Any] = read_json(directory / _CONFIG_FILE)
         self.eos_token_id = self._special_id("eos_token")
         self.unk_token_id = self._special_id("unk_token")
+        self._brief = lru_cache(_REMEMBERED)(self._ids)
 
     def encode(self, text: str, *, add_special_tokens: bool = False, **_: Any) -> list[int]:
         if SEAM in text:
             return [token for piece in text.split(SEAM) for token in self.encode(piece)]
+        if len(text) <= _BRIEF:
+            return list(self._brief(text, add_special_tokens))
+        return self._ids(text, add_special_tokens)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _LONG:
             return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # Encoding in batches leaves the interpreter to other threads.

@@ -119,19 +119,19 @@ def logprob_rows(tokens: Choice | Delta, top: int, rendering: Rendering) -> list
     """OpenAI's list of log-probs, one entry per sampled token, each with its `top` alternatives."""
     if tokens.ids is None or tokens.logprobs is None:
         return []
-    rows = []
-    for at, (token, logprob) in enumerate(zip(tokens.ids.tolist(), tokens.logprobs.tolist(), strict=True)):
+    rows = [_token(rendering, i, p) for i, p in zip(tokens.ids.tolist(), tokens.logprobs.tolist(), strict=True)]
+    for at, row in enumerate(rows):
         others: list[dict[str, Any]] = []
         if top and tokens.top_ids is not None and tokens.top_logprobs is not None:
             pairs = zip(tokens.top_ids[at].tolist(), tokens.top_logprobs[at].tolist(), strict=True)
             others = [_token(rendering, i, p) for i, p in pairs]
-        rows.append({**_token(rendering, token, logprob), "top_logprobs": others})
+        row["top_logprobs"] = others
     return rows
 
 
 def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
     text = rendering.token_text(token)
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(text.encode())}
+    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": [*text.encode()]}
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:
