@@ -13,6 +13,25 @@ settings.register_profile("no clock", deadline=None)  # how long an example take
 settings.load_profile("no clock")
 notice.logger.disabled = True  # older names are used here on purpose, and nobody reads what is said at the end
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shard", metavar="I/N", help="run the I-th of N parts of the chosen tests; a file stays whole")
+
+
+@pytest.hookimpl(trylast=True)  # after `-m` has chosen
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    shard = config.getoption("--shard")
+    if shard is None:
+        return
+    which, _, count = shard.partition("/")
+    if not (which.isdecimal() and count.isdecimal() and 1 <= int(which) <= int(count)):
+        raise pytest.UsageError(f"--shard {shard}: write 1/3 for the first of three parts.")
+    files = sorted({item.path for item in items})[int(which) - 1 :: int(count)]
+    others = [item for item in items if item.path not in files]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item.path in files]
+
+
 CORPUS = [
     "What is 12 + 34 * 5? Use the calc tool.",
     'Call the tool like this: {"name": "calc", "arguments": {"a": 12, "op": "+", "b": 34}}',
