@@ -20,10 +20,10 @@ PATH = "tests.algorithm.own_losses:plain"
 
 @pytest.mark.parametrize("given", [PATH, own_losses.plain, LossSpec(PATH)], ids=["path", "function", "spec"])
 def test_a_loss_by_path_or_function(given: Any) -> None:
-    config = agl.GRPO(model="calc", loss=given).loss_config()
-    assert config.name == PATH
-    assert find_loss(config.name) is own_losses.plain
-    assert not config.needs_reference
+    spec = as_loss(given)
+    assert spec.path == PATH
+    assert find_loss(spec.path) is own_losses.plain
+    assert not spec.reference
 
 
 def test_what_a_loss_needs_it_says_itself() -> None:

@@ -34,10 +34,11 @@ async def sample(backend: Backend, *, tokens: int = 8, seed: int | None = 0) -> 
     return concat([chunk async for chunk in backend.engine(POLICY).generate(PROMPT, params)])
 
 
-@pytest_asyncio.fixture(
-    params=["embedded", "inprocess", BigramBackend, VLLMOnFake, LoraOnFake],
-    ids=["embedded", "inprocess", "own", "vllm", "vllm-lora"],
-)
+OTHERS = ("inprocess", BigramBackend, VLLMOnFake, LoraOnFake)
+NAMES = ("embedded", "inprocess", "own", "vllm", "vllm-lora")
+
+
+@pytest_asyncio.fixture(params=["embedded", *OTHERS], ids=NAMES)
 async def backend(request: pytest.FixtureRequest, tiny_model_dir: Path) -> AsyncIterator[Backend]:
     made = make_backend(request.param, ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=512, seed=0))
     await made.start()
@@ -60,6 +61,9 @@ async def test_the_engine_samples_from_what_the_learner_has_once_it_is_published
     assert await backend.publish(POLICY) == 1, "publishing what is published changes nothing"
 
 
+@pytest.mark.parametrize(
+    "backend", [pytest.param("embedded", marks=pytest.mark.slow), *OTHERS], ids=NAMES, indirect=True
+)
 async def test_a_checkpoint_brings_weights_optimiser_and_version_back(backend: Backend, tmp_path: Path) -> None:
     batch, learner = row(PROMPT, await sample(backend)), backend.learner(POLICY)
     await learner.forward_backward([batch], LossConfig(name="reinforce"))

@@ -28,7 +28,9 @@ async def agent(task: int, llm: agl.LLM) -> float:
     return sum(character in "aeiou" for character in text) / 8
 
 
-@pytest.mark.parametrize("backend", ["embedded", BigramBackend], ids=["embedded", "own"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("embedded", marks=pytest.mark.slow, id="embedded"), pytest.param(BigramBackend, id="own")]
+)
 async def test_parts_of_ones_own_need_no_change_to_the_package(tmp_path: Path, backend: Any) -> None:
     diary = Diary()
     algorithm = agl.GRPO(

@@ -43,7 +43,7 @@ def test_a_class_in_a_file_is_made(tmp_path: Path) -> None:
 
 
 def test_an_example_without_a_recipe_is_none() -> None:
-    with pytest.raises(agl.ConfigError, match="There is: .*calc"):
+    with pytest.raises(agl.ConfigError, match=r"There is: .*calc"):
         example_dir("programs")
     assert example_dir("two_policies", "team").is_dir()
 

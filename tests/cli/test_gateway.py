@@ -15,6 +15,7 @@ import pytest
 from openai import AuthenticationError, OpenAI
 
 from agentlightning.store import SqliteLightningStore
+from tests.typed import typed
 
 CALC = [sys.executable, "-m", "agentlightning", "gateway", "--port", "0"]
 
@@ -71,7 +72,7 @@ async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, arguments: list[str], message: str) -> None:
-    done = subprocess.run([*CALC, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = typed(tmp_path, *CALC[1:], *arguments)
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr

@@ -167,6 +167,7 @@ def command(tool: str, base_url: str, task: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 async def test_programs_in_other_languages_need_no_key(
     store: InMemoryLightningStore, rendering: RenderersRendering, script: Script
 ) -> None:

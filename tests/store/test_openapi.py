@@ -12,8 +12,6 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.http.api import create_app
 from agentlightning.store.http.hot import HotPaths
 
-schemathesis = pytest.importorskip("schemathesis")
-
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
@@ -26,6 +24,8 @@ async def test_no_request_makes_the_server_fail(tmp_path: Path) -> None:
 
 def _explore(store: SqliteLightningStore) -> None:
     from hypothesis import HealthCheck, given, settings
+
+    schemathesis = pytest.importorskip("schemathesis")  # here, because importing it takes two seconds
 
     @schemathesis.serializer("application/vnd.msgpack", "application/x-protobuf")
     def as_bytes(context: object, value: object) -> bytes:
