@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -66,6 +67,37 @@ async def test_a_limit_is_named_by_what_it_refuses(limited: Site) -> None:
         status, text = await post(limited, "/chat/completions", body)
         assert (status, named in text) == (expected, True), (named, text)
     assert (await post(limited, "/chat/completions", ASK))[0] == 200
+
+
+@pytest.mark.parametrize("declared", [True, False], ids=["length declared", "in chunks"])
+async def test_a_client_that_writes_megabytes_too_many_reads_why_they_are_refused(
+    limited: Site, declared: bool
+) -> None:
+    """It writes all of it before it reads; what it wrote is taken in, and the connection goes on."""
+    port = urlsplit(limited.gateway.endpoint).port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {limited.key}\r\n"
+    piece = b"x" * 2**20
+    async with asyncio.timeout(60):
+        how = f"content-length: {8 * len(piece)}" if declared else "transfer-encoding: chunked"
+        writer.write(f"{head}{how}\r\n\r\n".encode())
+        for _ in range(8):
+            writer.write(piece if declared else f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+            await writer.drain()
+        writer.write(b"" if declared else b"0\r\n\r\n")
+        status, text = await _answer(reader)
+        assert (status, "body_bytes" in text) == (413, True), text
+        body = json.dumps(ASK).encode()
+        writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        assert (await _answer(reader))[0] == 200
+    writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader) -> tuple[int, str]:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None, head
+    return int(head.split(b" ")[1]), (await reader.readexactly(int(length[1]))).decode()
 
 
 async def test_rewards_are_small(limited: Site) -> None:

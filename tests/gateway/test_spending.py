@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway, Provider, SpendingLimits, TokenPrice
+from agentlightning.gateway.routing.reservations import Reservations
 from agentlightning.gateway.routing.spending import Usage
 from agentlightning.types import RolloutMode
 from agentlightning.types.names import COST
@@ -158,6 +159,45 @@ async def test_a_call_that_waits_for_its_turn_ends_with_its_client(site: Site, f
         reply = await client.chat.completions.create(model="judge", messages=ASK)
     assert reply.choices[0].message.content == "From afar."
     assert site.gateway.spent["judge"].calls == 2
+
+
+async def test_nobody_waits_for_an_attempt_that_asks_for_very_many_tokens(site: Site, far: dict[str, Any]) -> None:
+    await serve(site, far, price=PRICE, limits=SpendingLimits(run_tokens=5000, run_cost=1.0))
+    account = site.gateway.target("judge").account  # pyright: ignore[reportAttributeAccessIssue]
+    live = await site.gateway._attempts.get(site.rollout_id, site.attempt_id)  # pyright: ignore[reportPrivateUsage]
+    held = await account.admit(live, {"max_tokens": 10**9}, 4)
+    other = await site.another()
+    async with other.client() as client:
+        short = await client.chat.completions.create(model="judge", messages=ASK, max_tokens=100)
+        assert short.choices[0].message.content == "From afar."
+        greedy = asyncio.create_task(client.chat.completions.create(model="judge", messages=ASK, max_tokens=10**9))
+        await client.chat.completions.create(model="judge", messages=ASK, max_tokens=100)
+        assert not greedy.done(), "one attempt that asks for so much at a time"
+        account.release(live, held)
+        await greedy
+
+
+@given(
+    limit=st.integers(1, 100),
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 60), st.booleans(), st.floats(0, 1)), max_size=30),
+)
+def test_calls_under_way_stay_within_a_limit_but_for_one_attempt(
+    limit: int, steps: list[tuple[int, int, bool, float]]
+) -> None:
+    """Whenever one begins, whatever began and ended before."""
+    reservations, total = Reservations(limit, None), Spent()
+    open_calls: dict[tuple[str, str], list[Spent]] = {}
+    for number, tokens, ends, part in steps:
+        key, call = ("", str(number)), Spent(calls=1, tokens=tokens)
+        if ends and open_calls.get(key):
+            call = open_calls[key].pop()
+            total += Spent(calls=1, tokens=int(part * call.tokens))
+            reservations.release(key, call)
+        elif total.tokens < limit and reservations.fits(key, call, total):
+            reservations.hold(key, call, total)
+            open_calls.setdefault(key, []).append(call)
+            asked = [sum(call.tokens for call in calls) for calls in open_calls.values()]
+            assert total.tokens + sum(asked) - max(asked) <= limit
 
 
 async def test_another_gateway_goes_on_counting(site: Site, far: dict[str, Any]) -> None:

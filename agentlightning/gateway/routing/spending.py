@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import ConfigError
-from agentlightning.gateway.attempts import Key, LiveAttempt
+from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.routing.reservations import Reservations
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes
@@ -131,9 +132,9 @@ class SpendingLimits(Settings, frozen=True, kw_only=True):
                 return f"{'run_' if run else ''}{name}={limit:g}, and {used:.6g} are used"
         return None
 
-    def have_room(self, expected: Spent, *, run: bool) -> bool:
-        """Whether this much stays within the limits of tokens and cost."""
-        given = {name: getattr(self, f"run_{name}" if run else name) for name in ("tokens", "cost")}
+    def have_room(self, expected: Spent) -> bool:
+        """Whether this much stays within the limits of tokens and cost of one rollout."""
+        given = {name: getattr(self, name) for name in ("tokens", "cost")}
         return all(limit is None or getattr(expected, name) <= limit for name, limit in given.items())
 
 
@@ -150,9 +151,8 @@ class Account:
         self.counts_tokens = price is not None or limits.tokens is not None or limits.run_tokens is not None
         """Whether anything depends on how many tokens a call has."""
         self.total = earlier
-        self._open: dict[Key, Spent] = {}
-        """What calls that have no answer yet are expected to use, by attempt."""
-        self._together = Spent()
+        self._open = Reservations(limits.run_tokens, limits.run_cost)
+        """What calls that have no answer yet are expected to use."""
         self._ended = asyncio.Event()
         """Set when one of them has ended."""
         self._longest = 0
@@ -175,16 +175,12 @@ class Account:
             await self._ended.wait()
             self._refuse_beyond(live)
         self._add(live, Spent(calls=1))
-        self._open[live.key] = self._open.get(live.key, Spent()) + expected
-        self._together += expected
+        self._open.hold(live.key, expected, self.total)
         return expected
 
     def release(self, live: LiveAttempt, expected: Spent) -> None:
         """An admitted call has ended, and what it used has been charged."""
-        left = self._open.pop(live.key) - expected
-        if left.calls:
-            self._open[live.key] = left
-        self._together = self._together - expected if self._open else Spent()
+        self._open.release(live.key, expected)
         self._ended.set()
 
     def _refuse_beyond(self, live: LiveAttempt) -> None:
@@ -201,10 +197,10 @@ class Account:
 
     def _has_room(self, live: LiveAttempt, expected: Spent) -> bool:
         """Whether a call fits beside those that are under way. One alone always does: what it will use is not known."""
-        own = self._open.get(live.key)
-        if own is not None and not self._limits.have_room(live.spent[self._alias] + own + expected, run=False):
+        own = self._open.asked(live.key)
+        if own is not None and not self._limits.have_room(live.spent[self._alias] + own + expected):
             return False
-        return not self._open or self._limits.have_room(self.total + self._together + expected, run=True)
+        return self._open.fits(live.key, expected, self.total)
 
     def charge(self, live: LiveAttempt, usage: Usage) -> Attributes:
         """Count what a call has used; the attributes that its span gets."""
