@@ -27,7 +27,7 @@ Draft = Callable[[], Record]
 Lost = Callable[[str, str, str], None]
 """Is told the rollout, the attempt and the reason when a record will never be written."""
 
-_AT_ONCE = 8
+_AT_ONCE = 2
 """How many records are made before requests get a turn."""
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
