@@ -6,8 +6,11 @@
 as the pages do. Keys: `open_ms` (the table's first page and its count, as when it is opened), `page_ms` (the median of
 following pages), `deep_page_ms` (a page after 90 % of all), `worst_ms` (the slowest of the filters: a rare outcome, a
 text that is nowhere, rewards from the top, one step); where Chromium and playwright are installed also `browser_ms`
-(from the address to the rows on the screen). `watched_percent`: by how much steps of the calculator agent take longer
-while pages are open, which they are during every other pair of steps of one run; medians.
+(from the address to the rows on the screen). `watched_percent`: how much more processor time steps of the calculator
+agent take in the run's own process, which holds the store and its server, while a run's page and the table are open,
+and `watched_model_percent` in the process that computes; pages are open during every other pair of steps of one run;
+medians. Processor time, not the clock's: other work on the machine hardly changes it. `watched_ms`: the same as
+milliseconds per step. Where Linux's /proc is missing these are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
+import os
 import random
 import re
 import shutil
@@ -146,26 +151,28 @@ def in_browser(endpoint: str) -> float | None:
 
 
 async def watch(url: str, seen: Callable[[], bool], over: asyncio.Event) -> None:
-    """As an open page does: hear the news and read again what changed, while `seen` says so."""
+    """As two open pages do, the run's and the table: hear the news and read what changed, while they are `seen`."""
     async with aiohttp.ClientSession() as session:
         (run,) = [r for r in (await _get(session, f"{url}/api/runs"))["runs"] if r["elsewhere"] is None]
-        paths = (
-            f"/runs/{run['run_id']}/steps",
-            f"/runs/{run['run_id']}/events",
-            "/rollouts?limit=50",
-            "/rollouts/count",
-        )
+        at, last = f"{url}/api/runs/{run['run_id']}", 0
         while not over.is_set():
             if not seen():
                 await asyncio.sleep(0.05)
                 continue
+            opened = at, f"{at}/events", f"{url}/api/why?run={run['run_id']}"
+            await asyncio.gather(*(_get(session, path) for path in opened))
             with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                 async with session.get(f"{url}/api/news", timeout=aiohttp.ClientTimeout(sock_read=5)) as news:
                     async for line in news.content:
                         if not seen() or over.is_set():
                             break
-                        if line.startswith(b"data: "):
-                            await asyncio.gather(*(_get(session, f"{url}/api{path}") for path in paths))
+                        if not line.startswith(b"data: "):
+                            continue
+                        step = json.loads(line.removeprefix(b"data: "))["runs"][run["run_id"]]["step"] or 0
+                        paths = [f"{url}/api/rollouts?limit=50", f"{url}/api/rollouts/count"]
+                        paths += [at, f"{at}/steps?from={last}"] if step != last else []
+                        last = step
+                        await asyncio.gather(*(_get(session, path) for path in paths))
 
 
 async def _get(session: aiohttp.ClientSession, url: str) -> Any:
@@ -173,8 +180,44 @@ async def _get(session: aiohttp.ClientSession, url: str) -> Any:
         return json.loads(await response.read())
 
 
-async def measure_watched(folder: Path, steps: int) -> float:
-    """Percent that a step takes longer while it is watched."""
+def processor_seconds(process: int) -> float | None:
+    """What a process has used of the processor so far; None where the system does not tell."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def model_process(process: int) -> int | None:
+    """The child that has used most of the processor: it holds the weights."""
+    try:
+        children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    except OSError:
+        return None
+    return max(map(int, children), key=lambda child: processor_seconds(child) or 0.0, default=None)
+
+
+def steps_in(metrics: Path) -> int:
+    return len(read_metrics(metrics)) if metrics.exists() else 0
+
+
+async def record(process: int, metrics: Path, over: asyncio.Event) -> list[tuple[float, float]]:
+    """The processor time of the run and of its model at the end of each step."""
+    found: list[tuple[float, float]] = []
+    while not over.is_set():
+        if steps_in(metrics) > len(found):
+            model = model_process(process)
+            own, computing = processor_seconds(process), None if model is None else processor_seconds(model)
+            if own is None or computing is None:
+                return []
+            found.append((own, computing))
+        await asyncio.sleep(0.02)
+    return found
+
+
+async def measure_watched(folder: Path, steps: int) -> dict[str, float]:
+    """By how much a step costs more while it is watched."""
     command = [sys.executable, "-m", "agentlightning", "demo", "calc", "--run-dir", str(folder), "--steps", str(steps)]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, cwd=ROOT)
     assert process.stdout is not None
@@ -184,19 +227,35 @@ async def measure_watched(folder: Path, steps: int) -> float:
 
     def seen() -> bool:
         """During every other pair of steps."""
-        return metrics.exists() and len(read_metrics(metrics)) % 4 < 2
+        return steps_in(metrics) > 0 and steps_in(metrics) % 4 < 2
 
     watching = asyncio.create_task(watch(found[1], seen, over))
+    recording = asyncio.create_task(record(process.pid, metrics, over))
     await process.stdout.read()
     await process.wait()
     over.set()
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
-    took: dict[bool, list[float]] = {True: [], False: []}
-    for number, row in enumerate(read_metrics(metrics)):
-        if row["step"] > 1:  # the line before this one decided whether pages were open
-            took[number % 4 < 2].append(row["sampling_seconds"] + row["learning_seconds"])
-    return (statistics.median(took[True]) / statistics.median(took[False]) - 1) * 100
+    return compared(await recording)
+
+
+def compared(recorded: list[tuple[float, float]]) -> dict[str, float]:
+    """Steps with pages open beside those without. The line before a step's own decided whether pages were open."""
+    took: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for number, (before, after) in enumerate(itertools.pairwise(recorded), 1):
+        if number > 1:
+            took[number % 4 < 2].append((after[0] - before[0], after[1] - before[1]))
+    if not took[True] or not took[False]:
+        return {}
+    (own, model), (own_seen, model_seen) = (
+        [statistics.median(part) for part in zip(*took[watched], strict=True)] for watched in (False, True)
+    )
+    print(f"  processor per step: run {own:.3f} s, watched {own_seen:.3f} s; model {model:.3f} s, {model_seen:.3f} s")
+    return {
+        "watched_percent": (own_seen / own - 1) * 100,
+        "watched_model_percent": (model_seen / model - 1) * 100,
+        "watched_ms": (own_seen - own) * 1000,
+    }
 
 
 async def main() -> None:
@@ -209,7 +268,7 @@ async def main() -> None:
         await fill(Path(folder) / "store.db", count)
         print(f"{count:,} rollouts")
         figures = await measure_table(Path(folder), count)
-        figures["watched_percent"] = await measure_watched(Path(folder) / "run", steps)
+        figures |= await measure_watched(Path(folder) / "run", steps)
     for name, figure in figures.items():
         print(f"{name:<18} {figure:8.1f}")
     if options.json:

@@ -21,6 +21,8 @@ from starlette.types import Receive, Scope, Send
 
 from agentlightning.dashboard import groups, rollouts, runs, tokens
 from agentlightning.dashboard.access import COOKIE, SESSION_SECONDS, Access, is_local_name
+from agentlightning.dashboard.curves import Curves
+from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.news import News
 from agentlightning.dashboard.plain import as_json
 from agentlightning.errors import NotFoundError, StoreError
@@ -74,6 +76,8 @@ class Dashboard:
         self._news = News(store)
         self._app = Starlette(routes=self._routes())
         self._app.state.folder = folder
+        self._app.state.curves = Curves(store)
+        self._app.state.diagnoses = Diagnoses(store)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -1,21 +1,25 @@
-"""What changed, told to open pages as server-sent events: one look at the store a second, however many pages are open,
-and none while no page is.
+"""What changed, told to open pages as server-sent events: one look at the store a second (fewer where a look takes
+long), however many pages are open, and none while no page is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 from agentlightning.dashboard.plain import as_json
+from agentlightning.dashboard.runs import SAID
 from agentlightning.errors import StoreError
 from agentlightning.store.sql import SqlLightningStore
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+LOOK_SHARE = 0.02
+"""Of the time, looked at the store at most: the next look is later where one takes long."""
 ALIVE_SECONDS = 15.0
 MOST_PAGES = 100
 RUNS = 50
@@ -74,8 +78,9 @@ class News:
 
     async def _look(self) -> None:
         while True:
+            began = time.monotonic()
             await self._look_once()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(max(LOOK_SECONDS, (time.monotonic() - began) / LOOK_SHARE))
 
     async def _look_once(self) -> None:
         try:
@@ -95,11 +100,11 @@ class News:
         for run in found:
             last = None
             if run.status == "running":
-                last = await self._store.query_run_events(run.run_id, sort_order="desc", limit=1)
+                last = await self._store.query_run_events(run.run_id, kind_in=list(SAID), sort_order="desc", limit=1)
             runs[run.run_id] = {
                 "status": run.status,
                 "step": run.state.get("step"),
                 "doing": run.state.get("doing"),
-                "event": last[0].event_id if last else None,
+                "said": last[0].event_id if last else None,
             }
         return {"runs": runs, "rollouts": statistics["rollouts"], "workers": statistics["total_workers"]}

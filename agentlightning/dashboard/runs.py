@@ -8,28 +8,29 @@ from typing import Any
 
 from starlette.requests import Request
 
+from agentlightning.dashboard.curves import Curve, curve_of, steps_of
 from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
-from agentlightning.doctor import diagnose, gather
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.types import Run
+from agentlightning.types import Run, RunEventKind
 
 MOST_RUNS = 500
 MOST_EVENTS = 1000
 SPARK_POINTS = 60
 """Of the small curve in the list."""
-MOST_STEPS = 20_000
-SAID = ("note", "warning", "verdict", "event")
+SAID: Sequence[RunEventKind] = ("note", "warning", "verdict", "event")
+"""What is no step."""
 
 
 async def listed(store: SqlLightningStore, request: Request) -> Any:
     """The latest runs, each with its last metrics and a small curve of rewards; and those in folders beside."""
     found = await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS)
-    here = [_in_list(_head(run), run.settings, await _steps(store, run.run_id, 0)) for run in found]
+    curves = await request.app.state.curves.of(list(found))
+    here = [_in_list(_head(run), run.settings, curve) for run, curve in zip(found, curves, strict=True)]
     known = {run.run_id for run in found}
     beside = [run for run_id, run in (await _beside(request)).items() if run_id not in known]
-    others = [_in_list(_head_beside(run), run["settings"], run["rows"]) for run in beside]
+    others = [_in_list(_head_beside(run), run["settings"], curve_of(run["rows"])) for run in beside]
     everything = sorted(here + others, key=lambda run: run["start_time"], reverse=True)
     return {"runs": everything[:MOST_RUNS], "total": found.total + len(others)}
 
@@ -38,16 +39,14 @@ async def _beside(request: Request) -> dict[str, dict[str, Any]]:
     return await asyncio.to_thread(neighbours, request.app.state.folder)
 
 
-def _in_list(head: dict[str, Any], settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    curve = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
-    validated = [(row["step"], row["val_reward"]) for row in rows if row.get("val_reward") is not None]
-    stride = max(1, len(curve) // SPARK_POINTS)
+def _in_list(head: dict[str, Any], settings: Mapping[str, Any], curve: Curve) -> dict[str, Any]:
+    stride = max(1, len(curve.rewards) // SPARK_POINTS)
     return {
         **head,
-        "curve": curve[::stride],
-        "validated": validated,
-        "reward": curve[-1][1] if curve else None,
-        "steps_done": rows[-1].get("step") if rows else None,
+        "curve": curve.rewards[::stride],
+        "validated": curve.validated,
+        "reward": curve.rewards[-1][1] if curve.rewards else None,
+        "steps_done": curve.last,
         "model": settings.get("model"),
     }
 
@@ -85,16 +84,10 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
 async def steps(store: SqlLightningStore, request: Request) -> Any:
     """The metrics of each step from `from` on."""
     run_id, first = request.path_params["run_id"], number(request, "from") or 0
-    rows = await _steps(store, run_id, first)
+    rows = await steps_of(store, run_id, first)
     if not rows and await store.get_run_by_id(run_id) is None:
         rows = [row for row in (await _beside(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
     return {"steps": rows}
-
-
-async def _steps(store: SqlLightningStore, run_id: str, first: int) -> list[dict[str, Any]]:
-    found = await store.query_run_events(run_id, kind_in=["step"], step_min=first, limit=MOST_STEPS)
-    rows = {event.step: {**event.data, "step": event.step, "time": event.time} for event in found}
-    return [rows[step] for step in sorted(rows, key=lambda step: step or 0)]
 
 
 async def diagnosis(store: SqlLightningStore, request: Request) -> Any:
@@ -103,9 +96,7 @@ async def diagnosis(store: SqlLightningStore, request: Request) -> Any:
     run = await store.get_run_by_id(run_id)
     if run is None:
         raise NotFoundError("There is no such run in this store, so nothing can be said about it here.")
-    evidence = await gather(store, run)
-    found = await asyncio.to_thread(diagnose, evidence)
-    return shown(found.to_json())
+    return await request.app.state.diagnoses.of(run)
 
 
 async def events(store: SqlLightningStore, request: Request) -> Any:

@@ -8,13 +8,39 @@ import { Login } from "./pages/Login.tsx";
 import { Runs } from "./pages/Runs.tsx";
 import type { Session } from "./types.ts";
 
-const RunPage = lazy(() => import("./pages/Run.tsx"));
-const Compare = lazy(() => import("./pages/Compare.tsx"));
-const RolloutsPage = lazy(() => import("./pages/Rollouts.tsx"));
-const RolloutPage = lazy(() => import("./pages/Rollout.tsx"));
-const GroupPage = lazy(() => import("./pages/Group.tsx"));
-const Resources = lazy(() => import("./pages/Resources.tsx"));
-const Workers = lazy(() => import("./pages/Workers.tsx"));
+const parts = {
+  Run: () => import("./pages/Run.tsx"),
+  Compare: () => import("./pages/Compare.tsx"),
+  Rollouts: () => import("./pages/Rollouts.tsx"),
+  Rollout: () => import("./pages/Rollout.tsx"),
+  Group: () => import("./pages/Group.tsx"),
+  Resources: () => import("./pages/Resources.tsx"),
+  Workers: () => import("./pages/Workers.tsx"),
+};
+const RunPage = lazy(parts.Run);
+const Compare = lazy(parts.Compare);
+const RolloutsPage = lazy(parts.Rollouts);
+const RolloutPage = lazy(parts.Rollout);
+const GroupPage = lazy(parts.Group);
+const Resources = lazy(parts.Resources);
+const Workers = lazy(parts.Workers);
+
+/** Load the page of this address while the session is asked for, not after it. */
+function loadAhead(): void {
+  const pages: [RegExp, () => Promise<unknown>][] = [
+    [/^\/rollouts\/[^/]+\/group$/, parts.Group],
+    [/^\/rollouts\/[^/]+$/, parts.Rollout],
+    [/^\/rollouts$/, parts.Rollouts],
+    [/^\/runs\//, parts.Run],
+    [/^\/compare$/, parts.Compare],
+    [/^\/resources$/, parts.Resources],
+    [/^\/workers$/, parts.Workers],
+  ];
+  const path = window.location.pathname.replace(/^\/dashboard/, "");
+  pages.find(([pattern]) => pattern.test(path))?.[1]().catch(() => undefined); // a failure is said where it is shown
+}
+
+loadAhead();
 
 export function App() {
   const session = useData<Session>("/session");

@@ -4,7 +4,7 @@ import { useEffect, useSyncExternalStore } from "react";
 import { client } from "./api.ts";
 
 export interface News {
-  runs: Record<string, { status: string; step: number | null; doing: string | null; event: string | null }>;
+  runs: Record<string, { status: string; step: number | null; doing: string | null; said: string | null }>;
   rollouts: Record<string, number>;
   workers: number;
 }
@@ -31,15 +31,23 @@ export function useConnection(): Connection {
   return useSyncExternalStore(subscribe, () => connection);
 }
 
-/** Which paths show something that is otherwise now. */
+/** The step that a run has reached, as far as it was told. */
+export function stepOf(run: string): number | null {
+  return news?.runs[run]?.step ?? null;
+}
+
+/** Which paths show something that is otherwise now. What a run is doing is in the news themselves. */
 function touched(before: News | null, now: News): (path: string) => boolean {
-  const runs = Object.keys(now.runs).filter((id) => JSON.stringify(before?.runs[id]) !== JSON.stringify(now.runs[id]));
-  const counts = JSON.stringify(before?.rollouts) !== JSON.stringify(now.rollouts);
-  return (path) =>
-    (runs.length > 0 && path === "/runs") ||
-    runs.some((id) => path.startsWith(`/runs/${encodeURIComponent(id)}`)) ||
-    (counts && (path === "/workers" || path === "/resources" || path.startsWith("/rollouts?") || path === "/rollouts")) ||
-    (counts && path.startsWith("/rollouts/count"));
+  const paths = new Set<string>();
+  for (const [id, run] of Object.entries(now.runs)) {
+    const old = before?.runs[id];
+    const at = `/runs/${encodeURIComponent(id)}`;
+    if (old?.status !== run.status || old.step !== run.step) for (const path of ["/runs", at, `${at}/steps`]) paths.add(path);
+    if (old?.status !== run.status || old.said !== run.said) paths.add(`${at}/events`);
+  }
+  const counts = JSON.stringify(before?.rollouts) !== JSON.stringify(now.rollouts) || before?.workers !== now.workers;
+  const counted = (path: string) => ["/workers", "/resources", "/rollouts", "/rollouts/count"].includes(path.split("?")[0]);
+  return (path) => paths.has(path) || (counts && counted(path));
 }
 
 export function useLive(): void {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 
 from agentlightning.dashboard import served_with_dashboard
+from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
-from agentlightning.types import LLM, Run
+from agentlightning.types import LLM, Run, RunEvent, RunStatus
 from tests.dashboard.conftest import EVIL, Ask, send
 
 
@@ -124,6 +126,47 @@ async def test_the_doctor_says_what_a_run_comes_to(ask: Ask) -> None:
     assert told["verdict"]
     assert [{"severity", "words", "fix"} <= set(finding) for finding in told["findings"]].count(False) == 0
     assert "no such run" in (await ask("/why?run=none", 404))["detail"]
+
+
+async def test_curves_are_read_on_from_where_they_ended(ask: Ask, store: SqliteLightningStore) -> None:
+    async def reach(step: int, reward: float, life: str) -> None:
+        row = {"step": step, "reward": reward, "val_reward": reward}
+        event = RunEvent(run_id="run-1", event_id=f"{life}-{step}", kind="step", time=float(step), step=step, data=row)
+        await store.add_run_events([event])
+        await store.update_run("run-1", state={"step": step})
+
+    async def listed() -> dict[str, Any]:
+        (run,) = (await ask("/runs"))["runs"]
+        return run
+
+    assert (await listed())["curve"] == [[1, 0.5]]
+    await reach(2, 0.75, "a")
+    await reach(3, 1.0, "a")
+    run = await listed()
+    assert run["curve"] == [[1, 0.5], [2, 0.75], [3, 1.0]]
+    assert run["validated"] == [[0, 0.25], [2, 0.75], [3, 1.0]]
+    assert (run["reward"], run["steps_done"]) == (1.0, 3)
+    await store.begin_run(Run(run_id="run-1", algorithm="GRPO", agent="agent", settings={}), first_step=2)
+    await reach(2, 0.25, "b")
+    assert (await listed())["curve"] == [[1, 0.5], [2, 0.25]]
+
+
+async def test_a_run_is_diagnosed_again_when_something_changed(
+    store: SqliteLightningStore,
+) -> None:
+    diagnoses = Diagnoses(store, share=1e-9)
+    run = await store.get_run_by_id("run-1")
+    assert run is not None
+    first = await diagnoses.of(run)
+    assert await diagnoses.of(run) is first, "nothing changed: it was not computed again"
+    await store.add_run_events(
+        [RunEvent(run_id="run-1", event_id="w", kind="warning", time=9.0, step=2, data={"text": "slow"})]
+    )
+    assert await diagnoses.of(run) is first, "so soon after the last one a run that goes on is left alone"
+    await store.update_run("run-1", status=RunStatus.SUCCEEDED)
+    ended = await store.get_run_by_id("run-1")
+    assert ended is not None
+    assert await diagnoses.of(ended) is not first, "how it ended is always looked at"
 
 
 async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:

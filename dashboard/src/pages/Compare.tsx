@@ -9,6 +9,7 @@ import { metric, moment, seconds, short, textOf } from "../format.ts";
 import { RewardNumber, Status } from "../parts/Badges.tsx";
 import { Chart, COLORS, Legend } from "../parts/Chart.tsx";
 import { Empty, Loaded, Loading } from "../parts/States.tsx";
+import { stepsOf } from "../steps.ts";
 import type { ListedRun, Run, StepRow } from "../types.ts";
 import { curve, metricNames, titleOf } from "./Run.tsx";
 import { useStatus } from "./Runs.tsx";
@@ -26,7 +27,7 @@ export default function Compare() {
   const ids = (params.get("runs") ?? "").split(",").filter(Boolean).map(decodeURIComponent).slice(0, 6);
   const all = useData<{ runs: ListedRun[] }>("/runs");
   const heads = useQueries({ queries: ids.map((id) => ({ queryKey: [`/runs/${encodeURIComponent(id)}`], queryFn: () => get<Run>(`/runs/${encodeURIComponent(id)}`) })) });
-  const steps = useQueries({ queries: ids.map((id) => ({ queryKey: [`/runs/${encodeURIComponent(id)}/steps`], queryFn: () => get<{ steps: StepRow[] }>(`/runs/${encodeURIComponent(id)}/steps`) })) });
+  const steps = useQueries({ queries: ids.map((id) => stepsOf(id)) });
   const failed = [...heads, ...steps].find((query) => query.error);
   const compared: Compared[] = ids.flatMap((_, index) => {
     const run = heads[index].data;

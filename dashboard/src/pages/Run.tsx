@@ -1,6 +1,7 @@
 // One run: its curves, what it said, its rollouts and its settings.
 
 import { TextInput } from "@mantine/core";
+import { useQuery } from "@tanstack/react-query";
 import { useMemo, useState } from "react";
 import { Link, useLocation } from "wouter";
 import { useData, withParams } from "../api.ts";
@@ -12,6 +13,7 @@ import { Id } from "../parts/Copy.tsx";
 import { Icon } from "../parts/Icons.tsx";
 import { DiagnosisView, Log, Verdicts } from "../parts/Verdicts.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
+import { stepsOf } from "../steps.ts";
 import type { Run, RunEvent, StepRow } from "../types.ts";
 import RolloutsPage from "./Rollouts.tsx";
 import { modelName, Progress, useStatus } from "./Runs.tsx";
@@ -94,7 +96,7 @@ export function titleOf(name: string): string {
 
 function Overview({ run }: { run: Run }) {
   const path = `/runs/${encodeURIComponent(run.run_id)}`;
-  const steps = useData<{ steps: StepRow[] }>(`${path}/steps`, { keep: true });
+  const steps = useQuery(stepsOf(run.run_id));
   const events = useData<{ events: RunEvent[] }>(run.elsewhere ? null : `${path}/events`, { keep: true });
   const [, go] = useLocation();
   const [wanted, setWanted] = useState("");
