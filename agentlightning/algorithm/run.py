@@ -177,6 +177,7 @@ class TrainingRun:
         metrics = {**found, "learning_rate": rate}
         if settings.replay:
             metrics["replayed"] = len(again)
+            metrics["replayed_groups"] = list(dict.fromkeys(str(e.rollout.metadata.get("group")) for e in again))
             teaching = groups_to_learn_from(sampled.episodes, settings.credit_rule(), settings.adapters)
             self._replay.add(sampled.episodes, teaching)
         self.done, self._learned = self.done + 1, sampled

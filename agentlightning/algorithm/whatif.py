@@ -104,7 +104,7 @@ async def stored_episodes(
 
     Raises ConfigError where they are not in the store (any more).
     """
-    step, names = int(metrics["step"]), metrics.get("groups")
+    step, names = int(metrics["step"]), _group_names(metrics)
     chosen: Any = {"group_in": tuple(names)} if names is not None else {"step_in": (step,)}
     page = await store.query_rollouts(
         run_id_in=None if run_id is None else (run_id,),
@@ -126,6 +126,17 @@ async def stored_episodes(
         return episodes
     seen = [seen_by(policy, e) for e in episodes]
     return [e for e in seen if any(c.info.trained for c in e.calls)]
+
+
+def _group_names(metrics: Mapping[str, Any]) -> list[str] | None:
+    """Of the groups that the step learned from, the replayed ones last; None where they have no names."""
+    if metrics.get("replayed") and "replayed_groups" not in metrics:
+        raise ConfigError(
+            f"Step {metrics['step']} learned {metrics['replayed']} replayed rollouts again, and an older version of "
+            "this package, which recorded it, did not write down which: the step cannot be done again."
+        )
+    names = metrics.get("groups")
+    return None if names is None else [*names, *metrics.get("replayed_groups", ())]
 
 
 # ---- variants --------------------------------------------------------------------------------------------------------

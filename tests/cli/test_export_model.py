@@ -187,6 +187,38 @@ def test_transformers_reads_the_file_as_the_same_model(tmp_path: Path, kind: str
 
 
 @pytest.mark.slow
+def test_llama_cpp_samples_the_same_tokens(tmp_path: Path) -> None:
+    """llama.cpp itself: its tokens, its log-probs, its tokeniser and its chat template."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    pytest.importorskip("gguf")
+    llama = pytest.importorskip("xllamacpp")
+    export_model("calc", Form(to=tmp_path / "gguf", gguf=True))
+    parameters = llama.CommonParams()
+    parameters.model.path = str(tmp_path / "gguf" / "model.gguf")
+    parameters.n_ctx, parameters.n_parallel, parameters.cpuparams.n_threads = 512, 1, 1
+    server = llama.Server(parameters)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model("calc"))
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
+    for question in ("How much is 7 + 8?", "What's 12 * (3 + 41), and naïve “quotes”?"):
+        messages = [{"role": "user", "content": question}]
+        prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            sampled = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+            logprobs = model(sampled).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        wanted = sampled[0, len(prompt) :].tolist()
+        how = {"temperature": 0, "max_tokens": 24, "logprobs": True, "top_logprobs": 1}
+        answer = server.handle_chat_completions({"messages": messages, **how})
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        found = answer["choices"][0]["logprobs"]["content"]
+        assert [token["id"] for token in found] == wanted
+        for row, token in zip(logprobs, found, strict=True):
+            assert token["logprob"] == pytest.approx(float(row[token["id"]]), abs=0.02)
+
+
+@pytest.mark.slow
 def test_a_model_that_gguf_cannot_hold_here_is_refused_with_the_way_out(tmp_path: Path) -> None:
     import transformers
 

@@ -49,6 +49,21 @@ def test_a_step_is_rebuilt_as_it_was_taken(folder: Path) -> None:
         assert 0.5 < rloo["cosine"] <= 1.0
 
 
+@pytest.mark.parametrize("more", [{"replay": 4, "replay_size": 8}, {"ranks": 2, "gradient_noise_every": 0}])
+def test_replayed_groups_and_several_ranks_are_rebuilt_too(tmp_path: Path, more: dict[str, int]) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("**kept)", f"**kept | {more})"))
+    done = typed(tmp_path, "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert row["step"] == 3
+    assert ("replay" in more) == bool(row.get("replayed"))
+    done = agl(tmp_path, "whatif", "run", "--step", "3", "--advantage", "rloo", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["rollouts"] == 36 + row.get("replayed", 0)
+    assert found["compared"][0]["grad_norm"] == pytest.approx(row["grad_norm"], rel=1e-3)
+
+
 def test_the_table_says_which_weights_are_used(folder: Path) -> None:
     done = agl(folder, "whatif", "run", "--step", "3")
     assert "after step 2" in done.stdout
