@@ -11,7 +11,16 @@ from __future__ import annotations
 
 from agentlightning.rendering.base import Parsed, ParsedCall, Rendering
 from agentlightning.rendering.library import RenderersRendering
-from agentlightning.rendering.load import load_rendering
+from agentlightning.rendering.load import doubt_about, load_rendering
 from agentlightning.rendering.messages import Message, Tool
 
-__all__ = ["Message", "Parsed", "ParsedCall", "RenderersRendering", "Rendering", "Tool", "load_rendering"]
+__all__ = [
+    "Message",
+    "Parsed",
+    "ParsedCall",
+    "RenderersRendering",
+    "Rendering",
+    "Tool",
+    "doubt_about",
+    "load_rendering",
+]

@@ -60,6 +60,27 @@ def _load(path: str, renderer: str | None) -> RenderersRendering:
     return _by_template(tokenizer, path, options)
 
 
+def doubt_about(path: str, renderer: str) -> str | None:
+    """What speaks against a renderer that was named: it was taken without asking the model's own chat template. None:
+    the two agree, or there is no template to compare with.
+    """
+    tokenizer = load_tokenizer(path)
+    if renderer == "default" or tokenizer.chat_template is None:
+        return None
+    unchecked = f"renderer='{renderer}' is taken as it was named"
+    try:
+        check_template(tokenizer, path)
+    except ModelError as error:
+        return f"{unchecked}, without a check: {error} Where the model is served by its template, it will fail."
+    created = _try(renderer, read_json(model_directory(path) / SETTINGS_FILE).get("renderer_options", {}), tokenizer)
+    if created is None or agrees(created, tokenizer):
+        return None
+    return (
+        f"{unchecked}, but writes other prompts than the chat template of {path}, which says how the model was taught. "
+        "Leave renderer out to have the one that agrees found, or the template itself taken."
+    )
+
+
 def _named(name: str, options: Mapping[str, Any], tokenizer: Any, path: str) -> RenderersRendering:
     if name == "default":
         return _by_template(tokenizer, path, options, tools_required=False)

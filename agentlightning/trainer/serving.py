@@ -5,6 +5,7 @@ The trainer, `agl serve`, `agl eval` and `agl gateway` all start them here.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from agentlightning.models.shape import read_shape
 from agentlightning.store.base import LightningStore
 from agentlightning.types import NamedResources
 from agentlightning.types.spending import Spent
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,13 @@ async def serve_models(
 async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:
     """The backend, started, and how its model's messages become tokens."""
     try:
-        from agentlightning.rendering import load_rendering
+        from agentlightning.rendering import doubt_about, load_rendering
 
         read_shape(policy.model.model)  # a name that is nowhere is answered at once, and in words
-        rendering = load_rendering(resolve_model(policy.model.model), policy.calls.renderer)
+        path, renderer = resolve_model(policy.model.model), policy.calls.renderer
+        rendering = load_rendering(path, renderer)
+        if renderer is not None and (doubt := doubt_about(path, renderer)) is not None:
+            logger.warning("%s", doubt)
         backend = make_backend(policy.backend, policy.model)
     except ModuleNotFoundError as error:
         raise missing_extra("torch", error.name or "torch") from error

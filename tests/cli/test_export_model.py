@@ -199,7 +199,7 @@ def test_llama_cpp_samples_the_same_tokens(tmp_path: Path) -> None:
     parameters.model.path = str(tmp_path / "gguf" / "model.gguf")
     parameters.n_ctx, parameters.n_parallel, parameters.cpuparams.n_threads = 512, 1, 1
     server = llama.Server(parameters)
-    model = AutoModelForCausalLM.from_pretrained(resolve_model("calc"))
+    model: Any = AutoModelForCausalLM.from_pretrained(resolve_model("calc"))
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
     for question in ("How much is 7 + 8?", "What's 12 * (3 + 41), and naïve “quotes”?"):
         messages = [{"role": "user", "content": question}]

@@ -49,6 +49,7 @@ def test_a_step_is_rebuilt_as_it_was_taken(folder: Path) -> None:
         assert 0.5 < rloo["cosine"] <= 1.0
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("more", [{"replay": 4, "replay_size": 8}, {"ranks": 2, "gradient_noise_every": 0}])
 def test_replayed_groups_and_several_ranks_are_rebuilt_too(tmp_path: Path, more: dict[str, int]) -> None:
     (tmp_path / "train.py").write_text(SCRIPT.replace("**kept)", f"**kept | {more})"))

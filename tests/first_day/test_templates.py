@@ -10,7 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.models import shipped_models
-from agentlightning.rendering.load import load_rendering
+from agentlightning.rendering.load import doubt_about, load_rendering
 
 GOOD = (shipped_models()["calc"] / "chat_template.jinja").read_text()
 LOOP = "{% for m in messages %}\n"
@@ -63,6 +63,18 @@ def test_a_template_that_fails_on_tools(model: Path) -> None:
         load_rendering(str(model))
     assert "line 2" in str(caught.value)
     assert "writes tool calls" in str(caught.value)
+
+
+def test_a_renderer_that_was_named_is_compared_with_the_template(model: Path) -> None:
+    assert doubt_about(str(model), "qwen3") is None
+    assert doubt_about(str(model), "default") is None
+    (model / "chat_template.jinja").write_text(GOOD.replace("<|im_start|>", "<|im_end|>"))
+    assert load_rendering(str(model), "qwen3").name == "qwen3", "it is taken all the same"
+    for said in ("renderer='qwen3'", "other prompts", "Leave renderer out"):
+        assert said in (doubt_about(str(model), "qwen3") or "")
+    (model / "chat_template.jinja").write_text(LOOP + "{{ m.content | shout }}{% endfor %}")
+    for said in ("renderer='qwen3'", "without a check", "line 2", "No filter named 'shout'"):
+        assert said in (doubt_about(str(model), "qwen3") or "")
 
 
 def test_a_sound_template_is_taken(model: Path) -> None:
