@@ -3,7 +3,8 @@
 Agents talk to a real gateway and a real store; the engine behind it answers at once, always the same. Three processes:
 the site (store and gateway), and two that run agents. Every rollout must succeed in the end, with every answer that its
 agent was given recorded; memory must not grow once SQLite's page caches are full (three of 16 MiB); nothing may be open
-later than its deadline allows.
+later than its deadline allows. The clock that is told wrong is the wall's, never the monotonic one: as when a machine
+was asleep or its time is set. Needs libfaketime; root, for a small disk that can be full. Without, these are skipped.
     python scripts/soak.py [--agents 2000] [--seconds 600] [--think 20] [--faults kill_agents,…] [--quick] [--json]
 """
 
@@ -34,8 +35,8 @@ from agentlightning.trainer.sync import run_sync
 KEY = "the key of the soak"
 TURNS = 3
 RESPONSE = "The answer is 7."
-LIBFAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-CLOCK_CAN_STEP = LIBFAKETIME.exists()
+LIBFAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
+"""Where Debian's package `libfaketime` puts it."""
 DISK_BYTES = 2 * 2**30
 PROCESSES = 2
 
@@ -175,7 +176,7 @@ class Soak:
 
     def start(self, role: str, **more: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        if role == "site" and self.clock.exists():
+        if role == "site" and LIBFAKETIME is not None and self.clock.exists():
             environment |= {
                 "LD_PRELOAD": str(LIBFAKETIME),
                 "FAKETIME_TIMESTAMP_FILE": str(self.clock),
@@ -336,8 +337,8 @@ async def soak(agents: int, seconds: float, think: float, faults: list[str]) -> 
     run = Soak(agents, seconds, think, folder, spec)
     if "fill_disk" in faults and not own_disk:
         run.skipped.append("fill_disk: a disk of its own cannot be mounted here")
-    if "step_clock" in faults and not CLOCK_CAN_STEP:
-        run.skipped.append("step_clock: libfaketime is not installed")
+    if "step_clock" in faults and LIBFAKETIME is None:
+        run.skipped.append("step_clock: libfaketime is not installed (apt-get install libfaketime)")
     elif "step_clock" in faults:
         run.clock.write_text("+0\n")
     possible = [f for f in faults if not any(s.startswith(f) for s in run.skipped)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -12,8 +14,11 @@ import pytest
 
 from agentlightning.errors import ConfigError, EngineError
 from agentlightning.gateway import Frozen, Gateway, Provider
+from agentlightning.gateway.dialects.base import Body
+from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.gateway.routing.models import Trained
 from agentlightning.rendering import RenderersRendering
+from agentlightning.rendering.messages import Message
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, calculator
@@ -57,6 +62,38 @@ async def test_a_provider_answers_as_if_asked_directly(site: Site, provider: Sit
     assert spans[0].attributes["gen_ai.response.id"] == reply.id
     assert json.loads(spans[0].attributes["agentlightning.request"])["messages"] == ASK
     assert "From afar." in spans[0].attributes["agentlightning.response"]
+
+
+class Noting(ChatDialect):
+    """Notes in which threads the conversations of a provider's calls are read."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def said(self, answer: Body) -> Message | None:
+        self.threads.append(threading.current_thread().name)
+        return super().said(answer)
+
+
+async def test_a_large_request_to_a_provider_is_recorded_whole_beside_the_event_loop(
+    site: Site, provider: Site
+) -> None:
+    models = {"judge": Provider(base_url=provider.base_url, api_key=provider.key, model="far-model")}
+    noting = Noting()
+    large: Any = [{"role": "user", "content": "word, " * 30_000}]
+    async with Gateway(site.store, None, None, models=models, dialects=(noting,)) as gateway:
+        here = Site(site.store, site.engine, gateway, site.rollout_id, site.attempt_id)
+        async with here.client() as client:
+            for messages in (ASK, large):
+                with suppress(openai.BadRequestError):  # it is longer than the far model's context
+                    await client.chat.completions.create(model="judge", messages=messages)
+        await here.close()
+        small, whole = await here.spans()
+        assert json.loads(str(whole.attributes["agentlightning.request"]))["messages"] == large
+        assert "What is" in str(small.attributes["agentlightning.request"])
+        assert gateway.spent["judge"].calls == 2
+    main = threading.current_thread().name
+    assert [name == main for name in noting.threads] == [True, False]
 
 
 async def test_a_providers_errors_are_its_own(site: Site, provider: Site) -> None:

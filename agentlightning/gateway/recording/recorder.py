@@ -57,7 +57,7 @@ class Recorder:
         self._share = share
         self._unwritten: Counter[Owner] = Counter()
         self._batch_size = batch_size
-        self._drafts: deque[tuple[Owner, Draft]] = deque()
+        self._drafts: deque[tuple[Owner, Draft, bool]] = deque()
         self._put = 0
         self._written = 0
         self._work = asyncio.Event()
@@ -97,10 +97,11 @@ class Recorder:
         finally:
             self._journal.release([owner])
 
-    def put(self, owner: Owner, draft: Draft) -> None:
+    def put(self, owner: Owner, draft: Draft, *, large: bool = False) -> None:
+        """Have a record written. One that is `large` is made beside the event loop."""
         if self._journal is not None:
             self._journal.hold(owner)
-        self._drafts.append((owner, draft))
+        self._drafts.append((owner, draft, large))
         self._unwritten[owner] += 1
         self._put += 1
         self._work.set()
@@ -129,13 +130,13 @@ class Recorder:
                 batch = [self._drafts.popleft() for _ in range(min(len(self._drafts), self._batch_size))]
                 await self._write(await self._made(batch))
 
-    async def _made(self, drafts: Sequence[tuple[Owner, Draft]]) -> list[Record]:
+    async def _made(self, drafts: Sequence[tuple[Owner, Draft, bool]]) -> list[Record]:
         records = []
-        for number, (owner, draft) in enumerate(drafts):
+        for number, (owner, draft, large) in enumerate(drafts):
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # requests go first
             try:
-                records.append(draft())
+                records.append(await asyncio.to_thread(draft) if large else draft())
             except Exception as error:  # a record that cannot be made must not stop those behind it
                 logger.exception("A call's record could not be made; the call is lost.")
                 self._lost(*owner, f"The record of a call could not be made: {type(error).__name__}: {error}")

@@ -28,9 +28,8 @@ class Overheard(msgspec.Struct, frozen=True, kw_only=True):
     """The provider's answer as one object, also if it was streamed."""
 
 
-def overhear(dialect: Dialect, request: Mapping[str, Any], response: bytes) -> Overheard:
-    """Read a request and the bytes of its answer."""
-    answer = _whole(dialect, response)
+def overhear(dialect: Dialect, request: Mapping[str, Any], answer: Body) -> Overheard:
+    """Read a request and its answer."""
     core = {name: request[name] for name in dialect.conversation_fields if name in request}
     try:
         if not core or request.get("previous_response_id"):  # the provider knows more than is said here
@@ -42,8 +41,8 @@ def overhear(dialect: Dialect, request: Mapping[str, Any], response: bytes) -> O
     return Overheard(asked=parsed.messages, tools=parsed.tools, said=said, answer=answer)
 
 
-def _whole(dialect: Dialect, response: bytes) -> Body:
-    """The answer as an object; empty if it is none."""
+def answer_in(dialect: Dialect, response: bytes) -> Body:
+    """The bytes of an answer as one object; empty if they are none."""
     found = _object(response)
     if found is not None:
         return found

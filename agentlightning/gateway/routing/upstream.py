@@ -24,10 +24,11 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
-from agentlightning.gateway.routing.overheard import Overheard, overhear
+from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.types import Attributes, Span
@@ -90,9 +91,19 @@ class Upstream:
 
     @asynccontextmanager
     async def forward(
-        self, path: str, dialect: Dialect, body: Mapping[str, Any], live: LiveAttempt, place: Place
+        self,
+        path: str,
+        dialect: Dialect,
+        body: Mapping[str, Any],
+        live: LiveAttempt,
+        place: Place,
+        *,
+        large: bool = False,
     ) -> AsyncIterator[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]:
-        """The provider's answer to a request: status, headers, and the body in pieces. Raises `Refusal`."""
+        """The provider's answer to a request: status, headers, and the body in pieces. Raises `Refusal`.
+
+        A `large` request is written, and its record made, beside the event loop.
+        """
         sent = {**self._provider.extra_body, **body, "model": self._provider.model or self._alias}
         if self.account.counts_tokens:
             sent = dialect.asking_for_usage(sent)
@@ -100,7 +111,7 @@ class Upstream:
             call_id=f"fwd-{uuid.uuid4().hex}:0",
             alias=self._alias,
             dialect=dialect.name,
-            request=msgspec.json.encode(sent).decode(),
+            request=await in_background(_text, sent) if large else _text(sent),
             start=time.time(),
         )
         expected = await self._admit(live, place, call, sent)
@@ -131,7 +142,7 @@ class Upstream:
                 code="upstream_error",
             ) from failure
         finally:
-            self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers), error)
+            self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers, large), error)
             self.account.release(live, expected)
 
     async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, sent: Mapping[str, Any]) -> Spent:
@@ -170,21 +181,27 @@ class Upstream:
     def _record(self, live: LiveAttempt, place: Place, call: Forwarded, heard: _Heard, error: str | None) -> None:
         end = time.time()
 
-        def settle() -> tuple[Overheard, Attributes]:
-            read = overhear(heard.dialect, heard.request, heard.response)
-            usage = Usage.told(read.answer)
+        def settle() -> tuple[dict[str, Any], Attributes]:
+            answer = answer_in(heard.dialect, heard.response)
+            usage = Usage.told(answer)
             if usage is None and heard.answers and self.account.counts_tokens:
                 usage = Usage.guessed(call.request, heard.response)
-            return read, self.account.charge(live, usage or Usage())
+            return answer, self.account.charge(live, usage or Usage())
 
-        settled = settle() if self.account.counts_tokens else None  # the next call's limits depend on it
+        # The next call's limits depend on it, and a large record is made in another thread, which counts nothing.
+        settled = settle() if self.account.counts_tokens or heard.large else None
 
         def draft() -> Span:
-            read, used = settled or settle()
+            answer, used = settled or settle()
+            read = overhear(heard.dialect, heard.request, answer)
             span = forwarded_span(live.rollout_id, live.attempt_id, place, call, heard.response, read, end, error)
             return span.model_copy(update={"attributes": {**span.attributes, **used}})
 
-        self._recorder.put(live.key, draft)
+        self._recorder.put(live.key, draft, large=heard.large)
+
+
+def _text(sent: Mapping[str, Any]) -> str:
+    return msgspec.json.encode(sent).decode()
 
 
 class _Heard(NamedTuple):
@@ -195,6 +212,7 @@ class _Heard(NamedTuple):
     response: bytes
     answers: bool
     """Whether it is an answer, and no error."""
+    large: bool
 
 
 _PASSED = re.compile(r"retry-after(-ms)?|(x-)?request-id|(x|anthropic)-ratelimit-.*")

@@ -211,7 +211,8 @@ class GatewayApp:
             target = self._router.target(incoming.model)
             if isinstance(target, Upstream):
                 assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
-                forwarding = target.forward(incoming.path, dialect, asked, live, place)
+                large = self._limits.is_large(body)
+                forwarding = target.forward(incoming.path, dialect, asked, live, place, large=large)
                 return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
             assert isinstance(asked, CallRequest), "what is answered here has been read"
         except Refusal as refusal:
