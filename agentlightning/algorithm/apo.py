@@ -14,6 +14,7 @@ from typing import Any
 
 from agentlightning.algorithm.prompts.candidate import Candidate, placeholders
 from agentlightning.algorithm.prompts.critic import CriticAnswer
+from agentlightning.algorithm.prompts.demonstrations import bootstrap, propose
 from agentlightning.algorithm.prompts.evaluation import Asked, Trial, mean
 from agentlightning.algorithm.prompts.instructions import (
     CRITIQUE,
@@ -29,7 +30,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.errors import ConfigError
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, Demonstrations
 
 
 @dataclass
@@ -89,6 +90,9 @@ class APO(PromptSettings):
                 run.note("Stopped. What was paid for is kept: resume goes on from here.")
             conclude(self, run)
 
+    def least_rollouts(self, train: int, val: int) -> int:
+        return 2 * min(self.val_batch_size, val) + min(self.gradient_batch_size, train)
+
     async def search(self, run: PromptRun) -> None:
         await ends_in_words(self._search(run), run)
 
@@ -97,7 +101,9 @@ class APO(PromptSettings):
         beam = [run.seed]
         if self.run_initial_validation:
             await run.evaluate([Asked(run.seed, "val", sample)], "validating the first prompt")
+            run.check_first()
             run.report(0, self.beam_rounds, None, run.val_mean(run.seed))
+        await bootstrap(run)
         for number in range(1, self.beam_rounds + 1):
             children, seen = await self._children(run, beam, number)
             contenders = list(dict.fromkeys([*beam, run.incumbent, *children]))
@@ -115,13 +121,14 @@ class APO(PromptSettings):
     async def _children(
         self, run: PromptRun, beam: Sequence[Candidate], number: int
     ) -> tuple[list[Candidate], list[Trial]]:
-        """Edited candidates, and the trials on training tasks that they were made from."""
+        """New candidates, and the trials on training tasks that they were made from."""
         parents = [beam[n % len(beam)] for n in range(self.beam_width)]
         size = min(self.gradient_batch_size, len(run.train))
         batches = [shuffled(range(len(run.train)), self.seed, number, slot)[:size] for slot in range(len(parents))]
         asked = [Asked(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
         trials = await run.evaluate(asked, f"round {number}: runs for the critic")
         jobs: list[_Job] = []
+        proposed: list[Candidate | None] = []
         names = sorted(run.templates)
         for slot, parent in enumerate(parents):
             worst = self._worst(run, parent)
@@ -129,10 +136,14 @@ class APO(PromptSettings):
                 continue  # nothing that a critic could say
             for branch in range(self.branch_factor):
                 name = names[(slot * self.branch_factor + branch + number - 1) % len(names)]
+                if isinstance(run.templates[name], Demonstrations):
+                    proposed.append(propose(run, parent, name, self.seed, number, slot, branch))
+                    continue
                 order = shuffled(range(len(worst)), self.seed, number, slot, branch)
                 shown = [worst[0], *(worst[i] for i in order if i)][:size]
                 jobs.append(_Job(parent, name, shown, len(jobs)))
-        return await self._edited(run, jobs), [t for batch in trials for t in batch]
+        made = [*(c for c in proposed if c is not None), *await self._edited(run, jobs)]
+        return list(dict.fromkeys(made)), [t for batch in trials for t in batch]
 
     def _worst(self, run: PromptRun, parent: Candidate) -> list[Trial]:
         """Twice as many of a candidate's training trials as a critique shows, those that earned least first."""
@@ -155,7 +166,7 @@ class APO(PromptSettings):
             if isinstance(answer, CriticAnswer):
                 made = run.admit(job.parent, job.name, read_edit(answer.text), list(foreign_texts(job.trials)))
                 found += [made] if made is not None else []
-        return list(dict.fromkeys(found))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

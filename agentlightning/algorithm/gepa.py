@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import CriticAnswer
+from agentlightning.algorithm.prompts.demonstrations import bootstrap, propose
 from agentlightning.algorithm.prompts.evaluation import Asked, Split, Trial, mean
 from agentlightning.algorithm.prompts.instructions import foreign_texts, shown
 from agentlightning.algorithm.prompts.run import PromptRun, ends_in_words
@@ -23,7 +24,7 @@ from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import conclude
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.errors import ConfigError, missing_extra
-from agentlightning.types import Dataset
+from agentlightning.types import Dataset, Demonstrations
 
 if TYPE_CHECKING:
     from gepa.core.adapter import EvaluationBatch
@@ -83,6 +84,9 @@ class GEPA(PromptSettings):
                 run.note("Stopped. What was paid for is kept: resume goes on from here.")
             conclude(self, run)
 
+    def least_rollouts(self, train: int, val: int) -> int:
+        return min(self.val_batch_size, val) + 2 * min(self.reflection_minibatch_size, train)
+
     async def search(self, run: PromptRun) -> None:
         bridge = _Bridge(self, run, self._prompt)
         await ends_in_words(self._search(run, bridge), run)
@@ -91,7 +95,9 @@ class GEPA(PromptSettings):
     async def _search(self, run: PromptRun, bridge: _Bridge) -> None:
         sample = run.val_order[: self.val_batch_size]
         await run.evaluate([Asked(run.seed, "val", sample)], "validating the first prompt")
+        run.check_first()
         run.report(0, self.iterations, None, run.val_mean(run.seed))
+        await bootstrap(run)
         try:
             await asyncio.to_thread(_optimize, self, run, bridge, sample)
         finally:
@@ -184,6 +190,33 @@ class _Bridge:
         components_to_update: Sequence[str],
     ) -> dict[str, str]:
         """A text that must not be run is given back as it was: such a proposal improves nothing and is dropped."""
+        made = parent = self._candidate(candidate)
+        texts = [name for name in components_to_update if not isinstance(self._run.templates[name], Demonstrations)]
+        for name in components_to_update:
+            if name not in texts:
+                measured = [t.task for t in self._trials]
+                seed = self._settings.seed, self.iterations
+                made = propose(self._run, made, name, *seed, apart_from=measured) or made
+        for name, text in self._written(candidate, reflective_dataset, texts).items():
+            made = self._run.admit(made, name, text, list(foreign_texts(self._trials))) or made
+        return {name: made.by_name[name] for name in components_to_update} if made != parent else dict(candidate)
+
+    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
+        self._loop.call_soon_threadsafe(self._report, int(event["iteration"]))
+
+    def is_over(self, gepa_state: Any) -> bool:
+        stopped = self._run.context.stop.is_set() or self._run.ledger.why is not None
+        return self.closed or stopped or gepa_state.i >= self._settings.iterations - 1
+
+    # ---- this side -------------------------------------------------------------------------------------------------
+
+    def _written(
+        self,
+        candidate: Mapping[str, str],
+        reflective_dataset: Mapping[str, Sequence[Mapping[str, Any]]],
+        names: Sequence[str],
+    ) -> dict[str, str]:
+        """The critic's new texts, by name, as far as it answers."""
         from gepa.strategies.instruction_proposal import InstructionProposalSignature as Signature
 
         prompts = [
@@ -196,25 +229,15 @@ class _Bridge:
                     }
                 )
             )
-            for name in components_to_update
+            for name in names
         ]
         s = self._settings
-        answers = self._wait(self._run.ask(s.reflection_model, prompts, s.reflection_temperature))
-        made = parent = self._candidate(candidate)
-        for name, answer in zip(components_to_update, answers, strict=True):
-            if isinstance(answer, CriticAnswer):
-                text = Signature.output_extractor(answer.text)["new_instruction"]
-                made = self._run.admit(made, name, text, list(foreign_texts(self._trials))) or made
-        return {name: made.by_name[name] for name in components_to_update} if made != parent else dict(candidate)
-
-    def on_iteration_end(self, event: Mapping[str, Any]) -> None:
-        self._loop.call_soon_threadsafe(self._report, int(event["iteration"]))
-
-    def is_over(self, gepa_state: Any) -> bool:
-        stopped = self._run.context.stop.is_set() or self._run.ledger.why is not None
-        return self.closed or stopped or gepa_state.i >= self._settings.iterations - 1
-
-    # ---- this side -------------------------------------------------------------------------------------------------
+        answers = self._wait(self._run.ask(s.reflection_model, prompts, s.reflection_temperature)) if prompts else []
+        return {
+            name: Signature.output_extractor(answer.text)["new_instruction"]
+            for name, answer in zip(names, answers, strict=True)
+            if isinstance(answer, CriticAnswer)
+        }
 
     def _candidate(self, texts: Mapping[str, str]) -> Candidate:
         made = Candidate.of(texts)

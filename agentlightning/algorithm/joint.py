@@ -145,6 +145,7 @@ class _Joint:
         self.templates = templates_in(given)
         if not self.templates:
             raise ConfigError("There is no prompt to tune: Trainer(initial_resources={'prompt_template': …}).")
+        settings.prompt.require_critic(self.templates)
         self._first = Candidate.of({name: t.template for name, t in self.templates.items()})
         self._now = self._first
         self._val_reward = 0.0

@@ -199,6 +199,9 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    max_context: Annotated[
+        int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
+    ] = 4096,
     backend: agent_commands.Backend = None,
     backend_option: agent_commands.BackendOption = None,
 ) -> None:
@@ -210,7 +213,15 @@ def serve(
     """
     from agentlightning.cli.serve import run_server
 
-    run_server(model, host=host, port=port, api_key=api_key, backend=backend, backend_options=backend_option or [])
+    run_server(
+        model,
+        host=host,
+        port=port,
+        api_key=api_key,
+        max_context=max_context,
+        backend=backend,
+        backend_options=backend_option or [],
+    )
 
 
 app.command()(agent_commands.runner)

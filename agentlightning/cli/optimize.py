@@ -17,7 +17,7 @@ from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
-from agentlightning.types import PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
+from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -33,6 +33,8 @@ def read_prompts(
     system_prompts: Sequence[str],
     tools: Sequence[str],
     place: Literal["replace", "before", "after"],
+    demonstrations: int | None = None,
+    answer: str | None = None,
 ) -> dict[str, PromptTemplate]:
     """The templates that are tuned, by name. Raises ConfigError where there is none, or a file is not there."""
     found: dict[str, PromptTemplate] = {}
@@ -50,8 +52,14 @@ def read_prompts(
         if not tool:
             raise ConfigError(f"--tool-description {given}: give TOOL=FILE.")
         found[f"tool_{tool}"] = ToolDescription(template=text, tool=tool)
+    if demonstrations is not None:
+        found["demonstrations"] = Demonstrations(most=demonstrations, answer=answer)
+    elif answer is not None:
+        raise ConfigError("--answer is for --demonstrations N: give both, or neither.")
     if not found:
-        raise ConfigError("There is no prompt to tune: give --prompt FILE, or --system-prompt FILE for a program.")
+        raise ConfigError(
+            "There is no prompt to tune: give --prompt FILE, --system-prompt FILE for a program, or --demonstrations N."
+        )
     return found
 
 
@@ -86,7 +94,8 @@ def optimize_agent(
     resume: Path | None,
 ) -> None:
     """Tune; the run says itself what came of it and where it is."""
-    if critic_url is None and endpoint is None:
+    texts = [name for name, prompt in prompts.items() if not isinstance(prompt, Demonstrations)]
+    if texts and critic_url is None and endpoint is None:
         raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
     key = not_empty(api_key, "--api-key")
     kind = KINDS[algorithm]
@@ -95,7 +104,7 @@ def optimize_agent(
     given |= {f"budget_{name}": limit for name, limit in budget.items()}
     given |= parsed_settings(settings, known)
     tuner = kind(
-        critic_url=critic_url or endpoint,
+        critic_url=critic_url or endpoint if texts else None,
         critic_key=critic_key or (key if critic_url in (None, endpoint) else None),
         prices=None if prices is None else _prices(prices),
         rollout_config=RolloutConfig(timeout_seconds=timeout),

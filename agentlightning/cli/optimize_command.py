@@ -72,6 +72,15 @@ def optimize(
     tool_description: Annotated[
         list[str] | None, typer.Option(help="TOOL=FILE with the description of a program's tool. May repeat.")
     ] = None,
+    demonstrations: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Show up to so many answered examples, out of the agent's good runs; needs no critic."
+        ),
+    ] = None,
+    answer: Annotated[
+        str | None, typer.Option(help="With --demonstrations: the field of a task with the right answer to show.")
+    ] = None,
     endpoint: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL of the agent's model.")] = None,
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
@@ -116,7 +125,9 @@ def optimize(
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm.value,
-        prompts=read_prompts(prompt or [], system_prompt or [], tool_description or [], prompt_place.value),
+        prompts=read_prompts(
+            prompt or [], system_prompt or [], tool_description or [], prompt_place.value, demonstrations, answer
+        ),
         endpoint=endpoint,
         endpoint_model=endpoint_model,
         api_key=api_key,

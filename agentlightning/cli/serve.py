@@ -39,6 +39,7 @@ def run_server(
     host: str,
     port: int,
     api_key: str | None,
+    max_context: int = ModelSpec.max_context,
     backend: str | None = None,
     backend_options: Sequence[str] = (),
 ) -> None:
@@ -50,7 +51,7 @@ def run_server(
     kind, options = given.get("backend", "embedded"), given.get("backend_options", {})
     check_backend(kind, options)
     with served_model(model) as path:
-        spec = PolicySpec(ModelSpec(model=path, backend_options=options), backend=kind)
+        spec = PolicySpec(ModelSpec(model=path, max_context=max_context, backend_options=options), backend=kind)
         run_sync(_serve(spec, host, port, api_key))
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.session import Session
-from agentlightning.gateway.prompts import prompts_in
+from agentlightning.gateway.prompts import Injected, prompts_in
 from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
@@ -27,8 +27,6 @@ from agentlightning.types import (
     AttemptedRollout,
     AttemptStatus,
     RolloutMode,
-    SystemPrompt,
-    ToolDescription,
 )
 from agentlightning.types.spending import Spent
 
@@ -91,7 +89,7 @@ class LiveAttempt:
     """Why its open calls were ended, if it was not their clients."""
     spent: dict[str, Spent] = field(default_factory=dict)
     """What it has asked of other providers, by alias."""
-    prompts: Sequence[SystemPrompt | ToolDescription] = ()
+    prompts: Sequence[Injected] = ()
     """What is put into its requests."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
@@ -232,7 +230,7 @@ class Attempts:
         self._live[(rollout_id, attempt_id)] = live
         return live
 
-    async def _prompts(self, resources_id: str | None) -> Sequence[SystemPrompt | ToolDescription]:
+    async def _prompts(self, resources_id: str | None) -> Sequence[Injected]:
         """Those among a rollout's resources."""
         update = await self._store.get_resources_by_id(resources_id) if resources_id else None
         return prompts_in(update.resources) if update else ()

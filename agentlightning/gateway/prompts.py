@@ -1,7 +1,8 @@
-"""Prompts that the gateway puts into the requests of an agent that cannot be edited: system prompts, tools' texts.
+"""Prompts that the gateway puts into the requests of an agent that cannot be edited: system prompts, tools' texts,
+demonstrations.
 
-They are resources of the rollout (`SystemPrompt`, `ToolDescription`), so a prompt optimiser tunes them like any other
-template. Requests are changed as they came, before anything reads or forwards them. Pure; a body is never mutated.
+They are resources of the rollout (`Injected`), so a prompt optimiser tunes them like any other template.
+Requests are changed as they came, before anything reads or forwards them. Pure; a body is never mutated.
 """
 
 from __future__ import annotations
@@ -10,21 +11,26 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from agentlightning.types import NamedResources, SystemPrompt, ToolDescription
+from agentlightning.types import Demonstrations, NamedResources, SystemPrompt, ToolDescription
 
+Injected = SystemPrompt | ToolDescription | Demonstrations
+KINDS: Mapping[str, type[Injected]] = {
+    "system": SystemPrompt,
+    "tool": ToolDescription,
+    "demonstrations": Demonstrations,
+}
+"""By the name that a kind has where prompts are sent to another process."""
 Body = Mapping[str, Any]
 Edit = Callable[[str], str]
 _SYSTEM = ("system", "developer")
 
 
-def prompts_in(resources: NamedResources) -> tuple[SystemPrompt | ToolDescription, ...]:
+def prompts_in(resources: NamedResources) -> tuple[Injected, ...]:
     """Those that the gateway has to put in, in the order of their names."""
-    return tuple(r for _, r in sorted(resources.items()) if isinstance(r, SystemPrompt | ToolDescription))
+    return tuple(r for _, r in sorted(resources.items()) if isinstance(r, Injected))
 
 
-def with_prompts(
-    dialect: str, body: Body, prompts: Sequence[SystemPrompt | ToolDescription], agent: str | None
-) -> dict[str, Any]:
+def with_prompts(dialect: str, body: Body, prompts: Sequence[Injected], agent: str | None) -> dict[str, Any]:
     """The request with these prompts, as far as they are for this agent and its wire format has a place for them."""
     changed = dict(body)
     for prompt in prompts:
@@ -33,6 +39,8 @@ def with_prompts(
         if isinstance(prompt, ToolDescription):
             if changed.get("tools"):
                 changed["tools"] = [_described(tool, prompt) for tool in changed["tools"]]
+        elif isinstance(prompt, Demonstrations):
+            changed = _demonstrated(dialect, changed, prompt.messages)
         elif prompt.template and dialect in _PLACES:
             changed = _PLACES[dialect](changed, _edit(prompt))
     return changed
@@ -85,6 +93,22 @@ def _edited_first(messages: Sequence[Any], edit: Edit) -> list[Any] | None:
         if isinstance(message, dict) and message.get("role") in _SYSTEM:
             return [*messages[:at], {**message, "content": edit(_text(message.get("content")))}, *messages[at + 1 :]]
     return None
+
+
+def _demonstrated(dialect: str, body: dict[str, Any], turns: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    """The turns behind the system messages that the conversation begins with. One that the server continues from an
+    earlier response had them there.
+    """
+    name = {"chat": "messages", "messages": "messages", "responses": "input"}.get(dialect)
+    if name is None or body.get("previous_response_id") or body.get("conversation"):
+        return body
+    given = body.get(name)
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) and name == "input" else given
+    if not turns or not isinstance(messages, list):
+        return body
+    at = next((i for i, m in enumerate(messages) if not (isinstance(m, dict) and m.get("role") in _SYSTEM)), None)
+    start = len(messages) if at is None else at
+    return {**body, name: [*messages[:start], *map(dict, turns), *messages[start:]]}
 
 
 def _text(content: Any) -> str:

@@ -60,7 +60,8 @@ class FunctionAgent(LitAgent[Any]):
             return resources[name]
         wanted = _BY_TYPE.get(name)
         for resource in resources.values():
-            if wanted is not None and isinstance(resource, wanted):
+            put_in = isinstance(resource, PromptTemplate) and resource.literal  # by the gateway: no agent's to fill in
+            if wanted is not None and isinstance(resource, wanted) and not put_in:
                 return resource
         if wanted is LLM:
             raise ConfigError(

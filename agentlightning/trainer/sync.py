@@ -21,6 +21,7 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
     """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts."""
     loop = asyncio.get_running_loop()
     installed: list[signal.Signals] = []
+    before = signal.getsignal(signal.SIGTERM)
 
     def interrupted() -> None:
         stop.set()
@@ -30,7 +31,10 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
     def restore() -> None:
         _stoppers.pop(loop, None)
         while installed:
-            loop.remove_signal_handler(installed.pop())
+            number = installed.pop()
+            loop.remove_signal_handler(number)
+            if number is signal.SIGTERM and before is not None:  # asyncio would leave the system's default
+                signal.signal(number, before)
 
     if threading.current_thread() is threading.main_thread():
         with suppress(NotImplementedError):  # Windows

@@ -5,6 +5,7 @@ from agentlightning.types.data import Dataset, Hook, PaginatedResult, Triplet
 from agentlightning.types.record import RolloutRecord
 from agentlightning.types.resource import (
     LLM,
+    Demonstrations,
     NamedResources,
     PromptTemplate,
     ProxyLLM,
@@ -53,6 +54,7 @@ __all__ = [
     "CallInfo",
     "CallRecord",
     "Dataset",
+    "Demonstrations",
     "Divergence",
     "EnqueueRolloutRequest",
     "Event",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, SerializeAsAny, field_validator
 
 from agentlightning.errors import ConfigError
 from agentlightning.keys import redacted
@@ -159,6 +160,67 @@ class ToolDescription(_Literal):
     resource_type: str = "tool_description"
     tool: str
     """The tool's name."""
+
+
+class Demonstrations(_Literal):
+    """Few-shot demonstrations: answered examples, as turns of the conversation, before the agent's own question.
+
+    The gateway puts them behind the system prompt of each request, so the agent's code need not know of them. A prompt
+    optimiser chooses them from the agent's own good runs on training tasks, or from all of them with the right answers
+    put in, and needs no critic for it (as BootstrapFewShot and LabeledFewShot do; Khattab et al., "DSPy", arXiv
+    2310.03714).
+    """
+
+    resource_type: str = "demonstrations"
+    template: str = ""
+    """The messages, each a JSON object with `role` (user or assistant) and `content` on a line of its own; an empty
+    line is between two demonstrations."""
+    most: int = Field(default=4, ge=1)
+    """How many demonstrations a prompt optimiser may choose."""
+    good_reward: float | None = None
+    """What a run earns at least to be chosen from; None is the highest of the optimiser's `reward_range`."""
+    answer: str | None = None
+    """The field of a task that holds the right answer. It is shown in place of what the agent answered, so every run
+    can be chosen from, whatever it earned."""
+
+    @field_validator("template")
+    @classmethod
+    def _is_messages(cls, text: str) -> str:
+        for line in filter(str.strip, text.splitlines()):
+            _turn(line)
+        return text
+
+    @classmethod
+    def of(cls, demonstrations: Sequence[Sequence[Mapping[str, str]]], **others: Any) -> Self:
+        """Each demonstration as its messages; `others` are the other fields."""
+        text = "\n\n".join(
+            "\n".join(json.dumps({"role": m["role"], "content": m["content"]}, ensure_ascii=False) for m in messages)
+            for messages in demonstrations
+        )
+        return cls(template=text, **others)
+
+    @property
+    def demonstrations(self) -> list[list[dict[str, str]]]:
+        """The messages of each."""
+        parts = re.split(r"\n\s*\n", self.template.strip())
+        return [[_turn(line) for line in part.splitlines()] for part in parts if part]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The turns of all, for an agent that puts them in by itself."""
+        return [message for messages in self.demonstrations for message in messages]
+
+
+def _turn(line: str) -> dict[str, str]:
+    """A message of a line. Raises ValueError for anything else."""
+    try:
+        message: Any = json.loads(line)
+    except ValueError:
+        message = {}
+    whole = isinstance(message, dict) and set(message) == {"role", "content"}
+    if not whole or message["role"] not in ("user", "assistant") or not isinstance(message["content"], str):
+        raise ValueError(f'a line is {{"role": "user" or "assistant", "content": "…"}}, not {line[:80]}')
+    return message
 
 
 def _poml(template: str, values: dict[str, Any]) -> str:

@@ -1,12 +1,13 @@
 """The agent: one call that says whether a sentence of a film review is positive or negative.
 
-`sentiment_agent` has a fixed prompt, to train the model; `prompted_agent` takes its prompt from the resources, to tune
-it. Both are graded alike.
+`sentiment_agent` shows two answered reviews first: its model is trained. `asking_agent` asks a plain question, and
+demonstrations for it are tuned; `prompted_agent` takes the question from the resources. All are graded alike.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from openai import AsyncOpenAI
@@ -33,13 +34,18 @@ async def sentiment_agent(task: Review, llm: agl.LLM) -> float:
 
 
 @agl.rollout
+async def asking_agent(task: Review, llm: agl.LLM) -> float:
+    return grade(await answer_to(llm, agl.PromptTemplate(template=FIRST_PROMPT), task), task["label"])
+
+
+@agl.rollout
 async def prompted_agent(task: Review, llm: agl.LLM, prompt_template: agl.PromptTemplate) -> float:
     return grade(await answer_to(llm, prompt_template, task), task["label"])
 
 
-async def answer_to(llm: agl.LLM, prompt_template: agl.PromptTemplate, task: Review) -> str:
-    """The model's most probable answer to the prompt."""
-    return await ask(llm, [_message("user", prompt_template.format(review=task["text"]))], temperature=0)
+async def answer_to(llm: agl.LLM, prompt: agl.PromptTemplate, task: Review, shown: Sequence[Any] = ()) -> str:
+    """The model's most probable answer to the prompt, behind the turns that are `shown`."""
+    return await ask(llm, [*shown, _message("user", prompt.format(review=task["text"]))], temperature=0)
 
 
 def conversation(review: str) -> list[dict[str, str]]:

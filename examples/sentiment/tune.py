@@ -1,7 +1,9 @@
 """Tunes the agent's prompt on a real model: `python -m examples.sentiment.tune`, by APO, with no model but the agent's.
 
-The agent's model is SmolLM2-135M-Instruct behind `agl serve`, which this starts; with `--url` and `--model` any other.
-The critic is `mutations.Mutations`: random changes, which APO tries and selects.
+What is tuned are few-shot demonstrations: reviews with their right answers, out of which APO chooses. With
+`--tune prompt_template` it is the text of the question, and `mutations.Mutations` is the critic: random changes, which
+APO tries and selects. The agent's model is SmolLM2-135M-Instruct behind `agl serve`, which this starts; with `--url`
+and `--model` any other.
 """
 
 from __future__ import annotations
@@ -9,24 +11,39 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import agentlightning as agl
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.intervals import paired_difference
 
 from .mutations import Mutations
-from .reviews import Review, make_tasks
-from .sentiment_agent import FIRST_PROMPT, answer_to, grade, prompted_agent
+from .reviews import make_tasks
+from .sentiment_agent import FIRST_PROMPT, answer_to, asking_agent, grade, prompted_agent
 from .smollm2 import smollm2
 
-SETTINGS: dict[str, Any] = {"beam_width": 2, "branch_factor": 6, "beam_rounds": 3, "val_batch_size": 20}
-TRAIN, VAL, TEST = 32, 100, 100
+SETTINGS: dict[str, Any] = {
+    "beam_width": 2,
+    "branch_factor": 4,
+    "beam_rounds": 2,
+    "val_batch_size": 25,
+    "gradient_batch_size": 8,
+}
+FIRST: dict[str, agl.PromptTemplate] = {
+    "demonstrations": agl.Demonstrations(most=4, answer="label"),
+    "prompt_template": agl.PromptTemplate(template=FIRST_PROMPT),
+}
+"""What may be tuned, as it is at first: none, and a plain question."""
+TRAIN, VAL, TEST = 128, 150, 200
+MAX_CONTEXT = 512
 START_SECONDS = 300
 
 
@@ -34,6 +51,7 @@ START_SECONDS = 300
 def served(model: str, log: Path) -> Iterator[str]:
     """The base URL of `agl serve MODEL`, while it runs."""
     command = [sys.executable, "-m", "agentlightning", "serve", model, "--port", "0"]
+    command += ["--max-context", str(MAX_CONTEXT)]
     with log.open("w") as out:
         server = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:
@@ -53,50 +71,57 @@ def _url(server: subprocess.Popen[bytes], log: Path) -> str:
     raise ConfigError(f"The model is not served: {log} says why.")
 
 
-def tune(url: str, model: str, seed: int, run_dir: Path, **settings: Any) -> str:
-    """The best prompt that is found."""
+def tune(url: str, model: str, what: str, seed: int, run_dir: Path, **settings: Any) -> agl.PromptTemplate | None:
+    """The best that is found; None where the search was stopped."""
     train, val, _ = make_tasks(TRAIN, VAL, TEST)
-    tuner = agl.APO(Mutations(seed), seed=seed, **{**SETTINGS, **settings})
+    alone = what == "demonstrations"
+    tuner = agl.APO(None if alone else Mutations(seed), seed=seed, **{**SETTINGS, **settings})
     trainer = agl.Trainer(
         algorithm=tuner,
         models={"llm": agl.Provider(base_url=url, model=model)},
-        initial_resources={"prompt_template": agl.PromptTemplate(template=FIRST_PROMPT)},
+        initial_resources={what: FIRST[what]},
         run_dir=run_dir,
     )
-    trainer.fit(prompted_agent, train, val)
-    return tuner.get_best_prompt().template
+    result = trainer.fit(asking_agent if alone else prompted_agent, train, val)
+    return None if result.stopped else tuner.get_best_prompt()
 
 
-async def mean_reward(url: str, model: str, prompt: str, tasks: Sequence[Review]) -> float:
-    """What a prompt earns on tasks that the search has not seen."""
-    llm, template = agl.LLM(endpoint=url, model=model), agl.PromptTemplate(template=prompt)
-    answers = await asyncio.gather(*(answer_to(llm, template, task) for task in tasks))
-    return sum(grade(a, task["label"]) for a, task in zip(answers, tasks, strict=True)) / len(tasks)
-
-
-async def compare(url: str, model: str, prompts: Sequence[str]) -> list[float]:
+async def rewards(url: str, model: str, prompt: agl.PromptTemplate) -> list[float]:
+    """What a prompt earns on each of the reviews that the search has not seen, without a gateway between."""
     _, _, test = make_tasks(TRAIN, VAL, TEST)
-    return [await mean_reward(url, model, prompt, test) for prompt in prompts]
+    llm = agl.LLM(endpoint=url, model=model)
+    template = FIRST["prompt_template"] if isinstance(prompt, agl.Demonstrations) else prompt
+    shown = prompt.messages if isinstance(prompt, agl.Demonstrations) else []
+    answers = await asyncio.gather(*(answer_to(llm, template, task, shown) for task in test))
+    return [grade(answer, task["label"]) for answer, task in zip(answers, test, strict=True)]
+
+
+async def compare(url: str, model: str, first: agl.PromptTemplate, best: agl.PromptTemplate) -> str:
+    before, after = [await rewards(url, model, prompt) for prompt in (first, best)]
+    gain, (low, high) = paired_difference(before, after)
+    return (
+        f"On {TEST} other reviews {fmean(before):.3f} with the first prompt, {fmean(after):.3f} with the best: "
+        f"{gain:+.3f} (95 % interval {low:+.3f} to {high:+.3f})."
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", help="an OpenAI-compatible base URL; SmolLM2 on this machine if not given")
     parser.add_argument("--model", default="policy", help="the agent's model there")
+    parser.add_argument("--tune", choices=list(FIRST), default="demonstrations")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=SETTINGS["beam_rounds"])
     parser.add_argument("--run-dir", type=Path)
     given = parser.parse_args()
     run_dir = given.run_dir or Path("runs") / f"sentiment-prompt-{time.strftime('%Y%m%d-%H%M%S')}"
     run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with (
-        nullcontext(given.url)
-        if given.url
-        else served(smollm2(), run_dir.with_name(f"{run_dir.name}-serve.log")) as url
-    ):
-        best = tune(url, given.model, given.seed, run_dir, beam_rounds=given.rounds)
-        before, after = asyncio.run(compare(url, given.model, (FIRST_PROMPT, best)))
-    print(f"\n{best}\n\nOn {TEST} other reviews the first prompt earns {before:.3f}, this one {after:.3f}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated."))  # so that the server is stopped with this process
+    log = run_dir.with_name(f"{run_dir.name}-serve.log")
+    with nullcontext(given.url) if given.url else served(smollm2(), log) as url:
+        best = tune(url, given.model, given.tune, given.seed, run_dir, beam_rounds=given.rounds)
+        if best is not None and best != FIRST[given.tune]:
+            print(asyncio.run(compare(url, given.model, FIRST[given.tune], best)))
 
 
 if __name__ == "__main__":

@@ -57,18 +57,21 @@ def test_prompts_come_from_files(tmp_path: Path) -> None:
         "system_writer": agl.SystemPrompt(template="Answer {{ question }}", how="after", agent="writer"),
         "tool_find": agl.ToolDescription(template="Answer {question}", tool="find"),
     }
+    shown = read_prompts([], [], [], "replace", demonstrations=3, answer="label")
+    assert shown == {"demonstrations": agl.Demonstrations(most=3, answer="label")}
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (([], [], []), "no prompt to tune"),
-        ((["missing.txt"], [], []), "no file 'missing.txt'"),
+        (([], [], [], None), "no prompt to tune"),
+        (([], [], [], "label"), "--answer is for --demonstrations"),
+        ((["missing.txt"], [], [], None), "no file 'missing.txt'"),
     ],
 )
 def test_prompts_that_are_not_there(given: Any, says: str) -> None:
     with pytest.raises(agl.ConfigError, match=says):
-        read_prompts(*given, place="replace")
+        read_prompts(*given[:3], place="replace", answer=given[3])
 
 
 @pytest.mark.parametrize(

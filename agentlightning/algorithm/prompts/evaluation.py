@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from agentlightning.adapter.conversations import conversations
@@ -55,6 +55,8 @@ class Trial:
     error: str | None
     messages: Sequence[Mapping[str, Any]]
     """What was said: the last conversation of the rollout, with its answer."""
+    said_by: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """The last conversation of each agent by its name, in the order in which they ended; "" has no name."""
     input_tokens: int = 0
     output_tokens: int = 0
 
@@ -187,7 +189,10 @@ class Evaluator:
             )
         spans = list(await self._context.store.query_spans(record.rollout.rollout_id, "latest"))
         said = [c for c in conversations(spans) if c.answer is not None]
-        messages = [*said[-1].messages, said[-1].answer or {}] if said else []
+        said_by: dict[str, Sequence[Mapping[str, Any]]] = {}
+        for call in said:
+            said_by.pop(call.agent or "", None)  # what is put in anew comes last
+            said_by[call.agent or ""] = [*call.messages, call.answer or {}]
         used = [_usage(span) for span in spans]
         return Trial(
             task=task,
@@ -195,7 +200,8 @@ class Evaluator:
             reward=reward,
             outcome=episode.outcome,
             error=record.attempt.error if record.attempt else None,
-            messages=messages,
+            messages=next(reversed(said_by.values()), []),
+            said_by=said_by,
             input_tokens=sum(given for given, _ in used),
             output_tokens=sum(answered for _, answered in used),
         )

@@ -15,14 +15,14 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger
-from agentlightning.algorithm.prompts.candidate import Candidate, difference, flaw, templates_in
+from agentlightning.algorithm.prompts.candidate import Candidate, difference, flaw, placeholders, templates_in
 from agentlightning.algorithm.prompts.critic import CriticAnswer, CriticFailure, Question, ask
 from agentlightning.algorithm.prompts.evaluation import (
     Asked,
@@ -101,6 +101,8 @@ class PromptRun:
         self._began = time.monotonic()
         self.val_order: Sequence[int] = shuffled(range(len(val)), settings.seed)
         """The validation tasks in the order in which they are used."""
+        self.train_order: Sequence[int] = shuffled(range(len(train)), settings.seed)
+        """The same of the training tasks, where they are taken one after the other."""
 
     @classmethod
     def make(cls, settings: PromptSettings, train: Dataset[Any] | None, val: Dataset[Any] | None) -> PromptRun:
@@ -112,6 +114,9 @@ class PromptRun:
                 "There is no prompt to tune. Give one: Trainer(initial_resources={'prompt_template': "
                 "PromptTemplate(template='…')}), and let the agent take a parameter of that name."
             )
+        for note in _notes(templates):
+            context.reporter.note(note)
+        settings.require_critic(templates)
         if train is None or len(train) == 0:
             raise ConfigError(f"{type(settings).__name__} needs training tasks: Trainer.fit(agent, tasks).")
         if val is None or len(val) == 0:
@@ -119,6 +124,7 @@ class PromptRun:
             context.reporter.note(
                 f"There are no validation tasks: {len(val)} of the training tasks are set apart for validation."
             )
+        settings.require_rollouts(len(train), len(val))
         return cls(settings, context, templates, train, val)
 
     async def __aenter__(self) -> Self:
@@ -177,6 +183,18 @@ class PromptRun:
         """Over all validation tasks that it was seen on."""
         return mean(list(self.known(candidate).values()))
 
+    def check_first(self) -> None:
+        """Raises ConfigError where the first prompt has earned nothing on any task because the agent failed: no edit
+        would be to blame or to thank for it.
+        """
+        trials = list(self.known(self.seed).values())
+        if trials and all(t.failed for t in trials):
+            why = (trials[0].error or trials[0].outcome.value).strip().splitlines()[0]
+            raise ConfigError(
+                f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
+                f"{why[:300]}\nNothing was asked of a critic. To see them:  agl show {self._context.run_dir} --failed"
+            )
+
     # ---- the critic ------------------------------------------------------------------------------------------------
 
     async def ask(self, model: str, prompts: Sequence[str], temperature: float) -> list[CriticAnswer | CriticFailure]:
@@ -193,6 +211,9 @@ class PromptRun:
         keys = [self._numbered(_key(q)) for q in questions]
         self._context.reporter.status(f"asking the critic {len(questions)} questions")
         answers = await asyncio.gather(*(self._ask(k, q) for k, q in zip(keys, questions, strict=True)))
+        failures = [a for a in answers if isinstance(a, CriticFailure)]
+        if failures and len(failures) == len(answers) and not self.ledger.critic_tokens:
+            self.note(f"The critic has answered nothing so far: {failures[0].why}")
         for answer in answers:
             self.ledger.critic_calls += 1
             if isinstance(answer, CriticAnswer):
@@ -303,6 +324,23 @@ async def ends_in_words(work: Any, run: PromptRun) -> None:
         await work
     except BudgetSpent as spent:
         run.note(f"Stopped at {spent}.")
+
+
+def _notes(templates: Mapping[str, PromptTemplate]) -> Iterator[str]:
+    """What is odd about the templates as they came. Raises ConfigError for one that cannot be read."""
+    for name, template in templates.items():
+        try:
+            fixed = not template.literal and not placeholders(template)
+        except ValueError as error:
+            raise ConfigError(
+                f"{name} cannot be read as a template: {error}. Double the braces that are no placeholder, as in {{{{ "
+                "and }}."
+            ) from None
+        if fixed:
+            yield (
+                f"{name} has no placeholder such as {{question}}, so it is the same text for every task. That is well "
+                "where the agent says the task elsewhere."
+            )
 
 
 def shuffled(numbers: Sequence[int], *seed: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,7 +12,7 @@ from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic
 from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
-from agentlightning.types import PromptTemplate, RolloutConfig
+from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.prompts.run import PromptRun
@@ -24,7 +25,7 @@ class PromptSettings(GivenByName, Algorithm):
     _others = OF_THE_TRAINER
 
     async_openai_client: Any = None
-    """The critic, as an async OpenAI client; or give `critic_url`."""
+    """The critic, as an async OpenAI client; or give `critic_url`. To choose `Demonstrations` takes none."""
     _: KW_ONLY
     critic_url: str | None = None
     """The critic's OpenAI-compatible base URL, for example https://api.openai.com/v1, or that of `agl serve`."""
@@ -60,11 +61,6 @@ class PromptSettings(GivenByName, Algorithm):
     def __post_init__(self) -> None:
         if self.async_openai_client is not None and self.critic_url is not None:
             raise ConfigError("Give the critic as async_openai_client or as critic_url, not both.")
-        if self.async_openai_client is None and self.critic_url is None:
-            name = type(self).__name__
-            raise ConfigError(
-                f"{name} needs a critic: {name}(AsyncOpenAI()), or {name}(critic_url='https://…/v1', critic_key=…)."
-            )
         low, high = self.reward_range
         if not low < high:
             raise ConfigError(f"reward_range={self.reward_range}: the first number must be below the second.")
@@ -78,6 +74,19 @@ class PromptSettings(GivenByName, Algorithm):
     async def search(self, run: PromptRun) -> None:
         """Search until the last round or the end of the budget. Raises Stopped."""
         raise NotImplementedError
+
+    def least_rollouts(self, train: int, val: int) -> int:
+        """How many it takes to measure the first prompt and try one candidate, with so many tasks."""
+        raise NotImplementedError
+
+    def require_rollouts(self, train: int, val: int) -> None:
+        """Raises ConfigError for a budget that ends before any candidate is measured."""
+        least = self.least_rollouts(train, val)
+        if self.budget_rollouts is not None and self.budget_rollouts < least:
+            raise ConfigError(
+                f"budget_rollouts={self.budget_rollouts} is too small: to measure the first prompt and try one "
+                f"candidate takes {least}. Give more, or a smaller val_batch_size."
+            )
 
     @property
     def budget(self) -> Budget:
@@ -104,6 +113,16 @@ class PromptSettings(GivenByName, Algorithm):
         if self.critic_url is not None:
             return HttpCritic(self.critic_url, self.critic_key)
         return ClientCritic(self.async_openai_client)
+
+    def require_critic(self, templates: Mapping[str, PromptTemplate]) -> None:
+        """Raises ConfigError where there is a text to write, and no critic who writes it."""
+        texts = [name for name, t in templates.items() if not isinstance(t, Demonstrations)]
+        if texts and self.async_openai_client is None and self.critic_url is None:
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} needs a critic to write {', '.join(texts)}: {name}(AsyncOpenAI()), or "
+                f"{name}(critic_url='https://…/v1', critic_key=…). Demonstrations alone need none."
+            )
 
     def keep(self, candidates: dict[str, Candidate], best: dict[str, PromptTemplate]) -> None:
         """What a run leaves behind."""

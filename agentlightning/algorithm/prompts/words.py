@@ -9,6 +9,7 @@ from agentlightning.algorithm.prompts.evaluation import pairs
 from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.files import atomic_write
+from agentlightning.types import Demonstrations
 
 BEST_FOLDER = "best"
 MOST_REASONS = 3
@@ -22,10 +23,13 @@ def conclude(settings: PromptSettings, run: PromptRun) -> None:
 
 
 def write_best(run: PromptRun) -> None:
-    """`best/NAME.txt` for each template, and `best/prompts.json` with all of them and where they came from."""
+    """`best/NAME.txt` for each template (.jsonl for demonstrations), and `best/prompts.json` with all of them and where
+    they came from.
+    """
     folder = run.context.run_dir / BEST_FOLDER
     for name, text in run.incumbent.texts:
-        atomic_write(folder / f"{name}.txt", text)
+        kind = "jsonl" if isinstance(run.templates[name], Demonstrations) else "txt"
+        atomic_write(folder / f"{name}.{kind}", text)
     whole = {
         "candidate": run.incumbent.key,
         "promoted": run.incumbent != run.seed,

@@ -38,10 +38,10 @@ from agentlightning.gateway.large.wire import (
     messages_of,
 )
 from agentlightning.gateway.limits import RequestLimits, in_background
+from agentlightning.gateway.prompts import KINDS, Injected
 from agentlightning.rendering import RenderersRendering, Rendering
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, Tool
-from agentlightning.types import SystemPrompt, ToolDescription
 from agentlightning.types.arrays import Int32Array, int32_array, int32_bytes
 
 logger = logging.getLogger(__name__)
@@ -163,11 +163,13 @@ async def _whole(taken: Taken) -> CallRequest:
     )
 
 
-def sent_prompts(prompts: Sequence[SystemPrompt | ToolDescription]) -> Sequence[Prompt]:
+def sent_prompts(prompts: Sequence[Injected]) -> Sequence[Prompt]:
     """Prompts as they are sent to the process."""
-    return [Prompt("system" if isinstance(p, SystemPrompt) else "tool", _fields(p)) for p in prompts]
+    return [_sent(p) for p in prompts]
 
 
-def _fields(prompt: SystemPrompt | ToolDescription) -> dict[str, object]:
-    known = (SystemPrompt if isinstance(prompt, SystemPrompt) else ToolDescription).model_fields
-    return {name: value for name, value in prompt.model_dump(mode="json").items() if name in known}
+def _sent(prompt: Injected) -> Prompt:
+    """Without what a type of the user's own may add."""
+    kind, known = next((kind, known) for kind, known in KINDS.items() if isinstance(prompt, known))
+    fields = prompt.model_dump(mode="json").items()
+    return Prompt(kind, {name: value for name, value in fields if name in known.model_fields})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
@@ -34,7 +34,8 @@ class Measure(msgspec.Struct, frozen=True):
 class Prompt(msgspec.Struct, frozen=True):
     """A resource that is put into requests (`gateway.prompts`), by its fields."""
 
-    kind: Literal["system", "tool"]
+    kind: str
+    """Of `gateway.prompts.KINDS`."""
     fields: dict[str, Any]
 
 

@@ -36,12 +36,11 @@ from agentlightning.gateway.large.wire import (
     Wanted,
 )
 from agentlightning.gateway.limits import checked
-from agentlightning.gateway.prompts import with_prompts
+from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
 from agentlightning.gateway.sampling.size import COUNTED, LONG, fewest_tokens, least_of, size_of, texts_of, too_long
 from agentlightning.rendering import Rendering, load_rendering
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, with_tool_names
-from agentlightning.types import SystemPrompt, ToolDescription
 from agentlightning.types.arrays import int32_array, int32_bytes
 
 logger = logging.getLogger(__name__)
@@ -166,8 +165,8 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
     return _taken(model, request, measured)
 
 
-def _prompt(prompt: Prompt) -> SystemPrompt | ToolDescription:
-    return (SystemPrompt if prompt.kind == "system" else ToolDescription).model_validate(prompt.fields)
+def _prompt(prompt: Prompt) -> Injected:
+    return KINDS[prompt.kind].model_validate(prompt.fields)
 
 
 def _check_length(request: CallRequest, measure: Measure, stopped: Stopped) -> bool:

@@ -213,6 +213,28 @@ def test_wrong_settings_are_named(settings: dict[str, Any], says: str) -> None:
         apo(FakeClient(helpful), **settings)
 
 
+def test_a_budget_that_covers_no_candidate_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    ran: list[str] = []
+    with pytest.raises(agl.ConfigError, match=r"budget_rollouts=19 is too small.*takes 20"):
+        tune(apo(FakeClient(helpful), budget_rollouts=19), words_agent(ran), tmp_path / "run")
+    assert not ran
+
+
+def test_an_agent_that_fails_on_everything_ends_the_run_before_the_critic_is_asked(tmp_path: Path) -> None:
+    def agent(task: dict[str, str], prompt_template: agl.PromptTemplate) -> float:
+        return float(prompt_template.format(wrong_name=task["question"]))
+
+    client = FakeClient(helpful)
+    with pytest.raises(agl.ConfigError, match=r"failed on all of the 8 validation tasks.*KeyError: 'question'"):
+        tune(apo(client), agent, tmp_path / "run")
+    assert not client.asked
+
+
+def test_a_text_with_a_brace_too_many_is_named(tmp_path: Path) -> None:
+    with pytest.raises(agl.ConfigError, match=r"cannot be read as a template.*Double the braces"):
+        tune(apo(FakeClient(helpful)), words_agent([]), tmp_path / "run", prompt_template='{question} {"a": 1')
+
+
 def test_the_critics_key_is_written_nowhere(tmp_path: Path) -> None:
     tuner = agl.APO(critic_url="http://127.0.0.1:9/v1", critic_key="sk-secret", critic_timeout=1, beam_rounds=1)
     tune(tuner, words_agent([]), tmp_path / "run", val=VAL[:4])
