@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from agentlightning.algorithm.preflight import TREND_LEVEL, WATCHED_STEPS
 from agentlightning.algorithm.trend import chance_of_no_rise, noise_of
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, problem, warning
+from agentlightning.doctor.finding import Finding, note, problem, warning
 
 RECENT = 8
 """Steps that are the recent ones."""
@@ -70,14 +70,19 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
 def _no_updates(evidence: Evidence) -> Iterator[Finding]:
     updates = evidence.series("updates")[-RECENT:]
     idle = sum(value == 0 for value in updates)
-    if len(updates) >= 2 and idle * 2 >= len(updates) and not evidence.solved:
-        yield problem(
-            "no_updates",
-            f"{idle} of the last {len(updates)} steps taught nothing: all siblings of all groups earned the same.",
-            "Take tasks that the model solves now and then, give partial rewards, or take a larger group_size.",
-            idle_steps=idle,
-            steps=len(updates),
-        )
+    if len(updates) < 2 or idle * 2 < len(updates) or evidence.solved:
+        return
+    # A run that has learned has ever fewer groups that differ: to know, and no fault.
+    rewards = evidence.series("reward")
+    learned = len(rewards) >= WATCHED_STEPS and chance_of_no_rise(rewards) <= TREND_LEVEL
+    yield (note if learned else problem)(
+        "no_updates",
+        f"{idle} of the last {len(updates)} steps taught nothing: in each group all siblings earned the same, or their "
+        "advantages were all 0.",
+        "Take tasks that the model solves now and then, give partial rewards, or take a larger group_size.",
+        idle_steps=idle,
+        steps=len(updates),
+    )
 
 
 def _trend(evidence: Evidence) -> Iterator[Finding]:
