@@ -57,7 +57,11 @@ FAMILY = {
     "GRPO KL 0.01": "GRPO(kl_coef=0.01)",
     "GRPO one step ahead": "GRPO(max_staleness=1)",
     "GRPO two steps ahead": "GRPO(max_staleness=2)",
+    "GRPO replay 2": "GRPO(replay=2)",
+    "GRPO top_p 0.9, replayed": "GRPO(top_p=0.9, filter_replay=True)",
 }
+HINTED = {"SelfDistill": "SelfDistill()"}
+"""Where tasks have a hint."""
 COMPARED = ("GRPO", "REINFORCE", "RLOO", "ReinforcePP", "ReinforcePPBaseline", "DrGRPO")
 AHEAD = "GRPO one step ahead"
 QUESTIONS = {
@@ -68,7 +72,7 @@ QUESTIONS = {
 
 TEAM = "two policies"
 ON_THE_GAME = ", bidding"
-TASKS = {"calculator": FAMILY, "bidding": FAMILY, "eight questions": QUESTIONS}
+TASKS = {"calculator": {**FAMILY, **HINTED}, "bidding": FAMILY, "eight questions": QUESTIONS}
 
 WORKER = """
 import json, re, sys
@@ -114,6 +118,7 @@ own = eval("dict(" + arguments)
 model = str(example_dir("bidding", "game") / "model") if given["task"] == "bidding" else "calc"
 algorithm = getattr(agl, name)(**{"model": model, **settings, **own})
 agent, train, val = calc.calc_agent, recipe.train_tasks(), recipe.val_tasks()
+train = [{**task, "hint": f"The answer is {task['answer']}."} for task in train]
 if given["task"] == "two policies":
     agent, val = team.team, None
 elif given["task"] == "bidding":
@@ -288,7 +293,7 @@ def main() -> None:
     figures |= {name: summary(runs) for name, runs in curves.items()}
     if figures:
         console.print(_table(figures, arguments.steps))
-    if TEAM in wanted or (not wanted and "calculator" in tables):
+    if TEAM in wanted or (not wanted and "calculator" in tables and time.monotonic() < until):
         figures[TEAM] = team_summary(run("GRPO()", arguments.steps, 0, task=TEAM))
         console.print(_team_table(figures[TEAM]))
     if arguments.docs:

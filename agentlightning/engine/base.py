@@ -11,6 +11,7 @@ from typing import Protocol
 import msgspec
 
 from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.kept import joined_kept
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +43,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """How many alternatives to report per token."""
     grammar: str | None = None
     """What the response must look like, as a grammar of the `llguidance` library."""
+    keeps: bool = False
+    """Whether to say which tokens top_p, top_k and min_p left to draw from (`Chunk.kept`)."""
     owner: str = ""
     """Who asks, for example an attempt: requests of different owners take turns. Empty: the request is its own."""
 
@@ -64,6 +67,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     top_ids: Int32Array | None = None
     """Shape [T, K]: alternatives by falling probability, under the plain softmax."""
     top_logprobs: Float32Array | None = None
+    kept: Int32Array | None = None
+    """Which tokens a filter left to draw each of these from, where it was asked for; see `types.kept`."""
     finish_reason: str | None = None
     """None while sampling goes on, then "stop", "length" or "abort"."""
     stop_string: str | None = None
@@ -119,4 +124,5 @@ def concat(chunks: list[Chunk]) -> Chunk:
         top_logprobs=None
         if last.top_logprobs is None
         else np.concatenate([c.top_logprobs for c in chunks if c.top_logprobs is not None]),
+        kept=joined_kept([(c.kept, len(c.ids)) for c in chunks]),
     )

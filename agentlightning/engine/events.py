@@ -33,6 +33,8 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
     version: int
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
+    kept: Int32Array | None = None
+    """Of the one request, where it asked for it."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):

@@ -10,8 +10,9 @@ import torch
 from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Request, Sampled
 from agentlightning.engine.grammar import Matcher
-from agentlightning.engine.sampler import Draw
+from agentlightning.engine.sampler import Draw, alternatives
 from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.kept import kept_array
 
 
 @dataclass(slots=True)
@@ -38,6 +39,23 @@ class Running:
     """Response tokens given out so far."""
     top: list[tuple[Int32Array, Float32Array]] = field(default_factory=list)
     """Alternatives of the response tokens not given out yet, [K] each."""
+    kept: list[Int32Array | None] = field(default_factory=list)
+    """Of the same tokens, what a filter left to draw from."""
+
+    def note(self, drawn: Draw, index: int, vocabulary: int) -> None:
+        """Keep what was asked for besides of the newest token, row `index` of what was drawn."""
+        params = self.request.params
+        if params.top_logprobs:
+            self.top.append(alternatives(drawn.distribution_BV[index], min(params.top_logprobs, vocabulary)))
+        if params.keeps:
+            self.kept.append(drawn.kept.get(index))
+
+    def take_noted(self) -> tuple[Int32Array | None, Float32Array | None, Int32Array | None]:
+        """What was kept of the tokens not given out yet: alternatives, their log-probs, and what a filter left."""
+        (top, self.top), (kept, self.kept) = (self.top, []), (self.kept, [])
+        if not top:
+            return None, None, kept_array(kept)
+        return np.stack([ids for ids, _ in top]), np.stack([logprobs for _, logprobs in top]), kept_array(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +74,14 @@ class Columns:
     """Whether the response follows a grammar."""
     shifted: np.ndarray
     """Whether the request moves logits."""
+    keeps: np.ndarray
+    """Whether it asks what a filter left to draw from."""
 
     @classmethod
     def of(cls, slots: int) -> Columns:
         whole = np.zeros(slots, dtype=np.int64)
         no = np.zeros(slots, dtype=np.bool_)
-        flags = (no.copy(), no.copy(), no.copy())
+        flags = (no.copy(), no.copy(), no.copy(), no.copy())
         return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), *flags)
 
     def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
@@ -73,10 +93,11 @@ class Columns:
         self.watched[slot] = watched
         self.constrained[slot] = params.grammar is not None
         self.shifted[slot] = params.shifts_logits
+        self.keeps[slot] = params.keeps
 
     def swap(self, a: int, b: int) -> None:
         numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit)
-        for column in (*numbers, self.watched, self.constrained, self.shifted):
+        for column in (*numbers, self.watched, self.constrained, self.shifted, self.keeps):
             column[[a, b]] = column[[b, a]]
 
 
@@ -96,6 +117,7 @@ def sampled(
     version: int,
     top_ids: Int32Array | None = None,
     top_logprobs: Float32Array | None = None,
+    kept: Int32Array | None = None,
 ) -> Sampled:
     """The newest token of these requests, rows `indices` of what was drawn."""
     return Sampled(
@@ -106,4 +128,5 @@ def sampled(
         version=version,
         top_ids=top_ids,
         top_logprobs=top_logprobs,
+        kept=kept,
     )

@@ -9,14 +9,16 @@ Shape letters: B rows, V vocabulary, F filtered rows, K tokens a filter keeps at
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.kept import MOST_KEPT
 
 _BELOW_ONE = 1 - 2**-23
+_NONE = np.empty(0, dtype=np.int32)
 CANDIDATES = 512
 """Tokens that are sorted for a row whose filter names no number of them; more only if these do not reach far enough."""
 
@@ -40,6 +42,9 @@ class Draw:
     plain_logprobs: Float32Array
     distribution_BV: torch.Tensor
     """Plain log-probs of the whole vocabulary."""
+    kept: Mapping[int, Int32Array] = field(default_factory=dict)
+    """By row, the tokens that top_k, top_p and min_p left to draw from, where they were asked for: the distribution
+    that it was drawn from is the plain one over these."""
 
 
 def draw(
@@ -48,9 +53,11 @@ def draw(
     uniform_B: np.ndarray,
     allowed: Mapping[int, torch.Tensor] | None = None,
     shifts: Mapping[int, torch.Tensor] | None = None,
+    keeps: np.ndarray | None = None,
 ) -> Draw:
     """Draw one token per row. `allowed` are the tokens that may be drawn, bool [V], for rows with a grammar; `shifts`
-    is what is added to the logits, [V], for rows with penalties or a bias.
+    is what is added to the logits, [V], for rows with penalties or a bias. `keeps` are the rows, bool [B], of which to
+    say what a filter left; nothing is said of those with shifts, or with more than `MOST_KEPT` tokens left.
 
     Plain log-probs are the softmax at the row's temperature (at 1 for greedy rows). A greedy row's log-prob under its
     own distribution is 0: nothing else could have been drawn.
@@ -72,8 +79,11 @@ def draw(
     uniform_B1 = torch.from_numpy(np.minimum(uniform_B, _BELOW_ONE).astype(np.float32)[:, None]).to(plain_BV.device)
     ids_B1 = _invert(plain_BV.exp(), uniform_B1)
     logprobs_B1 = plain_B1 = plain_BV.gather(1, ids_B1)
+    kept: dict[int, Int32Array] = {}
     if filtered_B.any() or greedy_B.any():
-        _draw_filtered(shown_BV, settings, uniform_B1, np.flatnonzero(filtered_B), ids_B1, logprobs_B1)
+        wanted = () if keeps is None else np.flatnonzero(keeps & filtered_B).tolist()
+        kept = {row: _NONE for row in wanted if row not in (shifts or {})}
+        _draw_filtered(shown_BV, settings, uniform_B1, np.flatnonzero(filtered_B), ids_B1, logprobs_B1, kept)
         _draw_greedy(shown_BV, np.flatnonzero(greedy_B), ids_B1, logprobs_B1)
         plain_B1 = plain_BV.gather(1, ids_B1)
     return Draw(
@@ -81,6 +91,7 @@ def draw(
         logprobs=logprobs_B1.cpu().numpy()[:, 0],
         plain_logprobs=plain_B1.cpu().numpy()[:, 0],
         distribution_BV=plain_BV,
+        kept={row: ids for row, ids in kept.items() if 0 < len(ids) <= MOST_KEPT},
     )
 
 
@@ -114,12 +125,13 @@ def _draw_filtered(
     rows: np.ndarray,
     ids_B1: torch.Tensor,
     logprobs_B1: torch.Tensor,
+    kept: dict[int, Int32Array],
 ) -> None:
     """Draw the filtered rows again, from what is left of the shifted logits: the grammar's tokens, of these top_k,
     top_p of the rest, and of that what min_p leaves.
 
     Only the most probable tokens are sorted where a row says no more; a row for which they are too few is drawn again
-    from all of them, so the result is that of sorting everything.
+    from all of them, so the result is that of sorting everything. What is left goes into `kept` for the rows in it.
     """
     cut = (settings.top_k[rows] > 0) | (settings.top_p[rows] < 1) | (settings.min_p[rows] > 0)
     if len(whole := rows[~cut]):
@@ -129,7 +141,7 @@ def _draw_filtered(
         logprobs_B1[index] = shown_BV[index].gather(1, ids_B1[index]) - probs_FV.sum(dim=-1, keepdim=True).log()
     rows, width = rows[cut], CANDIDATES
     while len(rows):
-        enough = _draw_sorted(shown_BV, settings, uniform_B1, rows, width, ids_B1, logprobs_B1)
+        enough = _draw_sorted(shown_BV, settings, uniform_B1, rows, width, ids_B1, logprobs_B1, kept)
         rows, width = rows[~enough], 16 * width
 
 
@@ -141,6 +153,7 @@ def _draw_sorted(
     width: int,
     ids_B1: torch.Tensor,
     logprobs_B1: torch.Tensor,
+    kept: dict[int, Int32Array],
 ) -> np.ndarray:
     """Draw these rows from their `width` most probable tokens (or top_k, if that is more); for which it was enough."""
     vocabulary, index = shown_BV.shape[-1], torch.from_numpy(rows).to(shown_BV.device)
@@ -165,6 +178,7 @@ def _draw_sorted(
     place_F1 = _invert(probs_FK, uniform_B1[index])
     ids_B1[index] = order_FK.gather(1, place_F1)
     logprobs_B1[index] = sorted_FK.gather(1, place_F1) - probs_FK.sum(dim=-1, keepdim=True).log()
+    kept |= {r: order_FK[f, probs_FK[f] > 0].to(torch.int32).cpu().numpy() for f, r in enumerate(rows) if r in kept}
     return enough_F.cpu().numpy()
 
 

@@ -26,7 +26,7 @@ from agentlightning.engine.limits import check_bias, check_end_ids, check_engine
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.room import Room
 from agentlightning.engine.running import Columns, Counters, Running, sampled, shift_of
-from agentlightning.engine.sampler import Draw, RowSettings, alternatives, draw
+from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
@@ -267,6 +267,7 @@ class TorchEngine:
         self._running[request.request_id] = self._by_slot[slot] = running
         limit = self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
         watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs or params.grammar)
+        watched |= params.keeps
         self._columns.set(slot, params, min(limit, self.max_context), watched)
         self.counters.cached += placement.reused
         self._queue.charge(request, len(prompt) - placement.reused)
@@ -352,7 +353,7 @@ class TorchEngine:
         columns = self._columns
         settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
         allowed = self._allowed(rows)
-        drawn = draw(logits_BV, settings, self._uniform(rows), allowed, self._shifts(rows))
+        drawn = draw(logits_BV, settings, self._uniform(rows), allowed, self._shifts(rows), columns.keeps[rows])
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
         self._logprobs[at] = drawn.logprobs
@@ -405,8 +406,7 @@ class TorchEngine:
     def _look_at(self, running: Running, drawn: Draw, index: int) -> bool:
         """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""
         params, slot = running.request.params, running.slot
-        if params.top_logprobs:
-            running.top.append(alternatives(drawn.distribution_BV[index], min(params.top_logprobs, self.vocab_size)))
+        running.note(drawn, index, self.vocab_size)
         token, length = int(drawn.ids[index]), int(self._slots.length[slot])
         if running.matcher is not None:
             running.matcher.take(token)
@@ -432,34 +432,31 @@ class TorchEngine:
         start = len(running.request.prompt_ids) + running.emitted
         end = int(self._slots.length[slot])
         running.emitted += end - start
-        top, running.top = running.top, []
+        top_ids, top_logprobs, kept = running.take_noted()
         return Chunk(
             ids=self._slots.tokens[slot, start:end].copy(),
             logprobs=self._logprobs[slot, start:end].copy(),
             plain_logprobs=self._plain_logprobs[slot, start:end].copy(),
             version=self.version,
-            top_ids=np.stack([ids for ids, _ in top]) if top else None,
-            top_logprobs=np.stack([logprobs for _, logprobs in top]) if top else None,
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            kept=kept,
             finish_reason=reason,
             stop_string=stop_string,
             cached_tokens=running.cached,
         )
 
     def _give_out(self, rows: np.ndarray, streamed: list[int], drawn: Draw) -> None:
-        """The newest token of streaming requests: together in one event, those with alternatives in one each."""
+        """The newest token of streaming requests: together in one event, those of which more was asked in one each."""
         together: list[int] = []
         ids: list[int] = []
         for index in streamed:
             running = self._by_slot[rows[index]]
             assert running is not None, rows[index]
             running.emitted += 1
-            if running.top:
-                top_ids, top_logprobs = running.top.pop()
-                self._events.append(
-                    sampled(
-                        [running.request.request_id], drawn, [index], self.version, top_ids[None], top_logprobs[None]
-                    )
-                )
+            if running.top or running.kept:
+                one = [running.request.request_id]
+                self._events.append(sampled(one, drawn, [index], self.version, *running.take_noted()))
             else:
                 together.append(index)
                 ids.append(running.request.request_id)

@@ -79,6 +79,7 @@ class Gateway:
         dialects: Sequence[Dialect] = DIALECTS,
         rerender: bool = False,
         cut_long_prompts: bool = False,
+        filter_replay: bool = False,
         idle_seconds: float = 3600.0,
         keep_alive_seconds: float = 10.0,
         read_seconds: float = 60.0,
@@ -111,6 +112,8 @@ class Gateway:
             cut_long_prompts: Shorten prompts that do not fit the policy's context (its oldest tool results, then
                 its oldest messages) instead of refusing them as a provider does, for agents that cannot handle that
                 error.
+            filter_replay: Record of training calls which tokens `top_p`, `top_k` and `min_p` left to draw from, where
+                the engine says so; what learns from the calls then takes its log-probs over the same tokens.
             idle_seconds: How long the session of an attempt that makes no calls is kept in memory.
             keep_alive_seconds: How long a stream may be silent before a comment is sent, so that nobody gives it
                 up.
@@ -138,6 +141,7 @@ class Gateway:
         self._models = self._check(models or {})
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
+        self._filter_replay = filter_replay
         self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
         self._journal = None if journal is None else Journal(journal)
         self._recorder = Recorder(store, self._attempts.mark_lost, self._journal)
@@ -355,6 +359,7 @@ class Gateway:
             limits=self._limits if trained else AttemptLimits(),
             overrides=self._overrides if trained else Overrides(),
             cut_long_prompts=trained and self._cut_long_prompts,
+            filter_replay=trained and self._filter_replay,
         )
 
     def _session(self, name: str) -> Session:

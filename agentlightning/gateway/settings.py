@@ -11,6 +11,14 @@ class CallSettings:
 
     temperature: float = 1.0
     """Of training rollouts, whatever the agent asks for: at temperature 0 siblings would all be the same."""
+    top_p: float = 1.0
+    """Of training rollouts, too: draw from the most probable tokens that together reach this probability …"""
+    top_k: int = 0
+    """… from so many of them (0: all) …"""
+    min_p: float = 0.0
+    """… and from those that have at least this share of the most probable one's."""
+    filter_replay: bool = False
+    """Write down which tokens these three left to draw from, and take the learner's log-probs over the same ones."""
     train_agents: str | None = None
     """A regular expression: only calls of agents whose name it finds something in are trained; None: all."""
     train_prompts: str | None = None

@@ -6,7 +6,8 @@
     optim_step         one optimiser step; the weights get the next version
     save_state / load_state / export   checkpoint with the optimiser's state; weights in Hugging Face format
 
-Shape letters: N tokens of a batch, S segments of its trees, E loss entries (a sampled token on one leaf's path).
+Shape letters: N tokens of a batch, S segments of its trees, E loss entries (a sampled token on one leaf's path), K the
+most tokens that a filter kept.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Plain log-probs at sampling time, where ratios start from others; None: `old_logprobs_E` are those."""
     version_E: Int32Array | None = None
     """The weight version that sampled each target, -1 where nobody knows; None: nobody knows of any."""
+    kept_EK: Int32Array | None = None
+    """The tokens that a filter left to draw each target from, −1 behind the last: log-probs of the entry are over these
+    alone. A row of −1, and None, is the whole vocabulary."""
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ A tree is computed with each token once (`tree_attention`), or, for models that 
 with all it stands on. Both give the same numbers. Logits exist only for tokens that predict an entry, and only so many
 at the same time.
 
-Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size.
+Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size, K kept tokens.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Scores:
     """What a pass says of each entry."""
 
     logprobs_E: Tensor
-    """Plain log-probs of the targets at their temperature."""
+    """Log-probs of the targets at their temperature: plain, or over the tokens that the batch says a filter kept."""
     entropy_E: Tensor
     """With gradient only if it was asked for."""
     hidden_EH: Tensor
@@ -71,9 +71,11 @@ def score(
     hidden_UH = hidden_NH[as_long(sources_U, device)]
     targets_E = as_long(batch.targets_E[order_E], device)
     temperature_E = torch.as_tensor(batch.temperature_E[order_E], device=device)
+    kept_EK = np.empty((len(order_E), 0)) if batch.kept_EK is None else batch.kept_EK[order_E]
+    kept_EK = as_long(kept_EK, device)
 
-    def piece(hidden_UH: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor) -> tuple[Tensor, Tensor]:
-        return _targets(_logits(model, hidden_UH), rows_E, targets_E, temperature_E, entropy_grad)
+    def piece(hidden_UH: Tensor, *of_entries: Tensor) -> tuple[Tensor, Tensor]:
+        return _targets(_logits(model, hidden_UH), *of_entries, entropy_grad=entropy_grad)
 
     vocabulary = model.config.get_text_config().vocab_size
     cuts = list(_pieces(row_E, max(options.logits_at_once // vocabulary, 1)))
@@ -81,7 +83,8 @@ def score(
     for low, high in cuts:
         first, last = int(row_E[low]), int(row_E[high - 1])
         rows_E = as_long(row_E[low:high] - first, device)
-        given = (hidden_UH[first : last + 1], rows_E, targets_E[low:high], temperature_E[low:high])
+        of_entries = (targets_E[low:high], temperature_E[low:high], kept_EK[low:high])
+        given = (hidden_UH[first : last + 1], rows_E, *of_entries)
         again = len(cuts) > 1 and torch.is_grad_enabled()
         results.append(checkpoint(piece, *given, use_reentrant=False) if again else piece(*given))  # pyright: ignore
     back_E = as_long(np.argsort(order_E), device)
@@ -199,8 +202,9 @@ def distributions(model: PreTrainedModel, hidden_EH: Tensor, temperature_E: Tens
 
 
 def _targets(
-    logits_UV: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor, entropy_grad: bool
+    logits_UV: Tensor, rows_E: Tensor, targets_E: Tensor, temperature_E: Tensor, kept_EK: Tensor, *, entropy_grad: bool
 ) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets, over the kept tokens where some are named, and the entropy of the plain softmax."""
     plain = len(rows_E) == len(logits_UV) and bool((rows_E[1:] > rows_E[:-1]).all())
     logits_EV = logits_UV if plain else logits_UV[rows_E]
     if bool((temperature_E != 1.0).any()):
@@ -208,7 +212,14 @@ def _targets(
     logprobs_EV = logits_EV.log_softmax(-1)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy_E = -(logprobs_EV.exp() * logprobs_EV).sum(-1)
-    return logprobs_EV.gather(1, targets_E[:, None])[:, 0], entropy_E
+    logprobs_E = logprobs_EV.gather(1, targets_E[:, None])[:, 0]
+    if kept_EK.shape[1]:
+        some_EK = logprobs_EV.gather(1, kept_EK.clamp(min=0)).masked_fill(kept_EK < 0, -torch.inf)
+        named_E = kept_EK[:, 0] >= 0
+        # Where none is named, all are: their sum is 1. The inner `where` keeps the gradient of a row of −inf finite.
+        some_EK = torch.where(named_E[:, None], some_EK, 0.0)
+        logprobs_E = logprobs_E - torch.where(named_E, some_EK.logsumexp(-1), 0.0)
+    return logprobs_E, entropy_E
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from agentlightning.adapter.tree import TokenTree, build_tree
 from agentlightning.learner.base import PackedBatch
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
+from agentlightning.types.kept import kept_table
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +37,7 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
     sources = [_sources(tree, i, c.call) for i, c in enumerate(credited)]
     lengths = [len(c.call.response_ids) for c in credited]
     returned = all(c.returns is not None for c in credited)
+    kept_EK = _kept([kept_table(c.call.kept, len(c.call.response_ids)) for c in credited])
     return PackedBatch(
         ids_N=tree.ids_N,
         positions_N=tree.positions_N,
@@ -45,7 +47,7 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
         targets_E=np.concatenate([c.call.response_ids for c in credited]),
         sequence_E=np.repeat(np.array([c.sequence for c in credited], dtype=np.int32), lengths),
         group_E=np.repeat(np.array([c.group for c in credited], dtype=np.int32), lengths),
-        old_logprobs_E=np.concatenate([c.call.plain_logprobs for c in credited]),
+        old_logprobs_E=np.concatenate([_old_logprobs(c.call) for c in credited]),
         advantages_E=np.concatenate([c.advantages for c in credited]),
         weights_E=np.concatenate([c.weights for c in credited]),
         temperature_E=np.repeat(
@@ -53,7 +55,25 @@ def pack(credited: Sequence[CreditedCall]) -> PackedBatch:
         ),
         returns_E=np.concatenate([c.returns for c in credited if c.returns is not None]) if returned else None,
         version_E=np.concatenate([_versions(c.call) for c in credited]),
+        kept_EK=kept_EK if kept_EK.shape[1] else None,
     )
+
+
+def _kept(tables: Sequence[Int32Array]) -> Int32Array:
+    """The tables of all calls as one, as wide as the widest."""
+    wide = max(table.shape[1] for table in tables)
+    return np.concatenate([np.pad(t, ((0, 0), (0, wide - t.shape[1])), constant_values=-1) for t in tables])
+
+
+def is_kept(call: Call) -> np.ndarray:
+    """Whether it is known what a filter left to draw each sampled token from, bool [R]."""
+    tokens = len(call.response_ids)
+    return np.zeros(tokens, dtype=np.bool_) if call.kept is None else call.kept[:tokens] > 0
+
+
+def _old_logprobs(call: Call) -> Float32Array:
+    """Over what the learner takes its own: what a filter left, where that is known, else the whole vocabulary."""
+    return call.plain_logprobs if call.kept is None else np.where(is_kept(call), call.logprobs, call.plain_logprobs)
 
 
 def _versions(call: Call) -> Int32Array:

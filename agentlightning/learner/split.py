@@ -71,7 +71,7 @@ def _part(batch: PackedBatch, kept_S: np.ndarray, entries: np.ndarray) -> Part:
     node_N = np.cumsum(kept_N) - 1
     number_S = np.cumsum(kept_S) - 1
     parents = batch.parents_S[kept_S]
-    by_entry = {f: _some(getattr(batch, f), entries) for f in batch.__struct_fields__ if f.endswith("_E")}
+    by_entry = {f: _some(getattr(batch, f), entries) for f in batch.__struct_fields__ if f.endswith(("_E", "_EK"))}
     part = msgspec.structs.replace(
         batch,
         **by_entry

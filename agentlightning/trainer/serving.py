@@ -91,12 +91,13 @@ async def serve_models(
         host=host,
         port=port or 0,
         secret=secret,
-        train_sampling={"temperature": calls.temperature, "top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        train_sampling={name: getattr(calls, name) for name in ("temperature", "top_p", "top_k", "min_p")},
         train_agents=calls.train_agents,
         train_prompts=calls.train_prompts,
         max_calls=calls.max_calls,
         max_tokens=calls.max_tokens,
         cut_long_prompts=calls.cut_long_prompts,
+        filter_replay=calls.filter_replay,
     )
     await gateway.start()
     stack.push_async_callback(gateway.stop)

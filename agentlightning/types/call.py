@@ -28,7 +28,8 @@ class Segment:
     """A run of tokens. `logprobs`, `plain_logprobs` and `versions` are there if the tokens were sampled.
 
     `logprobs` are under the distribution the token was really drawn from (after temperature, top_k, top_p);
-    `plain_logprobs` under the plain softmax at the same temperature.
+    `plain_logprobs` under the plain softmax at the same temperature; `kept` are the tokens that a filter left to draw
+    from, where they were written down (see `types.kept`).
     """
 
     segment_id: str
@@ -39,6 +40,7 @@ class Segment:
     logprobs: Float32Array | None = None
     plain_logprobs: Float32Array | None = None
     versions: tuple[VersionRun, ...] = ()
+    kept: Int32Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,5 @@ class Call:
     """Shape [R], under the plain softmax at the same temperature."""
     versions: tuple[VersionRun, ...]
     """Runs over the response."""
+    kept: Int32Array | None = None
+    """What a filter left to draw each token from, where it was written down; see `types.kept`."""

@@ -99,6 +99,7 @@ async def test_the_one_that_is_beaten_most_surely_leaves_and_never_the_newest(tm
     await opponents.grow(backend, "policy", tmp_path, 8)
     assert [m.name for m in opponents.members] == ["start", "step-2", "step-6", "step-8"]
     assert backend.taken[-1] == ("member-2", "step-000008"), "in the place of the one that left"
+    assert opponents.match(9, 0)["pool"] == opponents.pool == ["member-1", "member-3", "member-2"], "oldest first"
 
     resumed, again = Opponents(opponents.league, "start"), Exporting()
     await resumed.return_to(again, opponents.state)  # pyright: ignore[reportArgumentType]

@@ -143,7 +143,6 @@ def test_a_share_of_warm_up_is_of_all_steps() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("actor_rollout_ref.rollout.top_p", 0.9, "whole distribution"),
         ("trainer.nnodes", 2, "one machine"),
         ("data.train_files", "train.parquet", "Trainer.fit"),
         ("reward_model.enable", True, "let the agent ask"),

@@ -10,6 +10,7 @@ import numpy as np
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.rendering import RenderersRendering
 from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.kept import kept_array
 
 Script = Callable[[str, SamplingParams], str]
 """From the prompt's text and the settings to the response's text, without the end-of-turn token."""
@@ -72,6 +73,7 @@ class ScriptedEngine:
                     top_logprobs=np.repeat(logprobs[part, None], params.top_logprobs, axis=1).astype(np.float32)
                     if params.top_logprobs
                     else None,
+                    kept=kept_array([[token] for token in ids[part].tolist()]) if params.keeps else None,
                     finish_reason=reason if last else None,
                     stop_string=stop if last else None,
                 )

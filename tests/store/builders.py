@@ -17,14 +17,20 @@ def make_span(claim: AttemptedRollout, name: str = "step", /, **values: object) 
 
 
 def make_segment(
-    segment_id: str, parent_id: str | None, keep: int, ids: list[int], version: int | None = None
+    segment_id: str,
+    parent_id: str | None,
+    keep: int,
+    ids: list[int],
+    version: int | None = None,
+    kept: list[int] | None = None,
 ) -> Segment:
     """A sampled segment if it has a version, else one of a prompt."""
     array = np.array(ids, dtype=np.int32)
     if version is None:
         return Segment(segment_id, parent_id, keep, array)
     logprobs = -np.arange(len(ids), dtype=np.float32)
-    return Segment(segment_id, parent_id, keep, array, logprobs, logprobs - 1, (VersionRun(0, version),))
+    sets = None if kept is None else np.array(kept, dtype=np.int32)
+    return Segment(segment_id, parent_id, keep, array, logprobs, logprobs - 1, (VersionRun(0, version),), sets)
 
 
 def make_call(claim: AttemptedRollout, call_id: str, prompt: str, response: str, *segments: Segment) -> CallRecord:

@@ -47,7 +47,7 @@ async def test_a_response_of_several_segments(store: LightningStore) -> None:
     segments = [
         make_segment("p", None, 0, [1]),
         make_segment("a", "p", 1, [2, 3], 1),
-        make_segment("b", "a", 2, [4], 2),
+        make_segment("b", "a", 2, [4], 2, kept=[3, 4, 8, 9]),
         make_segment("c", "b", 1, [5]),
     ]
     await store.add_calls([make_call(claim, "x", "p", "c", *segments), make_call(claim, "empty", "c", "c")])
@@ -55,6 +55,9 @@ async def test_a_response_of_several_segments(store: LightningStore) -> None:
     assert call.response_ids.tolist() == [2, 3, 4, 5]
     assert call.versions == (VersionRun(0, 1), VersionRun(2, 2))
     assert call.logprobs[:3].tolist() == [0, -1, 0]
+    assert call.kept is not None
+    assert call.kept.tolist() == [0, 0, 3, 0, 4, 8, 9], "nothing was cut away but from the third token"
+    assert empty.kept is None
     assert np.isnan(call.logprobs[3])
     assert (empty.prompt_ids.tolist(), empty.response_ids.tolist()) == ([1, 2, 3, 4, 5], [])
 

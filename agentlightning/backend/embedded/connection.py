@@ -224,4 +224,5 @@ def _one_token(event: Sampled, row: int) -> Chunk:
         version=event.version,
         top_ids=None if event.top_ids is None else event.top_ids[one],
         top_logprobs=None if event.top_logprobs is None else event.top_logprobs[one],
+        kept=event.kept,
     )

@@ -242,6 +242,7 @@ class Session:
             logprobs=call.logprobs,
             plain_logprobs=call.plain_logprobs,
             versions=call.versions,
+            kept=call.kept,
             complete=call.info.error is None,
         )
         turn.response.recorded = True
@@ -262,13 +263,13 @@ class Session:
         logprobs: Float32Array,
         plain_logprobs: Float32Array,
         versions: tuple[VersionRun, ...],
+        kept: Int32Array | None = None,
         complete: bool = True,
     ) -> Turn:
         """Add a response to the prompt. A later request may extend it if it is `complete`."""
         piece = prompt.piece
-        segment = Segment(
-            segment_id, piece.segment.segment_id, len(piece.segment.ids), ids, logprobs, plain_logprobs, versions
-        )
+        parent = piece.segment
+        segment = Segment(segment_id, parent.segment_id, len(parent.ids), ids, logprobs, plain_logprobs, versions, kept)
         response = self._attach(segment, piece, piece.end)
         reasoning = message.get("reasoning_content")
         reasoned = reasoning is not None or (prompt.parent is not None and prompt.parent.reasoned)

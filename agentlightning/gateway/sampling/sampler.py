@@ -30,7 +30,7 @@ from agentlightning.gateway.sampling.settings import Overrides, params_for
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
-from agentlightning.types import CallInfo, CallRecord, Segment, VersionRun
+from agentlightning.types import CallInfo, CallRecord, RolloutMode, Segment, VersionRun
 from agentlightning.types.arrays import Int32Array, np
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Sampler:
         limits: AttemptLimits,
         overrides: Overrides,
         cut_long_prompts: bool = False,
+        filter_replay: bool = False,
     ) -> None:
         self._engine = engine
         self._info = info
@@ -65,6 +66,7 @@ class Sampler:
         self._trained = trained
         self.measure = large.measure(rendering, info.max_context, refuses=not cut_long_prompts)
         self._selection = selection
+        self._keeps = filter_replay
         self._planner = Planner(
             info, rendering, large, policy=policy, limits=limits, overrides=overrides, cut_long_prompts=cut_long_prompts
         )
@@ -167,7 +169,9 @@ class Sampler:
     def _params(self, asked: Asked, index: int, room: int) -> SamplingParams:
         top_logprobs = asked.arrival.request.top_logprobs
         params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
-        return msgspec.structs.replace(params, owner=asked.arrival.live.attempt_id)
+        live = asked.arrival.live
+        keeps = self._keeps and live.mode is RolloutMode.TRAIN
+        return msgspec.structs.replace(params, owner=live.attempt_id, keeps=keeps)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 
@@ -213,6 +217,7 @@ class Sampler:
             logprobs=whole.logprobs,
             plain_logprobs=whole.plain_logprobs,
             versions=_version_runs(chunks),
+            kept=whole.kept,
             complete=complete,
         )
 

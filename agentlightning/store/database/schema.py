@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, and_
 
-HEAD = "0003"
+HEAD = "0004"
 
 metadata = MetaData()
 
@@ -150,6 +150,7 @@ segments = Table(
     Column("logprobs", LargeBinary),  # float32, little endian
     Column("plain_logprobs", LargeBinary),
     Column("versions", Text),  # JSON [[start, version], …]
+    Column("kept", LargeBinary),  # int32, little endian; see types.kept
     Index("segments_id", "attempt_id", "segment_id", unique=True),
 )
 

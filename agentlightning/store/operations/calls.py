@@ -17,6 +17,7 @@ from agentlightning.store.operations.codec import encode
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
 from agentlightning.types.arrays import Float32Array, float32_bytes, int32_bytes
+from agentlightning.types.kept import fits_kept
 
 _SEGMENT_FIELDS = ("attempt_id", *SegmentRow._fields)
 
@@ -101,6 +102,9 @@ def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
             raise StoreError(
                 f"Segment '{segment.segment_id}' has {len(segment.ids)} ids but {len(array)} {name}; they go in pairs."
             )
+    kept = None if segment.kept is None else int32_bytes(segment.kept)
+    if kept is not None and not fits_kept(kept, len(segment.ids)):
+        raise StoreError(f"Segment '{segment.segment_id}' has kept tokens of other tokens than its own.")
     return {
         "attempt_id": attempt_id,
         "segment_id": segment.segment_id,
@@ -110,6 +114,7 @@ def _segment_values(attempt_id: str, segment: Segment) -> dict[str, Any]:
         "logprobs": _floats(segment.logprobs),
         "plain_logprobs": _floats(segment.plain_logprobs),
         "versions": encode([[run.start, run.version] for run in segment.versions]) if segment.versions else None,
+        "kept": kept,
     }
 
 
@@ -187,7 +192,7 @@ def assemble(table: CallTable, rollout_ids: Sequence[str]) -> dict[str, Sequence
 
 
 def _to_call(row: CallRow, tree: SegmentTree) -> Call:
-    ids, logprobs, plain_logprobs, versions = tree.response(row.prompt_segment_id, row.response_segment_id)
+    ids, logprobs, plain_logprobs, versions, kept = tree.response(row.prompt_segment_id, row.response_segment_id)
     return Call(
         info=msgspec.json.decode(row.info, type=CallInfo),
         prompt_ids=tree.path(row.prompt_segment_id),
@@ -195,4 +200,5 @@ def _to_call(row: CallRow, tree: SegmentTree) -> Call:
         logprobs=logprobs,
         plain_logprobs=plain_logprobs,
         versions=versions,
+        kept=kept,
     )

@@ -15,10 +15,11 @@ import msgspec
 from agentlightning.errors import StoreError
 from agentlightning.types import VersionRun
 from agentlightning.types.arrays import Float32Array, Int32Array, float32_array, int32_array, int32_bytes
+from agentlightning.types.kept import kept_bytes
 
 TOKEN_BYTES = 4
 _UNKNOWN = struct.pack("<f", float("nan"))
-Response = tuple[Int32Array, Float32Array, Float32Array, tuple[VersionRun, ...]]
+Response = tuple[Int32Array, Float32Array, Float32Array, tuple[VersionRun, ...], Int32Array | None]
 
 
 class SegmentRow(NamedTuple):
@@ -31,6 +32,7 @@ class SegmentRow(NamedTuple):
     logprobs: bytes | None
     plain_logprobs: bytes | None
     versions: str | None
+    kept: bytes | None = None
 
     @property
     def length(self) -> int:
@@ -57,7 +59,7 @@ class SegmentTree:
         return self._paths[self._row(segment_id).segment_id]
 
     def response(self, prompt_id: str, response_id: str) -> Response:
-        """What follows the prompt: ids, log-probs, plain log-probs (NaN where unknown) and version runs."""
+        """What follows the prompt: ids, log-probs, plain log-probs (NaN where unknown), version runs, kept tokens."""
         chain: list[SegmentRow] = []
         current: str | None = response_id
         while current != prompt_id:
@@ -69,17 +71,20 @@ class SegmentTree:
         if len(chain) == 1:
             (row,) = chain
             logprobs, plain_logprobs = _floats(row, row.logprobs), _floats(row, row.plain_logprobs)
-            return int32_array(row.ids), float32_array(logprobs), float32_array(plain_logprobs), _runs(row)
+            kept = None if row.kept is None else int32_array(row.kept)
+            return int32_array(row.ids), float32_array(logprobs), float32_array(plain_logprobs), _runs(row), kept
         runs: list[VersionRun] = []
         start = 0
         for row in chain:
             runs.extend(VersionRun(start + run.start, run.version) for run in _runs(row))
             start += row.length
+        kept = kept_bytes((row.kept, row.length) for row in chain)
         return (
             int32_array(b"".join(row.ids for row in chain)),
             float32_array(b"".join(_floats(row, row.logprobs) for row in chain)),
             float32_array(b"".join(_floats(row, row.plain_logprobs) for row in chain)),
             tuple(runs),
+            None if kept is None else int32_array(kept),
         )
 
     def _row(self, segment_id: str) -> SegmentRow:

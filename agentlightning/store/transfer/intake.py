@@ -19,6 +19,7 @@ from agentlightning.store.operations.codec import ATTEMPT_FIELDS, ROLLOUT_FIELDS
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow
 from agentlightning.store.operations.spans import SPAN_FIELDS, to_span
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, Rollout
+from agentlightning.types.kept import fits_kept
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 Rows = Sequence[dict[str, Any]]
@@ -94,7 +95,8 @@ def _check_calls(rollout_id: str, segments: Rows, calls: Rows) -> None:
         whole = {len(data) for data in (segment.ids, segment.logprobs, segment.plain_logprobs) if data is not None}
         before = 0 if segment.parent_id is None else known.get((row["attempt_id"], segment.parent_id), -1)
         # Parents come first, so that no path goes round in a circle.
-        if len(whole) != 1 or len(segment.ids) % TOKEN_BYTES or not 0 <= segment.parent_keep <= before:
+        odd = len(whole) != 1 or len(segment.ids) % TOKEN_BYTES or not 0 <= segment.parent_keep <= before
+        if odd or (segment.kept is not None and not fits_kept(segment.kept, segment.length)):
             raise StoreError(f"{what} cannot be read: its segment '{segment.segment_id}' is damaged.")
         known[row["attempt_id"], segment.segment_id] = segment.length
         by_attempt.setdefault(row["attempt_id"], []).append(segment)

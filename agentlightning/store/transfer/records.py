@@ -32,7 +32,7 @@ TABLES: dict[str, Table] = {
     "segments": segments,
     "calls": calls,
 }
-ADDED_LATER = {"run_id", "step", "group_id", "reward"}
+ADDED_LATER = {"run_id", "step", "group_id", "reward", "kept"}
 """Columns that exports of an older version lack; they are empty then."""
 BY_ATTEMPT = {"segments"}
 """Tables whose rows name their attempt only."""
