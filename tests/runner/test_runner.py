@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import StoreUnavailableError
+from agentlightning.gateway import AttemptSummary
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import OtelTracer
@@ -21,6 +23,7 @@ from agentlightning.types import (
     EnqueueRolloutRequest,
     Hook,
     Outcome,
+    ProxyLLM,
     RolloutConfig,
     RolloutMode,
     RolloutStatus,
@@ -215,6 +218,34 @@ async def test_stopping_the_runner_cancels_what_runs(store: InMemoryLightningSto
     attempt = await store.get_latest_attempt(rollout.rollout_id)
     assert attempt is not None
     assert attempt.outcome is Outcome.CANCELLED
+
+
+class Hesitant:
+    """A gateway that cannot store the calls of an attempt when it is first asked to close it."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def bind(self, resource: ProxyLLM, rollout_id: str, attempt_id: str, scopes: Sequence[str]) -> LLM:
+        raise NotImplementedError
+
+    async def open_attempt(self, rollout_id: str, attempt_id: str) -> None:
+        pass
+
+    async def close_attempt(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
+        self.asked += 1
+        if self.asked == 1:
+            raise StoreUnavailableError("The store is away.")
+        return AttemptSummary()
+
+
+async def test_an_attempt_whose_calls_cannot_be_stored_is_closed_later(
+    store: InMemoryLightningStore,
+) -> None:
+    gateway = Hesitant()
+    (rollout,) = await run_all(store, doubles, [EnqueueRolloutRequest(input=2)], gateway=gateway)
+    assert (rollout.status, gateway.asked) == (RolloutStatus.SUCCEEDED, 2)
+    assert rollout.attempt.sequence_id == 1, "it was not done again"
 
 
 async def test_max_rollouts_ends_the_runner(store: InMemoryLightningStore) -> None:
