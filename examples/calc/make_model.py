@@ -15,7 +15,7 @@ import argparse
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -33,6 +33,8 @@ from .tasks import make_tasks
 from .tokenizer import END_OF_TEXT, TEMPLATE, TURN_END, make_tokenizer
 
 IGNORED = -100
+Row = tuple[list[int], list[int]]
+"""Ids of a conversation, and for each the id that follows it if the model says that one, else IGNORED."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def main() -> None:
     model = make_network(tokenizer, args.layers)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     for stage in (SKILL, MIXED):
-        train(model, teacher, stage, rng, quick=args.quick)
+        train(model, lambda weights: teacher.row(demonstrate(rng, weights)), stage, quick=args.quick)
         report(model, renderer, problems=50 if args.quick else 300)
     sharpen(model)
     report(model, renderer, problems=50 if args.quick else 300)
@@ -126,7 +128,7 @@ class Teacher:
         self._tokenizer = tokenizer
         self._renderer = renderer
 
-    def row(self, demonstration: Demonstration) -> tuple[list[int], list[int]]:
+    def row(self, demonstration: Demonstration) -> Row:
         """Ids of the conversation, and for each the id that follows it if the model says that one, else IGNORED."""
         ids, sampled = first_prompt(self._renderer, demonstration.question), []
         for turn, result in zip_longest(demonstration.turns, demonstration.results):
@@ -140,7 +142,9 @@ class Teacher:
         return ids, targets
 
 
-def train(model: Qwen3ForCausalLM, teacher: Teacher, stage: Stage, rng: random.Random, *, quick: bool) -> None:
+def train(
+    model: Qwen3ForCausalLM, draw: Callable[[dict[str, float]], Row], stage: Stage, *, quick: bool = False
+) -> None:
     """Muon on the matrices inside the layers, AdamW on the rest; both rates end at zero."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -152,7 +156,7 @@ def train(model: Qwen3ForCausalLM, teacher: Teacher, stage: Stage, rng: random.R
     schedules = [LambdaLR(optimizer, lambda step: min(1.0, 2 * (1 - step / steps))) for optimizer in optimizers]
     start = time.monotonic()
     for step in range(1, steps + 1):
-        loss = demonstration_loss(model, [teacher.row(demonstrate(rng, stage.weights)) for _ in range(stage.batch)])
+        loss = demonstration_loss(model, [draw(stage.weights) for _ in range(stage.batch)])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -166,7 +170,7 @@ def train(model: Qwen3ForCausalLM, teacher: Teacher, stage: Stage, rng: random.R
             )
 
 
-def demonstration_loss(model: Qwen3ForCausalLM, rows: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+def demonstration_loss(model: Qwen3ForCausalLM, rows: Sequence[Row]) -> torch.Tensor:
     """Mean cross-entropy of the model's turns. What all rows begin with (system prompt, tools) is computed once."""
     shared, longest = common_prefix([ids for ids, _ in rows]), max(len(ids) for ids, _ in rows)
     cache = DynamicCache(config=model.config)

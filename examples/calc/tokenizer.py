@@ -21,7 +21,7 @@ SPLIT = (
 )
 
 
-def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+def make_tokenizer(texts: Iterable[str], size: int = VOCAB_SIZE) -> PreTrainedTokenizerFast:
     """Learn the merges from `texts`; the result saves and loads like any Hugging Face tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
@@ -35,7 +35,7 @@ def make_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     added = [AddedToken(text, special=True, normalized=False) for text in (END_OF_TEXT, TURN_START, TURN_END)]
     added += [AddedToken(text, special=False, normalized=False) for text in MARKS]
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(added),
+        vocab_size=size - len(added),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )

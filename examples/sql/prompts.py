@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WRITE = "Write one SQLite query that answers the question. Think first."
+WRITE = "Write one SQLite query that answers the question."
 CHECK = "Is the query right? Say RIGHT, or WRONG and why."
 REWRITE = "The query is wrong. Write a better SQLite query."
 

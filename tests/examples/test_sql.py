@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentlightning.cli.configuration import make_algorithm
+from examples.sql import recipe
 from examples.sql.data import SIZES, make_data
 from examples.sql.grading import describe, extract_query, score
 from examples.sql.questions import KINDS, make_question
@@ -116,6 +117,8 @@ def test_every_kind_of_question_is_asked() -> None:
     assert len(KINDS) == 6
 
 
-def test_the_settings_for_a_gpu_are_settings() -> None:
+def test_the_files_of_settings_are_settings() -> None:
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load((ROOT / "examples" / "sql" / "config.yaml").read_text()) == recipe.SETTINGS
     algorithm = make_algorithm(None, None, ROOT / "examples" / "sql" / "config.gpu.yaml", [])
     assert (algorithm.model, algorithm.train_agents) == ("Qwen/Qwen3-1.7B", "^(write|rewrite)$")
