@@ -6,7 +6,8 @@
 as the pages do. Keys: `open_ms` (the table's first page and its count, as when it is opened), `page_ms` (the median of
 following pages), `deep_page_ms` (a page after 90 % of all), `worst_ms` (the slowest of the filters: a rare outcome, a
 text that is nowhere, rewards from the top, one step); where Chromium and playwright are installed also `browser_ms`
-(from the address to the rows on the screen). `watched_percent`: how much more processor time steps of the calculator
+(from the address to the rows on the screen) and `browser_cpu_ms` (what of it the page's own thread computed).
+`watched_percent`: how much more processor time steps of the calculator
 agent take in the run's own process, which holds the store and its server, while a run's page and the table are open,
 and `watched_model_percent` in the process that computes; pages are open during every other pair of steps of one run;
 medians. Processor time, not the clock's: other work on the machine hardly changes it. `watched_ms`: the same as
@@ -121,21 +122,23 @@ async def measure_table(folder: Path, count: int) -> dict[str, float]:
         shown = await asyncio.to_thread(in_browser, server.endpoint)
     await server.stop()
     await store.close()
-    return found if shown is None else {**found, "browser_ms": shown}
+    return found | shown
 
 
-def in_browser(endpoint: str) -> float | None:
-    """Milliseconds until the rows are on the screen; None without a browser. The second visit, with files cached."""
+def in_browser(endpoint: str) -> dict[str, float]:
+    """Milliseconds until the rows are on the screen; nothing without a browser. The second visit, with files cached."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        return None
+        return {}
     if chromium is None:
-        return None
+        return {}
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page()
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Performance.enable", {"timeDomain": "threadTicks"})
         took = 0.0
         for _ in range(2):
             page.goto("about:blank")
@@ -143,8 +146,9 @@ def in_browser(endpoint: str) -> float | None:
             page.goto(f"{endpoint}/dashboard/rollouts")
             page.locator("tbody tr").nth(20).wait_for()
             took = (time.perf_counter() - began) * 1000
+        measured = {one["name"]: one["value"] for one in devtools.send("Performance.getMetrics")["metrics"]}
         browser.close()
-    return took
+    return {"browser_ms": took, "browser_cpu_ms": measured["TaskDuration"] * 1000}
 
 
 # ---- what it costs a run ---------------------------------------------------------------------------------------------

@@ -1,0 +1,114 @@
+"""Every Python block of the documentation is run, or a line here says by which test it is, or why it is not.
+
+The blocks of a page are run in order in one namespace, each up to where it would train: agents, settings and trainers
+are made as they are written.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+ELSEWHERE = {
+    "README.md": "tests/e2e/test_docs_as_typed.py",
+    "getting-started.md": "tests/e2e/test_docs_as_typed.py",
+    "bring-your-own.md": "tests/e2e/test_pages.py",
+    "one-token.md": "tests/e2e/test_pages.py",
+    "from-1.0.md": "tests/e2e/test_pages.py",
+    "from-art.md": "tests/e2e/test_pages.py",
+    "from-trl.md": "tests/e2e/test_pages.py",
+    "from-verifiers.md": "tests/e2e/test_pages.py",
+    "choosing.md": "tests/test_reference.py",
+}
+"""Pages whose blocks another test runs."""
+NOT_RUN = {
+    ("agents.md", "client = AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key)\n"): "a line of an agent",
+    ("agents.md", "emit_exception"): "lines of an agent",
+    ("agents.md", "find_final_reward(spans)"): "a list of what there is",
+    ("agents.md", "trace_context() as trace"): "asks a model",
+    ("agents.md", "get_last_trace().draw"): "asks a model",
+    ("agents.md", "TracerTraceToTriplet"): "needs a store with rollouts",
+    ("agents.md", "client.upload_data"): "needs a server; tests/small_client has all of it",
+    ("algorithms.md", "response"): "a fragment of a client",
+    ("algorithms.md", "losses:proximal"): "names a module of the reader's",
+    ("algorithms.md", "my_advantage"): "names a function of the reader's",
+    ("configuration.md", "…"): "an outline",
+    ("diagnosis.md", "store"): "needs a store with a run",
+    ("extending.md", "mine"): "names a module of the reader's",
+    ("from-0.3.md", "VERL(config)"): "the configuration is the reader's",
+    ("gateway.md", "as_resource()"): "needs a store and an engine",
+    ("gateway.md", "Frozen(other_engine"): "needs a store and engines",
+    ("gateway.md", "MyDialect()"): "needs a store and an engine, and a dialect of the reader's",
+    ("logging.md", "TensorBoard"): "needs other packages; tests/metrics has all of it",
+    ("notebooks.md", "trainer.dev("): "asks a model",
+    ("notebooks.md", "fit_async"): "trains",
+    ("notebooks.md", "pandas"): "needs a run that was trained",
+    ("store.md", "run_forever"): "serves until it is stopped",
+}
+"""Blocks that are not run: the page, words that only this block holds, and why."""
+
+
+def blocks(page: Path) -> list[tuple[int, str]]:
+    """Each block with the line that it begins at."""
+    text = page.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, block.start(1)), block[1]) for block in found]
+
+
+def before_training(tree: ast.Module) -> ast.Module:
+    """Up to the first `trainer.fit(…)`, of which `trainer` stays."""
+    for number, statement in enumerate(tree.body):
+        for call in (n for n in ast.walk(statement) if isinstance(n, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "fit":
+                trainer = ast.copy_location(ast.Expr(call.func.value), statement)
+                return ast.Module([*tree.body[:number], trainer], [])
+    return tree
+
+
+def run(page: Path, line: int, code: str, names: dict[str, Any]) -> None:
+    tree = before_training(ast.parse("\n" * line + code))
+    compiled = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if compiled.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(compiled, names))
+    else:
+        exec(compiled, names)
+
+
+def reasons(page: Path, code: str) -> list[tuple[str, str]]:
+    """The lines of the table that this block is in."""
+    return [key for key in NOT_RUN if key[0] == page.name and key[1] in code]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name not in ELSEWHERE], ids=lambda p: p.name)
+def test_blocks_run_as_they_stand(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("OPENAI_API_KEY", "AGL_STORE_KEY"):
+        monkeypatch.setenv(name, "a-key-of-the-reader")
+    for name in ("train.jsonl", "test.jsonl"):
+        Path(name).write_text(json.dumps({"question": "What is 2 + 2?", "answer": "4"}) + "\n")
+    names: dict[str, Any] = {"__name__": page.stem, "agl": agl, "key": "a-key-of-the-reader"}
+    for line, code in blocks(page):
+        if not reasons(page, code):
+            run(page, line, code, names)
+
+
+def test_the_table_is_up_to_date() -> None:
+    assert {name for name in ELSEWHERE if name not in {p.name for p in PAGES}} == set()
+    for page in PAGES:
+        held = [reasons(page, code) for _, code in blocks(page)]
+        for key in (k for k in NOT_RUN if k[0] == page.name):
+            assert sum(key in found for found in held) == 1, f"{key}: one block holds these words"
+    for name, test in ELSEWHERE.items():
+        read = (ROOT / test).read_text()
+        assert name in read or re.sub(r"-.*", "-{", name) in read, f"{test} says nothing of {name}"
