@@ -1,0 +1,1 @@
+"""A coding agent: its tasks, its sandbox, and what it earns."""

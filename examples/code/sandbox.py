@@ -1,0 +1,73 @@
+"""Runs a model's code in a sandbox without a network, with limits, and says what its function gives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from agentlightning.errors import AgentError
+from agentlightning.litagent.isolation import check_isolation, isolated
+from agentlightning.litagent.process import Limits, run_command
+
+JUDGE = Path(__file__).parent / "inside" / "judge.py"
+LIMITS = Limits(output_bytes=64 * 1024, memory_bytes=256 * 1024**2, file_bytes=1024**2, cpu_seconds=2)
+SECONDS = 20.0
+"""By the clock; a busy machine needs more of it than `cpu_seconds`."""
+AT_ONCE = 4
+"""Sandboxes at the same time: each is a process or two."""
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the function gave for each input, or why it gave nothing."""
+
+    values: list[Any]
+    error: str | None = None
+
+
+async def run_code(code: str, inputs: list[Any]) -> Answer:
+    """The values of `f` in the code. What is wrong with the code is an error in the answer, and raises nothing."""
+    check_isolation("bubblewrap")
+    given = json.dumps({"code": code, "inputs": inputs}).encode()
+    command = [sys.executable, "-I", "-S", str(JUDGE)]
+    place = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
+    async with place:
+        with tempfile.TemporaryDirectory(prefix="agl-code-") as name:
+            try:
+                async with asyncio.timeout(SECONDS), isolated("bubblewrap", command, Path(name), {}) as wrapped:
+                    done = await run_command(
+                        wrapped.command,
+                        folder=Path(name),
+                        environment=wrapped.environment,
+                        stdin=given,
+                        limits=LIMITS,
+                    )
+            except TimeoutError:
+                return Answer([], "it took too long")
+            except AgentError as error:
+                return Answer([], str(error).partition("\n")[0])
+    if done.exit_code:
+        return Answer([], _last_line(done.stderr) or "it was stopped")
+    return _read(done.stdout, len(inputs))
+
+
+def _read(text: str, count: int) -> Answer:
+    """The values in what was printed: whatever that is, it is only compared with what is right."""
+    try:
+        values = json.loads(_last_line(text))
+    except ValueError:
+        values = None
+    if not isinstance(values, list) or len(values) != count:
+        return Answer([], "it gave no values")
+    return Answer(values)
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1][:200]
