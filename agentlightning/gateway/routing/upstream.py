@@ -124,10 +124,7 @@ class Upstream:
                 answers = response.status < 400 and path not in dialect.counting_paths
                 yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
-                if response.status in _BUSY or response.status >= 500:
-                    live.mark_infra_error(f"The provider of '{self._alias}' answered {response.status}.")
-                elif response.status >= 400:
-                    live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {response.status}.")
+                self._mark(live, response.status)
         except asyncio.CancelledError:
             error = live.ended or "the client went away"
             raise
@@ -135,15 +132,17 @@ class Upstream:
             error = f"{type(failure).__name__}: {failure}"
             why = f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}."
             live.mark_infra_error(why)
-            raise Refusal(
-                why,
-                status=502,
-                kind="server_error",
-                code="upstream_error",
-            ) from failure
+            raise Refusal(why, status=502, kind="server_error", code="upstream_error") from failure
         finally:
             self._record(live, place, call, _Heard(dialect, sent, bytes(kept), answers, large), error)
             self.account.release(live, expected)
+
+    def _mark(self, live: LiveAttempt, status: int) -> None:
+        """What an answer that is an error says of the attempt's end."""
+        if status in _BUSY or status >= 500:
+            live.mark_infra_error(f"The provider of '{self._alias}' answered {status}.")
+        elif status >= 400:
+            live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {status}.")
 
     async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, sent: Mapping[str, Any]) -> Spent:
         try:
