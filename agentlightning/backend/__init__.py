@@ -20,11 +20,15 @@ from agentlightning.errors import ConfigError
 BACKENDS: dict[str, str] = {
     "embedded": "agentlightning.backend.embedded.backend:EmbeddedBackend",
     "inprocess": "agentlightning.backend.inprocess:InProcessBackend",
+    "ray": "agentlightning.backend.ray.backend:RayBackend",
     "vllm": "agentlightning.backend.vllm.backend:VLLMBackend",
 }
 """By name, where the class is; it is imported when it is asked for."""
 
-OPTIONS: dict[str, str] = {"vllm": "agentlightning.backend.vllm.options:parse_options"}
+OPTIONS: dict[str, str] = {
+    "ray": "agentlightning.backend.ray.options:parse_options",
+    "vllm": "agentlightning.backend.vllm.options:parse_options",
+}
 """By the name of a backend, what reads its `backend_options`; the others have none."""
 
 

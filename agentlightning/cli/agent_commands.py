@@ -33,6 +33,7 @@ class Isolation(StrEnum):
 class Strategy(StrEnum):
     INLINE = "inline"
     PROCESSES = "processes"
+    RAY = "ray"
     REMOTE = "remote"
 
 
@@ -54,7 +55,7 @@ IsolationOption = Annotated[Isolation | None, typer.Option(help="Run programs in
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
 Backend = Annotated[
-    str | None, typer.Option(help="Where the model is sampled: embedded, vllm, …; embedded if not given.")
+    str | None, typer.Option(help="Where the model is sampled: embedded, vllm or ray; embedded if not given.")
 ]
 BackendOption = Annotated[
     list[str] | None, typer.Option(help="NAME=VALUE of a setting of the backend's own; may be given many times.")
@@ -150,6 +151,10 @@ def train(
     ] = None,
     backend: Backend = None,
     backend_option: BackendOption = None,
+    address: Annotated[
+        str | None,
+        typer.Option(help="With --backend ray: the cluster, auto or host:port; one of this machine if not given."),
+    ] = None,
     task_as: TaskAsOption = None,
     reward: RewardOption = None,
     grader: Grader = None,
@@ -160,8 +165,9 @@ def train(
     concurrency: Concurrency = 16,
     n_runners: Annotated[int, typer.Option(min=1, help="Runners, each with so many rollouts at once.")] = 1,
     strategy: Annotated[
-        Strategy, typer.Option(help="Runners in this process, in processes, or joining from elsewhere (agl runner).")
-    ] = Strategy.INLINE,
+        Strategy | None,
+        typer.Option(help="Runners in this process, in processes, on a Ray cluster, or joining from elsewhere."),
+    ] = None,
     upstream: Annotated[
         list[str] | None,
         typer.Option(help="NAME=URL of another provider that agents may ask, such as a judge; never trained."),
@@ -191,6 +197,8 @@ def train(
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
+    if address is not None:
+        backend_option = [*(backend_option or []), f"address={address}"]
     if print_config:
         show_config(algorithm, model, config, settings or [], backend, backend_option or [])
         return
@@ -216,7 +224,7 @@ def train(
         timeout=timeout,
         concurrency=concurrency,
         n_runners=n_runners,
-        strategy="remote" if remote else strategy.value,
+        strategy="remote" if remote else strategy and strategy.value,
         models=read_upstreams(upstream or [], upstream_key, upstream_price or [], upstream_limit or []),
         run_dir=run_dir,
         resume=resume,

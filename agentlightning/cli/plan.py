@@ -81,6 +81,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
     return {
         "fits": layout.fits,
         "backend": layout.backend,
+        "ranks": layout.learners,
         "replicas": layout.replicas,
         "tensor_parallel_size": layout.tensor_parallel,
         "memory": layout.memory,
@@ -99,11 +100,13 @@ def settings_of(job: Job, layout: Layout) -> dict[str, Any]:
     if job.gradient_checkpointing:
         found["gradient_checkpointing"] = True
     found["tokens_per_batch"] = job.tokens_per_batch
+    if layout.learners > 1:
+        found["ranks"] = layout.learners
     if layout.backend == "vllm":
         found["backend"] = "vllm"
         wide, replicas = layout.tensor_parallel, layout.replicas
-        if "server" in layout.limits and layout.limits["learner"] == layout.device.memory:  # the learner has the first
-            seen = [",".join(str(1 + r * wide + i) for i in range(wide)) for r in range(replicas)]
+        if layout.limits["learner"] == layout.device.memory:  # the learner has the first ones to itself
+            seen = [",".join(str(layout.learners + r * wide + i) for i in range(wide)) for r in range(replicas)]
             found["backend_options"] = {"devices": seen, "gpu_memory_utilization": VLLM_ALONE}
             found["backend_options"] |= {"replicas": replicas} if replicas > 1 else {}
             found["backend_options"] |= {"tensor_parallel_size": wide} if wide > 1 else {}
@@ -141,9 +144,10 @@ def _show(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) 
 
 
 def _table(layout: Layout) -> Table:
-    title = layout.backend if not layout.replicas else (
-        f"{layout.backend}: 1 learner, {layout.replicas} × server on {layout.tensor_parallel} × {layout.device.name}"
-    )  # fmt: skip
+    title = layout.backend
+    if layout.replicas:
+        ranks = f"{layout.learners} ranks" if layout.learners > 1 else "1 learner"
+        title += f": {ranks}, {layout.replicas} × server on {layout.tensor_parallel} × {layout.device.name}"
     table = Table("memory of", "for", "GiB", title=title, title_justify="left", box=None, padding=(0, 3, 0, 0))
     table.columns[2].justify = "right"
     for who, parts in layout.memory.items():

@@ -20,6 +20,7 @@ from agentlightning.learner.policy import (
     lora_config,
     peft_calls_deprecated_names,
     seeded,
+    take_up_adapter,
 )
 
 
@@ -60,15 +61,9 @@ class PeftAdapters:
 
     def take_up(self, name: str | None, directory: str) -> None:
         """Give an adapter the weights of the one in a directory, which must be of its shape."""
-        from peft import load_peft_weights, set_peft_model_state_dict
-
         if name is None:
             raise ConfigError("This policy is the base model, which takes up no adapter.")
-        try:
-            weights = load_peft_weights(directory, device="cpu")
-            set_peft_model_state_dict(self._peft, weights, adapter_name=_key(name))
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise ModelError(f"The adapter in {directory} does not fit '{name}': {error}") from error
+        take_up_adapter(self._peft, _key(name), directory)
 
 
 def load_policies(

@@ -119,12 +119,23 @@ class Policy:
         finally:
             self.peft.set_adapter(_ALONE)
 
-    def take_up(self, directory: str) -> None:
-        """Compute with the adapter in a directory from now on. Raises ModelError where there is none that fits."""
-        if self.adapters is None:
-            raise ConfigError("Only one of several adapters can take up another's weights.")
-        self.adapters.take_up(self.adapter, directory)
-        self.version += 1
+    def take_up(self, directory: str, version: int | None = None) -> None:
+        """Compute with the weights in a directory from now on, an adapter with those of an adapter. Raises ModelError
+        where there are none that fit."""
+        if self.adapters is not None:
+            self.adapters.take_up(self.adapter, directory)
+        elif self.peft is not None:
+            take_up_adapter(self.peft, _ALONE, directory)
+        else:
+            self._take_up_model(directory)
+        self.version = self.version + 1 if version is None else version
+
+    def _take_up_model(self, directory: str) -> None:
+        try:
+            weights = load_base(directory, self.model.dtype).state_dict()
+            self.model.load_state_dict(weights)
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+            raise ModelError(f"The weights in {directory} do not fit '{self.path}': {_first_line(error)}") from error
 
     def export(self, path: str | Path) -> None:
         """Write the model (or the adapter) with its tokenizer as a Hugging Face directory, all or nothing."""
@@ -140,6 +151,18 @@ class Policy:
             template = Path(self.path) / "chat_template.jinja"
             if template.is_file() and not (directory / template.name).exists():
                 shutil.copy(template, directory)
+
+
+def take_up_adapter(peft: Any, key: str, directory: str) -> None:
+    """Give the adapter that peft knows by `key` the weights of the one in a directory, which must be of its shape.
+    Raises ModelError where it is not."""
+    from peft import load_peft_weights, set_peft_model_state_dict
+
+    try:
+        weights = load_peft_weights(directory, device="cpu")
+        set_peft_model_state_dict(peft, weights, adapter_name=key)
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise ModelError(f"The adapter in {directory} does not fit '{key}': {error}") from error
 
 
 def pick_device(device: str = "auto") -> torch.device:

@@ -160,7 +160,10 @@ def layouts(job: Job, device: Hardware, count: int) -> Iterator[Layout]:
     """The ways to place a job on so many of a device."""
     yield embedded(job, device)
     if device.is_gpu:
-        yield vllm_beside(job, device) if count == 1 else vllm_apart(job, device, count)
+        if count == 1:
+            yield vllm_beside(job, device)
+        for doublings in range((count - 1).bit_length()):
+            yield vllm_apart(job, device, count, 1 << doublings)
 
 
 def embedded(job: Job, device: Hardware) -> Layout:
@@ -184,16 +187,27 @@ def vllm_beside(job: Job, device: Hardware) -> Layout:
     return _with_servers(job, device, 1, 1, room, {"learner": device.memory - room})
 
 
-def vllm_apart(job: Job, device: Hardware, count: int) -> Layout:
-    """One GPU learns; the others sample, as many together as the weights need."""
-    room, wide = int(device.memory * VLLM_ALONE), 1
+def vllm_apart(job: Job, device: Hardware, count: int, learners: int = 1) -> Layout:
+    """Some GPUs learn, one rank each; the others sample, as many together as the weights need."""
+    room, wide, others = int(device.memory * VLLM_ALONE), 1, count - learners
     weights = job.shape.parameters * job.each
-    while 2 * wide < count and weights / wide + ENGINE_EXTRA + context_bytes(job) / wide > room:
+    while 2 * wide <= others and weights / wide + ENGINE_EXTRA + context_bytes(job) / wide > room:
         wide *= 2
-    return _with_servers(job, device, (count - 1) // wide, wide, room, {"learner": device.memory})
+    return _with_servers(job, device, others // wide, wide, room, {"learner": device.memory}, learners)
 
 
-def _with_servers(job: Job, device: Hardware, replicas: int, wide: int, room: int, limits: dict[str, int]) -> Layout:
+def rank_memory(job: Job, ranks: int) -> dict[str, int]:
+    """Bytes of the first of so many ranks, which has the whole model besides its share of it: what it publishes. Each
+    computes about its share of a pass."""
+    alone = learner_memory(job)
+    if ranks == 1:
+        return alone
+    return {what: size // ranks for what, size in alone.items()} | {"weights": alone["weights"] * (ranks + 1) // ranks}
+
+
+def _with_servers(
+    job: Job, device: Hardware, replicas: int, wide: int, room: int, limits: dict[str, int], learners: int = 1
+) -> Layout:
     weights = job.shape.parameters * job.each
     left = room - weights // wide - ENGINE_EXTRA
     context = context_bytes(job) // wide
@@ -207,12 +221,12 @@ def _with_servers(job: Job, device: Hardware, replicas: int, wide: int, room: in
     published = 0 if job.adapter else weights
     seconds = {
         "sampling": sampling_seconds(job, device, "vllm", replicas, wide, at_once),
-        "learning": learning_seconds(job, device, 1),
+        "learning": learning_seconds(job, device, learners),
         "publishing": published / HOST_BANDWIDTH * replicas * wide,
     }
     return Layout(
-        backend="vllm", device=device, learners=1, replicas=replicas, tensor_parallel=wide,
-        memory={"learner": learner_memory(job), "server": server}, limits=limits | {"server": room},
+        backend="vllm", device=device, learners=learners, replicas=replicas, tensor_parallel=wide,
+        memory={"learner": rank_memory(job, learners), "server": server}, limits=limits | {"server": room},
         seconds=seconds, at_once=at_once,
     )  # fmt: skip
 

@@ -78,7 +78,7 @@ class RunnerProcesses:
         secret = address.secret.hex() if address.secret else None
         self._tell([address.url, address.key, secret, address.run_id])
 
-    def pause(self) -> None:
+    async def pause(self) -> None:
         """The store is about to go; another `start` may follow."""
         self._tell(None)
 

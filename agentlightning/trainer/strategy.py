@@ -2,6 +2,7 @@
 
     inline      runners in this process, beside the gateway (the default)
     processes   n_runners processes on this machine
+    ray         n_runners actors on a Ray cluster (the default with `backend="ray"`)
     remote      runners that join from elsewhere: `agl runner`, or the same script with AGL_CURRENT_ROLE=runner
 
 The environment can say it too, so that one script runs everywhere unchanged: AGL_CURRENT_ROLE (both, algorithm,
@@ -25,7 +26,7 @@ from agentlightning.runner.remote import Address
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 
-Runners = Literal["inline", "processes", "remote"]
+Runners = Literal["inline", "processes", "ray", "remote"]
 Role = Literal["both", "algorithm", "runner"]
 DEFAULT_PORT = 4747
 
@@ -53,14 +54,16 @@ class Strategy:
     """How many, where the strategy says it; None leaves it to the trainer."""
 
     @classmethod
-    def read(cls, runners: str | None, environment: Mapping[str, str] = os.environ) -> Strategy:
-        """Raises ConfigError for what makes no sense."""
+    def read(
+        cls, runners: str | None, environment: Mapping[str, str] = os.environ, *, default: Runners = "inline"
+    ) -> Strategy:
+        """`default` is for a trainer that runs agents itself. Raises ConfigError for what makes no sense."""
         role = environment.get("AGL_CURRENT_ROLE", "both").lower()
         if role not in get_args(Role):
             raise VariableError(f"AGL_CURRENT_ROLE is '{role}'; it can be both, algorithm or runner.")
-        chosen = runners or ("inline" if role == "both" else "remote")
+        chosen = runners or (default if role == "both" else "remote")
         if chosen not in get_args(Runners):
-            raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes' or 'remote'.")
+            raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes', 'ray' or 'remote'.")
         if role != "both" and chosen != "remote":
             raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
         key = environment.get("AGL_STORE_KEY") or None
@@ -85,7 +88,7 @@ class Strategy:
     @property
     def gateway_host(self) -> str:
         """The address for the gateway to listen on: where runners elsewhere reach the store."""
-        return self.host if self.runners == "remote" else "127.0.0.1"
+        return self.host if self.runners in ("ray", "remote") else "127.0.0.1"
 
     @property
     def address(self) -> Address:
@@ -94,10 +97,14 @@ class Strategy:
         return Address(f"http://{host}:{self.port}", self.key)
 
     def with_key(self) -> Strategy:
-        """Runner processes are told a key that is made for this run."""
-        if self.runners != "processes":
+        """Runners that the trainer starts are told a key that is made for this run."""
+        if self.runners not in ("processes", "ray"):
             return self
         return replace(self, host="127.0.0.1", port=0, key=secrets.token_hex(32))
+
+    def at(self, host: str) -> Strategy:
+        """With this machine's address on the cluster that runners reach it from."""
+        return replace(self, host=host) if self.runners == "ray" else self
 
     @property
     def secret(self) -> bytes | None:

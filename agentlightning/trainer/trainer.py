@@ -44,11 +44,11 @@ from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
 from agentlightning.metrics.notebook import default_console
 from agentlightning.runner import LitAgentRunner, ModelAccess
-from agentlightning.runner.processes import RunnerProcesses
 from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.away import Away, away_runners
 from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
 from agentlightning.trainer.elsewhere import be_a_runner
 from agentlightning.trainer.folder import (
@@ -62,6 +62,7 @@ from agentlightning.trainer.folder import (
 )
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
+from agentlightning.trainer.on_ray import connect_to_ray
 from agentlightning.trainer.provenance import provenance
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
@@ -106,8 +107,9 @@ class Trainer(GivenByName):
     Args:
         algorithm: What to learn and how; None is `Baseline`.
         n_runners: Runners; each runs `concurrency` rollouts at once.
-        strategy: Where runners are: "inline" (in this process), "processes" (n_runners of them), or "remote" (they
-            join from elsewhere); see `trainer.strategy` for what the environment can say about it.
+        strategy: Where runners are: "inline" (in this process), "processes" (n_runners of them), "ray" (actors on a
+            cluster; the default with `backend="ray"`), or "remote" (they join from elsewhere); see `trainer.strategy`
+            for what the environment can say about it.
         store: Where everything is recorded; None is a SQLite file in `run_dir`. A store that is given is not closed.
         tracer: Records what happens inside the agent.
         adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
@@ -179,7 +181,10 @@ class Trainer(GivenByName):
         for resource in self.initial_resources.values():
             check_parts(resource=resource)
         self.max_rollouts = max_rollouts
-        self.strategy = (strategy if isinstance(strategy, Strategy) else Strategy.read(strategy)).with_key()
+        on_ray = isinstance(self.algorithm, TrainingSettings) and self.algorithm.backend == "ray"
+        default = "ray" if on_ray and not self.algorithm.serial else "inline"
+        chosen = strategy if isinstance(strategy, Strategy) else Strategy.read(strategy, default=default)
+        self.strategy = chosen.with_key()
         given = (self.strategy.n_runners, n_runners, n_workers, 1)
         self.n_runners = next(n for n in given if n is not None)
         self.address: asyncio.Future[Address] | None = None
@@ -266,13 +271,13 @@ class Trainer(GivenByName):
             val_dataset = as_tasks("validation", val_dataset)
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
-        processes = self._fork_runners(agent)  # before there are threads
+        away = away_runners(self, agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
         try:
-            await self._run_to_the_end(job, processes)
+            await self._run_to_the_end(job, away)
         finally:
-            if processes is not None:
-                await processes.stop()
+            if away is not None:
+                await away.stop()
         draw_curve(self.run_dir)
         return self._concluded(job)
 
@@ -282,10 +287,10 @@ class Trainer(GivenByName):
         conclude(self.console or default_console(), self.algorithm, result)
         return result
 
-    async def _run_to_the_end(self, job: _Job, processes: RunnerProcesses | None) -> None:
+    async def _run_to_the_end(self, job: _Job, away: Away | None) -> None:
         while True:
             try:
-                await self._run(job, processes)
+                await self._run(job, away)
                 break
             except BackendDied as error:
                 self._go_on_after(error)
@@ -298,11 +303,13 @@ class Trainer(GivenByName):
         logger.warning("%s\nThe run goes on from %s.", death, found[-1])
         self.resume_from = found[-1]
 
-    async def _run(self, job: _Job, processes: RunnerProcesses | None) -> None:
+    async def _run(self, job: _Job, away: Away | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
         async with AsyncExitStack() as stack:
             store, run = await self._open_store(stack, job)
+            if self.strategy.runners == "ray":
+                self.strategy = self.strategy.at(await connect_to_ray(stack, self.algorithm, self.n_runners))
             address, dashboard = await self._open_door(stack, store, run)
             reporter = await self._start_reporting(stack, store, run, job, dashboard)
             served = await self._serve_models(stack, store, reporter, earlier)
@@ -328,10 +335,10 @@ class Trainer(GivenByName):
                 stop=job.stop,
             )
             self.algorithm.attach(context)
-            if processes is not None and address is not None:
-                processes.start(address)
-                stack.callback(processes.pause)
-            await self._run_beside_runners(job, store, served and served.backend, gateway, processes)
+            if away is not None and address is not None:
+                away.start(address)
+                stack.push_async_callback(away.pause)
+            await self._run_beside_runners(job, store, served and served.backend, gateway, away)
 
     async def _open_store(self, stack: AsyncExitStack, job: _Job) -> tuple[LightningStore, Run]:
         """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
@@ -428,7 +435,7 @@ class Trainer(GivenByName):
         store: LightningStore,
         backend: Backend | None,
         gateway: ModelAccess | None,
-        processes: RunnerProcesses | None,
+        away: Away | None,
     ) -> None:
         """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
         done = asyncio.Event()
@@ -436,8 +443,8 @@ class Trainer(GivenByName):
         runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
         deciding = asyncio.create_task(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset))
         beside = [asyncio.create_task(r.iter(done)) for r in runners]
-        if processes is not None:
-            beside.append(asyncio.create_task(processes.watch()))
+        if away is not None:
+            beside.append(asyncio.create_task(away.watch()))
         if backend is not None:
             beside.append(asyncio.create_task(backend.watch()))
         try:
@@ -467,18 +474,6 @@ class Trainer(GivenByName):
         runner.init(agent, self.hooks)
         runner.init_worker(number, store)
         return runner
-
-    def _fork_runners(self, agent: LitAgent[Any]) -> RunnerProcesses | None:
-        if self.strategy.runners != "processes":
-            return None
-        return RunnerProcesses.fork(
-            self.n_runners,
-            agent,
-            self.hooks,
-            self.tracer,
-            concurrency=self.concurrency,
-            max_rollouts=self.max_rollouts,
-        )
 
     def _spec(self) -> PolicySpec | None:
         """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""

@@ -105,6 +105,19 @@ def test_a_model_too_wide_for_one_gpu_is_spread_over_several_for_sampling() -> N
     assert not layout.fits, "the learner is on one GPU"
 
 
+def test_a_learner_too_large_for_one_gpu_is_spread_over_ranks() -> None:
+    job = replace(GIVEN, shape=SIZES["8b"], tokens_per_batch=4096)
+    assert not vllm_apart(job, H100, 8).fits, "the optimiser's state of all weights is more than one holds"
+    layout = best(job, H100, 8)
+    assert layout.learners > 1
+    assert layout.fits
+    assert layout.learners + layout.replicas * layout.tensor_parallel <= 8
+    alone, first = learner_memory(job), layout.memory["learner"]
+    assert first["gradients and optimiser"] == alone["gradients and optimiser"] // layout.learners
+    assert first["weights"] > alone["weights"], "the first rank has the whole model besides"
+    assert layout.seconds["learning"] == pytest.approx(learning_seconds(job, H100, 1) / layout.learners)
+
+
 def test_devices_by_name() -> None:
     assert devices("4xH100") == (H100, 4)
     assert devices("a100-80") == devices("A100") == (GPUS["A100-80"], 1)

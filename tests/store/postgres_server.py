@@ -21,7 +21,7 @@ def find_binaries() -> Path | None:
 
 
 @contextmanager
-def postgres_server(binaries: Path) -> Iterator[str]:
+def postgres_server(binaries: Path, *, durable: bool = False) -> Iterator[str]:
     """The address of a fresh server that listens on a socket in a temporary folder only."""
     # PostgreSQL refuses to run as root, and its folder must belong to the user it runs as.
     as_root = os.geteuid() == 0
@@ -32,7 +32,14 @@ def postgres_server(binaries: Path) -> Iterator[str]:
     data = f"{folder}/data"
     initdb = [str(binaries / "initdb"), "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-sync"]
     subprocess.run([*prefix, *initdb], check=True, stdout=subprocess.DEVNULL)
-    settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    settings = [
+        "-c",
+        "listen_addresses=",
+        "-c",
+        f"unix_socket_directories={folder}",
+        "-c",
+        f"fsync={'on' if durable else 'off'}",
+    ]
     process = subprocess.Popen([*prefix, str(binaries / "postgres"), "-D", data, *settings], stderr=subprocess.DEVNULL)
     try:
         _wait_until_up(folder)

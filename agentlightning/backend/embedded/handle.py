@@ -123,9 +123,9 @@ class PolicyHandle:
     async def move_reference(self, share: float) -> None:
         await self._ask(MoveReference(share))
 
-    async def take_up(self, uri: str) -> None:
-        """See `TakesUp`."""
-        await self._ask(TakeUp(local_path(uri)))
+    async def take_up(self, uri: str, version: int | None = None) -> None:
+        """See `TakesUp`. `version` is that of the weights; None: one more than before."""
+        await self._ask(TakeUp(local_path(uri), version))
 
     async def _ask(self, verb: Verb) -> Reply:
         return await self._process.call(self._policy, verb)

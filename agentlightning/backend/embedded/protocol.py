@@ -48,6 +48,14 @@ class Place(msgspec.Struct, frozen=True):
     """Where they find each other: tcp://host:port."""
 
 
+class SocketAddress(msgspec.Struct, frozen=True):
+    """Where a process waits to be told what to do, and what it is shown first."""
+
+    host: str
+    port: int
+    key: str
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """How to load the policy and how much of the machine to use. None: derived from the model or the machine."""
 
@@ -80,6 +88,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """Processes that the learner is spread over."""
     place: Place | None = None
     """For one of these processes."""
+    followers: list[SocketAddress] = []
+    """Where the ranks but the first wait; empty: they are started beside it."""
+    learns: bool = True
+    """Whether there are learners; without, all policies sample only, and weights come with `TakeUp`."""
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
@@ -137,9 +149,11 @@ class MoveReference(msgspec.Struct, frozen=True, tag="move_reference"):
 
 
 class TakeUp(msgspec.Struct, frozen=True, tag="take_up"):
-    """Sample from the adapter in a directory from now on."""
+    """Sample from the weights in a directory from now on."""
 
     path: str
+    version: int | None = None
+    """Theirs; None: one more than what was sampled from before."""
 
 
 class Publish(msgspec.Struct, frozen=True, tag="publish"):

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,7 +20,9 @@ from typing import TypeVar
 import msgspec
 import torch
 import torch.distributed as dist
+import transformers
 
+from agentlightning.backend.embedded.followers import Follower, exit_now, reach, start_here
 from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Call,
@@ -69,12 +68,13 @@ class Leader:
     def __init__(self, policy: Policy, settings: Settings) -> None:
         """`policy` is the whole model. Starts the other ranks; raises what any rank finds wrong with the model."""
         self.policy = policy
-        self._followers: list[socket.socket] = []
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            meeting = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        for rank in range(1, settings.ranks):
-            self._start(msgspec.structs.replace(settings, place=Place(rank, settings.ranks, meeting)))
+        elsewhere = settings.followers
+        self._followers = [reach(a) for a in elsewhere] or [start_here() for _ in range(1, settings.ranks)]
+        meeting = _meeting(self._followers[0].sock.getsockname()[0] if elsewhere else "127.0.0.1")
+        for rank, follower in enumerate(self._followers, 1):
+            place = Place(rank, settings.ranks, meeting)
+            threading.Thread(target=self._watch, args=(rank, follower), daemon=True).start()
+            follower.sock.sendall(frame(msgspec.structs.replace(settings, place=place)))
         self._mine = join(msgspec.structs.replace(settings, place=Place(0, settings.ranks, meeting)))
         self._whole: TorchLearner | None = None
 
@@ -119,48 +119,39 @@ class Leader:
     def export(self, path: str | Path) -> None:
         self.policy.export(path)
 
-    def _start(self, settings: Settings) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agentlightning.backend.embedded.rank", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
-        assert settings.place is not None
-        self._followers.append(ours)
-        threading.Thread(target=self._watch, args=(settings.place.rank, process), daemon=True).start()
-        ours.sendall(frame(settings))
-
     def _together(self, verb: Verb, work: Callable[[], Done]) -> Done:
         """Have the other ranks do what this one does. An error that not all of them have leaves them out of step, which
         only new processes mend."""
         data = frame(Call(0, verb, POLICY))
         try:
-            for sock in self._followers:
-                sock.sendall(data)
+            for follower in self._followers:
+                follower.sock.sendall(data)
             return work()
         except AgentLightningError:
             raise
         except Exception:
             time.sleep(_SECONDS_TO_NAME)  # a rank that died is named meanwhile, by whoever watches it
             logger.exception("%s failed on learner rank 0; the model process ends", type(verb).__name__)
-            sys.stderr.flush()
-            os._exit(1)
+            exit_now()
 
-    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _watch(self, rank: int, follower: Follower) -> None:
         """End this process when a rank ends: the others wait for it in the middle of a pass."""
-        code = process.wait()
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        sys.stdout.flush()
-        logger.error("Learner rank %d (process %d) ended %s; the model process ends with it", rank, process.pid, how)
-        os._exit(1)
+        logger.error("Learner rank %d %s; the model process ends with it", rank, follower.wait())
+        exit_now()
+
+
+def _meeting(host: str) -> str:
+    """Where ranks find each other, on a free port of this machine."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"tcp://{host}:{probe.getsockname()[1]}"
 
 
 def join(settings: Settings) -> RankLearner:
     """Meet the other ranks and load this one's shard. Raises `ModelError` or `ConfigError`, on all ranks alike."""
     place = settings.place
     assert place is not None
+    transformers.logging.disable_progress_bar()
     torch.set_num_threads(max(1, (settings.learning_threads or os.cpu_count() or 1) // place.ranks))
     device = settings.device
     if device == "auto" and torch.cuda.is_available():

@@ -141,7 +141,7 @@ class Server:
         torch.set_num_threads(self._threads["learning"])
         policies = load_all(settings)
         self._hosted = {
-            name: Hosted(policy, settings, len(policies), learns=name not in settings.members)
+            name: Hosted(policy, settings, len(policies), learns=settings.learns and name not in settings.members)
             for name, policy in policies.items()
         }
         self._drains = settings.in_flight == "finish"
@@ -296,8 +296,8 @@ class Server:
                 hosted.policy.export(path)
             case MoveReference(share):
                 hosted.learner.move_reference(share)
-            case TakeUp(path):
-                hosted.policy.take_up(path)
+            case TakeUp(path, version):
+                hosted.policy.take_up(path, version)
                 hosted.unpublished = True
                 self._publish(hosted)
             case Reseed(seed):

@@ -15,9 +15,10 @@ import msgspec
 from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.command import Served, arguments, environment, is_on_cpu
-from agentlightning.backend.vllm.engine import Sampling, Seeds, VLLMEngine
-from agentlightning.backend.vllm.fleet import Fleet
+from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.options import find_vllm, parse_options
 from agentlightning.backend.vllm.process import ServerProcess, free_port
@@ -180,19 +181,8 @@ class VLLMBackend(EmbeddedBackend):
                     await end
 
     async def stats(self) -> BackendStats:
-        """Sampling and learning may go on at the same time; idle is when neither did."""
-        learner, counters = await self.process.stats(), self._shared.counters
-        alone = learner.idle_s - counters.busy_seconds
-        return BackendStats(
-            sampling_s=counters.busy_seconds,
-            learning_s=learner.learning_s,
-            idle_s=max(0.0, alone),
-            tokens_sampled=counters.sampled,
-            prefill_tokens=counters.prefilled,
-            cached_tokens=counters.cached,
-            running=counters.running,
-            waiting=0,
-        )
+        learner = await self.process.stats()
+        return self._shared.counters.as_stats(learning_s=learner.learning_s, idle_s=learner.idle_s)
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-import zlib
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,8 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from agentlightning.backend.counters import Counters
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.api import ReplicaLost, UnknownAdapter
-from agentlightning.backend.vllm.fleet import Fleet
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.plain import with_plain_logprobs
 from agentlightning.backend.vllm.publication import Publication, Target
@@ -29,50 +28,11 @@ TRIES = 5
 """How often a request is sent, when replicas are lost while they sample it."""
 
 
-@dataclass(slots=True)
-class Counters:
-    """Of all policies, since the start."""
-
-    sampled: int = 0
-    prefilled: int = 0
-    cached: int = 0
-    running: int = 0
-    busy_seconds: float = 0.0
-    """Wall-clock seconds in which something was sampled."""
-    _since: float = field(default=0.0, repr=False)
-
-    def begin(self) -> None:
-        if not self.running:
-            self._since = time.perf_counter()
-        self.running += 1
-
-    def end(self) -> None:
-        self.running -= 1
-        if not self.running:
-            self.busy_seconds += time.perf_counter() - self._since
-
-
-class Seeds:
-    """Seeds for requests that bring none: the same ones after the same `reseed`."""
-
-    def __init__(self, seed: int | None) -> None:
-        self.reseed(seed)
-
-    def reseed(self, seed: int | None) -> None:
-        self._seed = seed
-        self._numbers = itertools.count()
-
-    def next(self) -> int | None:
-        if self._seed is None:
-            return None
-        return zlib.crc32(f"{self._seed}/{next(self._numbers)}".encode())
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """What the engines of all policies share."""
 
-    fleet: Fleet
+    fleet: Fleet[Replica]
     gate: Gate
     publication: Publication
     in_flight: Literal["finish", "continue"]

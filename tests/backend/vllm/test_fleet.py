@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentlightning.backend.vllm.engine import Sampling, Seeds, VLLMEngine
-from agentlightning.backend.vllm.fleet import Fleet
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.seeds import Seeds
+from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.process import ServerProcess, free_port
 from agentlightning.backend.vllm.publication import WeightsPublication

@@ -1,20 +1,36 @@
-"""`Fleet`: all replicas. Which of them samples a request, and what becomes of requests when one is lost."""
+"""`Fleet`: all replicas of an engine. Which of them samples a request, and when none is left."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Generic, NoReturn, Protocol, TypeVar
 
-from agentlightning.backend.vllm.replica import Replica
 from agentlightning.errors import AgentLightningError, BackendDied, message_of
 
 SLACK = 4
 """So many more requests than the least busy replica may one have, before what belongs to it goes elsewhere."""
 
 
-class Fleet:
+class Kept(Protocol):
+    """A replica that keeps itself alive."""
+
+    name: str
+    running: int
+    """Requests that it is sampling."""
+    ready: asyncio.Event
+    """Set while it can sample, from the current weights."""
+
+    async def run(self) -> None:
+        """Keep it alive until cancelled; raises EngineError when it gives up."""
+        ...
+
+
+Replica = TypeVar("Replica", bound=Kept)
+
+
+class Fleet(Generic[Replica]):
     """Started once, closed once. Usable as long as one replica is, or will be."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -76,4 +92,4 @@ class Fleet:
         """Wait until all have given up; why."""
         await asyncio.wait(self._tasks)
         causes = [message_of(e) for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
-        return "\n".join(causes) or "The vLLM servers were stopped."
+        return "\n".join(causes) or "All engines were stopped."

@@ -1,0 +1,45 @@
+"""What the engines of a backend did since its start, counted where their answers arrive."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from agentlightning.backend.base import BackendStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """Of all policies, since the start."""
+
+    sampled: int = 0
+    prefilled: int = 0
+    cached: int = 0
+    running: int = 0
+    busy_seconds: float = 0.0
+    """Wall-clock seconds in which something was sampled."""
+    _since: float = field(default=0.0, repr=False)
+
+    def begin(self) -> None:
+        if not self.running:
+            self._since = time.perf_counter()
+        self.running += 1
+
+    def end(self) -> None:
+        self.running -= 1
+        if not self.running:
+            self.busy_seconds += time.perf_counter() - self._since
+
+    def as_stats(self, *, learning_s: float, idle_s: float) -> BackendStats:
+        """With what the learner's process says of itself. Sampling and learning may go on at the same time; idle is
+        when neither did."""
+        return BackendStats(
+            sampling_s=self.busy_seconds,
+            learning_s=learning_s,
+            idle_s=max(0.0, idle_s - self.busy_seconds),
+            tokens_sampled=self.sampled,
+            prefill_tokens=self.prefilled,
+            cached_tokens=self.cached,
+            running=self.running,
+            waiting=0,
+        )

@@ -1,0 +1,162 @@
+"""The cluster: connected to, or started on this machine; what has room on it, and the processes placed there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.backend.ray.options import Layout, RayOptions
+from agentlightning.backend.ray.room import Need, has_room, too_small
+from agentlightning.errors import ConfigError, EngineError, missing_extra
+
+logger = logging.getLogger(__name__)
+
+LOCAL = "local"
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """One that this process is connected to."""
+
+    host: str
+    """This machine's address, as the others reach it; loopback where there are none."""
+
+    @property
+    def has_gpus(self) -> bool:
+        return any(machine.get("GPU", 0) for machine in _machines())
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Room that was reserved: a bundle for each process, in the order of the needs."""
+
+    group: Any
+
+    def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4) -> Any:
+        """An actor of this kind in a bundle, with so many calls at once; Ray starts it when there is room again."""
+        import ray  # pyright: ignore[reportMissingImports]
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
+
+        resources = self.group.bundle_specs[bundle]
+        return (
+            ray.remote(kind)
+            .options(
+                num_cpus=resources.get("CPU", 0),
+                num_gpus=resources.get("GPU", 0),
+                max_concurrency=at_once,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=bundle),
+            )
+            .remote(*arguments)
+        )
+
+    async def give_back(self) -> None:
+        """End what is in it. Idempotent."""
+        from ray.util import remove_placement_group  # pyright: ignore[reportMissingImports]
+
+        with suppress(Exception):  # the cluster may be gone
+            await asyncio.to_thread(remove_placement_group, self.group)
+
+
+async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout) -> Placement:
+    """Room for all of it at once. Raises ConfigError that says what is needed and what is there."""
+    from ray.util import placement_group, remove_placement_group  # pyright: ignore[reportMissingImports]
+
+    bundles = [bundle for need in needs for bundle in need.bundles()]
+    if not has_room(needs, _machines(), apart=how == "STRICT_SPREAD"):
+        hint = f"Waiting {options.wait_seconds:g} s for it to grow."
+        logger.warning("%s", too_small(needs, _machines(), _free(), hint=hint))
+    group = await asyncio.to_thread(placement_group, bundles, strategy=how)
+    if await asyncio.to_thread(group.wait, options.wait_seconds):
+        return Placement(group)
+    hint = "Add machines, lower ranks, engines, cpus_per_… or gpus_per_…, or wait longer (wait_seconds)."
+    words = too_small(needs, _machines(), _free(), hint=hint)
+    await asyncio.to_thread(remove_placement_group, group)
+    raise ConfigError(words)
+
+
+def require_ray() -> None:
+    """Raises ConfigError with what to install where Ray is not."""
+    try:
+        import ray  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise missing_extra("ray", error.name or "ray") from None
+
+
+@asynccontextmanager
+async def connected(options: RayOptions, *, cpus: float) -> AsyncIterator[Cluster]:
+    """The cluster that the options name, or one of this machine that has so many CPUs to count; one that this process
+    is connected to already is taken as it is. Raises ConfigError without Ray, EngineError where there is no cluster."""
+    require_ray()
+    import ray  # pyright: ignore[reportMissingImports]
+
+    address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
+    if ray.is_initialized():
+        yield Cluster(LOOPBACK if address == LOCAL and len(_machines()) == 1 else this_machine())
+        return
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"The trainer cannot use {address}: engines, learner and runners talk to it, so it must run on a machine "
+            "of the cluster. Start it there with address='auto', for example with `ray job submit`."
+        )
+    try:
+        await asyncio.to_thread(_connect, address, options, cpus)
+    except (ConnectionError, OSError, ValueError, RuntimeError) as error:
+        raise EngineError(f"There is no Ray cluster at '{address}': {error}") from error
+    try:
+        yield Cluster(LOOPBACK if address == LOCAL else this_machine())
+    finally:
+        await asyncio.to_thread(ray.shutdown)
+
+
+def _connect(address: str, options: RayOptions, cpus: float) -> None:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    here: dict[str, Any] = {}
+    if address == LOCAL:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody was asked
+        here = {
+            "num_cpus": max(os.cpu_count() or 1, int(cpus + 0.999)),
+            "include_dashboard": False,
+            "object_store_memory": options.object_store_memory,
+        }
+    ray.init(
+        address=address,
+        runtime_env=options.runtime_env or None,
+        namespace="agentlightning",
+        logging_level=logging.ERROR,
+        **here,
+    )
+
+
+def this_machine() -> str:
+    """The address under which the cluster knows the machine that this process runs on."""
+    import ray  # pyright: ignore[reportMissingImports]
+
+    here = ray.get_runtime_context().get_node_id()
+    return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
+
+
+def why(error: BaseException) -> str:
+    """What Ray says of the end of a process, without the names it gives things and its guesses."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
+    return said.partition(" Some common causes")[0] or type(error).__name__
+
+
+def _machines() -> list[dict[str, float]]:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    return [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+
+
+def _free() -> dict[str, float]:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    return dict(ray.available_resources())

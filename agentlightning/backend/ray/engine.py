@@ -1,0 +1,93 @@
+"""A policy's `Engine`: requests go to one of the engines on the cluster, and to another one when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import msgspec
+
+from agentlightning.backend.counters import Counters
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.ray.sampler import Sampler
+from agentlightning.backend.seeds import Seeds
+from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.errors import BackendDied, EngineError
+from agentlightning.types.arrays import Int32Array
+
+TRIES = 5
+"""How often a request is sent, when engines are lost while they sample it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """What the engines of all policies share."""
+
+    fleet: Fleet[Sampler]
+    seeds: Seeds
+    max_concurrency: int
+    counters: Counters = field(default_factory=Counters)
+
+
+class RayEngine:
+    """See `Engine`. `version` is that of what was published last."""
+
+    def __init__(self, policy: str, shared: Sampling, version: int = 0) -> None:
+        self._policy = policy
+        self._shared = shared
+        self.version = version
+
+    async def info(self) -> EngineInfo:
+        sampler = await self._shared.fleet.pick("")
+        assert sampler.process is not None
+        info = await sampler.process.policy(self._policy).info()
+        return msgspec.structs.replace(info, version=self.version, max_concurrency=self._shared.max_concurrency)
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        """See `Engine.generate`. A request whose engine is lost is sampled again from its beginning by another, as long
+        as nothing of it was given out."""
+        shared = self._shared
+        if params.seed is None:
+            params = msgspec.structs.replace(params, seed=shared.seeds.next())
+        key = params.owner or prompt_ids[:64].tobytes().hex()
+        for tried in range(1, TRIES + 1):
+            sampler = await shared.fleet.pick(key)
+            given = False
+            try:
+                async with aclosing(self._sample(sampler, prompt_ids, params, stream)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                return
+            except BackendDied as lost:
+                sampler.ready.clear()
+                if given or tried == TRIES:
+                    raise EngineError(f"A request was lost with its engine, after {tried} tries. {lost}") from lost
+                await asyncio.sleep(0)
+
+    async def _sample(
+        self, sampler: Sampler, prompt_ids: Int32Array, params: SamplingParams, stream: bool
+    ) -> AsyncGenerator[Chunk, None]:
+        """One try on one engine."""
+        if sampler.process is None:
+            raise BackendDied(f"{sampler.name} has just ended.")
+        counters, cached = self._shared.counters, 0
+        sampler.running += 1
+        counters.begin()
+        try:
+            handle = sampler.process.policy(self._policy)
+            async with aclosing(handle.generate(prompt_ids, params, stream=stream)) as chunks:
+                async for chunk in chunks:
+                    counters.sampled += len(chunk.ids)
+                    cached = max(cached, chunk.cached_tokens)
+                    yield chunk
+            sampler.served += 1
+            counters.cached += cached
+            counters.prefilled += len(prompt_ids) - cached
+        finally:
+            sampler.running -= 1
+            counters.end()

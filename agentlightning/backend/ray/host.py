@@ -1,0 +1,105 @@
+"""The process on a machine of the cluster in which an engine or a rank of the learner lives, as a Ray actor.
+
+Ray starts it and says when it ended; what it computes it is told over a socket, as the embedded backend's processes
+are. Files go through Ray's object store.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import secrets
+import shutil
+import socket
+from pathlib import Path
+
+from agentlightning.backend.ray.cluster import this_machine
+from agentlightning.backend.ray.folder import Packed, checksums, pack, set_base, unpack
+
+WAIT_SECONDS = 300.0
+"""How long it waits for whoever tells it what to do."""
+
+
+class Host:
+    """An actor: `listen`, then `serve` or `follow`, which last as long as the work does."""
+
+    def __init__(self, name: str, level: int, folder: str) -> None:
+        """`folder` is for files on their way, of the same name on every machine."""
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+        self._name = name
+        self._key = secrets.token_hex(32)
+        self._door: socket.socket | None = None
+        self._folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return self._name  # what Ray puts before each line that it prints
+
+    def listen(self, host: str | None = None) -> tuple[str, int, str, int]:
+        """Where it waits, what it must be shown first, and its process. None: at this machine's address."""
+        host = host or this_machine()
+        self._door = socket.create_server((host, 0))
+        return host, self._door.getsockname()[1], self._key, os.getpid()
+
+    def serve(self) -> int:
+        """Be a model process; 1 where the policies could not be loaded."""
+        from agentlightning.backend.embedded.serve import serve
+
+        return serve(self._accept(), in_a_process=True)
+
+    def follow(self) -> int:
+        """Be a further rank of the learner."""
+        from agentlightning.backend.embedded.ranks import follow
+
+        follow(self._accept())
+        return 0
+
+    def has(self, path: str, sums: dict[str, str]) -> bool:
+        """Whether the very same folder is on this machine."""
+        return Path(path).is_dir() and checksums(Path(path)) == sums
+
+    def pack(self, name: str) -> Packed:
+        """A folder of its own, which is then gone."""
+        packed = pack(self._folder / name)
+        shutil.rmtree(self._folder / name)
+        return packed
+
+    def unpack(self, packed: Packed, name: str, base: str | None = None) -> None:
+        """Write files into a folder of its own; an adapter in it stands on `base`."""
+        unpack(packed, self._folder / name)
+        if base is not None:
+            set_base(self._folder / name, base)
+
+    def remove(self, name: str = "") -> None:
+        """A folder of its own, or all of them."""
+        shutil.rmtree(self._folder / name, ignore_errors=True)
+
+    def _accept(self) -> socket.socket:
+        """The connection of whoever knows the key."""
+        assert self._door is not None
+        with self._door as door:
+            door.settimeout(WAIT_SECONDS)
+            while True:
+                sock, _ = door.accept()
+                sock.settimeout(WAIT_SECONDS)
+                if hmac.compare_digest(_read(sock, len(self._key)), self._key.encode()):
+                    break
+                sock.close()
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
+
+
+class LearnerRank(Host):
+    """So that Ray shows what it is."""
+
+
+class EngineProcess(Host):
+    """So that Ray shows what it is."""
+
+
+def _read(sock: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count and (more := sock.recv(count - len(data))):
+        data += more
+    return data

@@ -1,0 +1,66 @@
+"""What users set of the Ray backend, with `backend_options`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from agentlightning.errors import ConfigError
+
+Layout = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+"""How Ray lays what it places over the machines: close together, or apart."""
+
+
+class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Each is a key of `backend_options`."""
+
+    address: str | None = None
+    """Of a cluster that this machine is part of: "auto" or host:port. None: what RAY_ADDRESS says, or else a cluster of
+    this machine alone that is started for the run."""
+    engines: int = 1
+    """Engine processes; each holds the whole model."""
+    cpus_per_rank: float = 1.0
+    """CPUs that Ray counts for one rank of the learner; it computes with so many threads."""
+    cpus_per_engine: float = 1.0
+    cpus_per_runner: float = 1.0
+    gpus_per_rank: float | None = None
+    """None: one where the cluster has GPUs and `device` is not "cpu"."""
+    gpus_per_engine: float | None = None
+    """None: as many as a rank has."""
+    placement: Layout = "PACK"
+    """How ranks and engines are laid over the machines."""
+    wait_seconds: float = 60.0
+    """How long to wait for room: a cluster may be busy, or grow."""
+    start_seconds: float = 600.0
+    """How long a process may take to load the model."""
+    restarts: int = 3
+    """How often in a row an engine or a runner that dies is started again, before the run is stopped."""
+    object_store_memory: int | None = None
+    """Bytes of shared memory of a cluster that is started here; published weights go through it. None: Ray's choice."""
+    runtime_env: dict[str, Any] = {}
+    """What the processes need that the machines do not have; see Ray's documentation of runtime environments."""
+
+
+def parse_options(given: Mapping[str, Any]) -> RayOptions:
+    """Raises ConfigError for what is no option, or cannot be."""
+    try:
+        options = msgspec.convert(dict(given), RayOptions, strict=True)
+    except msgspec.ValidationError as error:
+        known = ", ".join(RayOptions.__struct_fields__)
+        raise ConfigError(f"backend_options of the ray backend: {error}. There are: {known}.") from None
+    cpus = (options.cpus_per_rank, options.cpus_per_engine, options.cpus_per_runner)
+    gpus = (options.gpus_per_rank or 0, options.gpus_per_engine or 0)
+    checks = {
+        "engines must be 1 or more": options.engines >= 1,
+        "cpus and gpus cannot be negative": min(*cpus, *gpus) >= 0,
+        "wait_seconds and start_seconds must be above 0": min(options.wait_seconds, options.start_seconds) > 0,
+        "restarts cannot be negative": options.restarts >= 0,
+        "object_store_memory is of a cluster that is started here, so with an address it would have no effect": (
+            options.address is None or options.object_store_memory is None
+        ),
+    }
+    if broken := [message for message, holds in checks.items() if not holds]:
+        raise ConfigError(f"backend_options of the ray backend: {'; '.join(broken)}.")
+    return options

@@ -1,0 +1,148 @@
+"""Runners as asynchronous Ray actors on the machines of a cluster, each with many rollouts at once.
+
+They are runners elsewhere like any other: they reach the store's server and the gateway over HTTP. Here is only how
+they get there, and that one that ends is named and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentlightning.backend.ray.cluster import Placement, reserve, this_machine, why
+from agentlightning.backend.ray.options import RayOptions
+from agentlightning.backend.ray.room import Need
+from agentlightning.errors import AgentLightningError, message_of
+from agentlightning.runner.remote import Address, serve_rollouts
+from agentlightning.runner.sending import Sent
+from agentlightning.tracer import Tracer
+from agentlightning.types import Hook
+
+logger = logging.getLogger(__name__)
+
+_LIVED_SECONDS = 30.0
+"""A runner that ran for so long before it ended did not die of its start."""
+_PAUSE_SECONDS = 1.0
+_AT_ONCE = 8
+"""Calls of the actor, of which one lasts; its rollouts are counted by `concurrency`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a runner is given."""
+
+    agent: Sent
+    hooks: Sequence[Hook]
+    tracer: Tracer
+    concurrency: int
+    max_rollouts: int | None
+
+
+class RunnerActor:
+    """In the actor's process."""
+
+    def __init__(self, name: str, level: int, path: Sequence[str]) -> None:
+        logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
+        sys.path += [place for place in path if place not in sys.path]  # behind this machine's own places
+        self._name = name
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def where(self) -> str:
+        return f"{self._name} (process {os.getpid()} on {this_machine()})"
+
+    async def run(self, work: Work, address: Address) -> None:
+        """Claim and run rollouts until it has done its `max_rollouts` or is ended."""
+        await serve_rollouts(
+            work.agent.agent(),
+            address,
+            stop=asyncio.Event(),
+            hooks=work.hooks,
+            tracer=work.tracer,
+            concurrency=work.concurrency,
+            max_rollouts=work.max_rollouts,
+        )
+
+
+class RunnerActors:
+    """`start` when the store is served, `watch` beside the algorithm; `pause` before the store goes; then `stop`."""
+
+    def __init__(self, count: int, work: Work, options: RayOptions) -> None:
+        self._count = count
+        self._work = work
+        self._options = options
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, address: Address) -> None:
+        """Place the runners; they begin to claim."""
+        self._task = asyncio.create_task(self._keep_all(address))
+
+    async def pause(self) -> None:
+        """End them; another `start` may follow."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def watch(self) -> None:
+        """Returns when all have done their `max_rollouts`. Raises AgentLightningError when one keeps dying, ConfigError
+        when there is no room for them."""
+        if self._task is not None:
+            await self._task
+
+    async def stop(self) -> None:
+        """End them all. Idempotent."""
+        await self.pause()
+
+    async def _keep_all(self, address: Address) -> None:
+        need = Need("runner", self._count, {"CPU": self._options.cpus_per_runner})
+        placement = await reserve([need], self._options, "SPREAD")
+        try:
+            async with asyncio.TaskGroup() as keeping:
+                for number in range(self._count):
+                    keeping.create_task(self._keep(placement, number, address))
+        except BaseExceptionGroup as several:
+            raise several.exceptions[0] from None
+        finally:
+            await placement.give_back()
+
+    async def _keep(self, placement: Placement, number: int, address: Address) -> None:
+        """One runner, started again when it dies."""
+        from ray.exceptions import RayActorError, RayTaskError  # pyright: ignore[reportMissingImports]
+
+        deaths, loop = 0, asyncio.get_running_loop()
+        while True:
+            name, began = f"runner {number}", loop.time()
+            level = logging.getLogger().getEffectiveLevel()
+            actor = placement.place(RunnerActor, number, name, level, list(sys.path), at_once=_AT_ONCE)
+            try:
+                name = await actor.where.remote()
+                await actor.run.remote(self._work, address)
+                return
+            except RayTaskError as error:
+                raise AgentLightningError(f"{name} failed: {message_of(error.cause)}") from error
+            except RayActorError as error:
+                deaths = 1 if loop.time() - began > _LIVED_SECONDS else deaths + 1
+                if deaths > self._options.restarts:
+                    raise AgentLightningError(
+                        f"{name} ended {deaths} times soon after its start, last: {why(error)}"
+                    ) from error
+                logger.warning(
+                    "%s ended: %s It is started again; what it had claimed is handed out again.", name, why(error)
+                )
+                await asyncio.sleep(_PAUSE_SECONDS)
+            finally:
+                _end(actor)
+
+
+def _end(actor: Any) -> None:
+    import ray  # pyright: ignore[reportMissingImports]
+
+    if ray.is_initialized():
+        ray.kill(actor)

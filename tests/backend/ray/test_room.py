@@ -1,0 +1,77 @@
+"""What the Ray backend says before there is a cluster: room, options, a package that is not there."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentlightning.backend import ModelSpec, check_backend
+from agentlightning.backend.ray.backend import cpus_of
+from agentlightning.backend.ray.cluster import connected
+from agentlightning.backend.ray.folder import Packed, pack, unpack
+from agentlightning.backend.ray.options import RayOptions
+from agentlightning.backend.ray.room import Need, has_room, too_small
+from agentlightning.errors import ConfigError, ModelError
+
+RANKS, ENGINE = Need("learner rank", 2, {"CPU": 1, "GPU": 1}), Need("engine", 1, {"CPU": 2})
+
+
+@pytest.mark.parametrize(
+    ("machines", "apart", "fits"),
+    [
+        ([{"CPU": 4, "GPU": 2}], False, True),
+        ([{"CPU": 4, "GPU": 1}], False, False),
+        ([{"CPU": 1, "GPU": 1}, {"CPU": 1, "GPU": 1}, {"CPU": 2}], True, True),
+        ([{"CPU": 1, "GPU": 1}, {"CPU": 3, "GPU": 1}], True, False),
+        ([{"CPU": 3, "GPU": 1}, {"CPU": 1, "GPU": 1}], False, True),
+        ([{"CPU": 2, "GPU": 1}, {"CPU": 1, "GPU": 1}], False, False),
+        ([], False, False),
+    ],
+)
+def test_what_finds_a_place(machines: list[dict[str, float]], apart: bool, fits: bool) -> None:
+    assert has_room([RANKS, ENGINE], machines, apart=apart) is fits
+
+
+def test_what_asks_for_nothing_counts_a_bit() -> None:
+    assert Need("runner", 3, {"CPU": 0}).bundles() == [{"CPU": 0.001}] * 3
+
+
+def test_too_small_says_what_it_needs_and_what_is_there() -> None:
+    words = too_small([RANKS, ENGINE], [{"CPU": 2}, {"CPU": 8, "GPU": 1}], {"CPU": 3, "GPU": 1}, hint="Wait.")
+    assert "2 × learner rank with 1 CPU, 1 GPU and 1 × engine with 2 CPU" in words
+    assert "2 machines (2 CPU; 8 CPU, 1 GPU), of which 3 CPU, 1 GPU are free. Wait." in words
+
+
+def test_options() -> None:
+    check_backend("ray", {"engines": 2, "address": "auto", "placement": "SPREAD"})
+    for wrong in ({"engine": 2}, {"engines": 0}, {"placement": "APART"}, {"address": "auto", "object_store_memory": 1}):
+        with pytest.raises(ConfigError, match="backend_options of the ray backend"):
+            check_backend("ray", wrong)
+    options = {"engines": 3, "cpus_per_engine": 2, "cpus_per_rank": 4}
+    assert cpus_of(ModelSpec(model="calc", ranks=2, backend_options=options)) == 14
+
+
+async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"needs the package 'ray'.*\[ray\]"):
+        async with connected(RayOptions(), cpus=1):
+            pass
+
+
+def test_files_arrive_as_they_were_or_not_at_all(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(b"\x00\x01\x02")
+    (tmp_path / "model" / "empty").touch()
+    packed = pack(tmp_path / "model")
+    unpack(packed, tmp_path / "there")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "there").iterdir()} == {
+        "weights": b"\x00\x01\x02",
+        "empty": b"",
+    }
+    damaged = Packed({**packed.files, "weights": np.array([0, 1, 3], dtype=np.uint8)}, packed.checksums)
+    with pytest.raises(ModelError, match=r"damaged on their way.*weights"):
+        unpack(damaged, tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
