@@ -97,6 +97,9 @@ def optimize_agent(
     texts = [name for name, prompt in prompts.items() if not isinstance(prompt, Demonstrations)]
     if texts and critic_url is None and endpoint is None:
         raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
+    put_in = [name for name, prompt in prompts.items() if prompt.literal]
+    if put_in and endpoint is None:
+        raise ConfigError(f"The gateway puts in {', '.join(put_in)}: give --endpoint, so that calls go through it.")
     key = not_empty(api_key, "--api-key")
     kind = KINDS[algorithm]
     known = [f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND]

@@ -78,6 +78,7 @@ def test_prompts_that_are_not_there(given: Any, says: str) -> None:
     ("given", "says"),
     [
         ({"critic_url": None}, "no critic"),
+        ({"prompts": {"shown": agl.Demonstrations()}}, "puts in shown: give --endpoint"),
         ({"prices": "1,x"}, "up to four numbers"),
         ({"settings": ["beam_size=3"]}, "beam_width"),
         ({"budget": {"rollouts": None, "critic_tokens": None, "cost": 1.0}}, "prices"),
