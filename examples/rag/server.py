@@ -1,0 +1,29 @@
+"""Retrieval as an MCP server over stdio: `python server.py corpus.jsonl`. Any other server takes its place."""
+
+import json
+import sys
+from pathlib import Path
+
+try:
+    from mcp.server.fastmcp import FastMCP
+except ImportError:  # mcp 2, where it has another name
+    from mcp.server.mcpserver import MCPServer as FastMCP
+
+sys.path.insert(0, str(Path(__file__).parent))
+from bm25 import Index
+
+SHOWN = 3
+server = FastMCP("retrieval", log_level="WARNING")
+documents = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
+index = Index([f"{document['title']} {document['text']}" for document in documents])
+
+
+@server.tool(description="Finds documents.", structured_output=False)
+def search(query: str) -> str:
+    """The best documents, a line each."""
+    found = [documents[n]["text"] for n in index.best(query, SHOWN)]
+    return "\n".join(found) or "nothing found"
+
+
+if __name__ == "__main__":
+    server.run()

@@ -1,0 +1,93 @@
+"""`examples/rag` with the real Agents SDK and its MCP server, before an engine that searches as the question wants:
+documents come as tool results, every call goes on from the tokens of the one before, every token is the sampled one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
+from agentlightning.gateway import Gateway
+from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import Outcome
+from agentlightning.types.call import Int32Array
+from agentlightning.types.reward import find_final_reward
+from examples.rag.corpus import make_world, write_data
+from tests.clients.conftest import WitnessedEngine, World, carried_out
+
+pytestmark = [
+    pytest.mark.clients,
+    pytest.mark.timeout(240),
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.filterwarnings("default"),  # other people's packages
+]
+
+TASKS = 10
+
+
+class SearchingEngine:
+    """Searches for what it found last, and answers. Log-probs are made up, each time others."""
+
+    def __init__(self, engine: Engine, tokenizer: Any) -> None:
+        self._engine, self._tokenizer, self._random = engine, tokenizer, np.random.default_rng(0)
+
+    async def info(self) -> EngineInfo:
+        return msgspec.structs.replace(await self._engine.info(), max_context=4096)
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        said = _say(self._tokenizer.decode(prompt_ids.tolist(), skip_special_tokens=False))
+        ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
+        logprobs = -self._random.random(len(ids), dtype=np.float32)
+        yield Chunk(
+            ids=np.array(ids, dtype=np.int32),
+            logprobs=logprobs,
+            plain_logprobs=logprobs,
+            version=0,
+            finish_reason="stop",
+        )
+
+
+def _say(prompt: str) -> str:
+    """It knows only what stands in the documents that it was given."""
+    firm = re.findall(r"the founder of (\w+ \w+)", prompt)[0]
+    founder = re.findall(rf"{firm} makes \w+\. It was founded by (\w+ \w+)\.", prompt)
+    town = re.findall(rf"{founder[0]} was born in (\w+)\.", prompt) if founder else []
+    if town:
+        return f"<answer>{town[0]}</answer>"
+    query = founder[0] if founder else firm
+    return f'<tool_call>\n{{"name": "search", "arguments": {json.dumps({"query": query})}}}\n</tool_call>'
+
+
+async def test_documents_are_tool_results_and_calls_go_on_from_each_other(world: World, tmp_path: Path) -> None:
+    pytest.importorskip("agents.mcp", reason="the Agents SDK is not installed here: examples/rag/requirements.txt")
+    from examples.rag.rag_agent import rag_agent, servers
+
+    tasks = [t for t in write_data(tmp_path)["train"] if t["question"].startswith("Where was the founder of")][:TASKS]
+    engine = WitnessedEngine(SearchingEngine(world.process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
+    store = InMemoryLightningStore()
+    gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
+    try:
+        run = await carried_out(rag_agent, tasks, engine, store, gateway)
+    finally:
+        for server in servers.values():
+            await server.cleanup()
+        servers.clear()
+    assert {r.attempt.outcome for r in run.rollouts} == {Outcome.OK}, {r.attempt.error for r in run.rollouts}
+    assert [find_final_reward(run.spans[r.rollout_id]) for r in run.rollouts] == [1.0] * TASKS
+    assert {call.info.agent for call in run.all_calls()} == {"researcher"}
+    assert run.exact() == len(run.all_calls()) == 3 * TASKS
+    assert run.continued() == 2 * TASKS
+    assert {task["answer"] for task in tasks} <= set(make_world().births.values())
