@@ -15,7 +15,7 @@ from agentlightning.models import resolve_model
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 
-def make_experts(folder: Path) -> str:
+def make_experts(folder: Path, head_dim: int = 16) -> str:
     """A random Qwen3-MoE of two layers with eight experts, two for each token, and the calculator's tokenizer."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -34,6 +34,7 @@ def make_experts(folder: Path) -> str:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
+        head_dim=head_dim,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         initializer_range=0.2,
