@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import itertools
 import re
@@ -77,7 +78,11 @@ def load_agent(reference: str) -> LitAgent[Any]:
         raise ConfigError(f"{path} cannot be loaded: {_what_it_raised(error)}") from error
     found = vars(module).get(name)
     if found is None:
-        raise ConfigError(f"{path} has no '{name}' at its top level.")
+        known = [
+            n for n, v in vars(module).items() if (callable(v) or isinstance(v, LitAgent)) and not n.startswith("_")
+        ]
+        meant = difflib.get_close_matches(name, known, n=1)
+        raise ConfigError(f"{path} has no '{name}' at its top level.{f' Did you mean {meant[0]!r}?' if meant else ''}")
     if isinstance(found, type) and issubclass(found, LitAgent):
         found = found()
     return as_agent(found)

@@ -134,7 +134,8 @@ def location_of(run: Path) -> Location:
     """The store of a run's folder, or a store's file. Raises ConfigError where there is none."""
     file = run / STORE_FILE if run.is_dir() else run
     if not file.is_file():
-        raise ConfigError(f"There is no store '{file}'. Give a run's folder, or the file of a store.")
+        where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
+        raise ConfigError(f"There is no store {where}. Give a run's folder, or the file of a store.")
     return Location(file, None)
 
 

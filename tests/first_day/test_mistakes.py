@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.cli.example import load_agent
+from agentlightning.cli.store import location_of
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.runner.endings import Ending, with_gateway
@@ -181,3 +183,14 @@ def test_a_judge_that_refuses_is_no_failure_of_the_agent() -> None:
 def test_names(name: str, meant: str) -> None:
     with pytest.raises(AttributeError, match=f"Did you mean: '{meant}'"):
         getattr(agl, name)
+
+
+def test_an_agent_that_is_spelled_otherwise(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def agent(task, llm):\n    return 1.0\n")
+    with pytest.raises(agl.ConfigError, match=r"mine\.py has no 'agnet' at its top level\. Did you mean 'agent'\?"):
+        load_agent(f"{tmp_path / 'mine.py'}:agnet")
+
+
+def test_a_folder_without_a_run(tmp_path: Path) -> None:
+    with pytest.raises(agl.ConfigError, match=r"no store in '.+': it has no store\.db\. Give a run's folder"):
+        location_of(tmp_path)
