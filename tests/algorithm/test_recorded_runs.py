@@ -74,7 +74,7 @@ def hundred(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def test_there_are_real_runs_of_each_kind() -> None:
     assert {run["kind"] for run in RUNS} >= {"healthy", "rate 0", "chance", "flat"}
-    assert len(of_kind("healthy")) >= 30
+    assert len(of_kind("healthy")) >= 35
     assert len({run["algorithm"] for run in of_kind("healthy")}) >= 7
     assert all(run["held_out"][1] - run["held_out"][0] >= 0.1 for run in of_kind("healthy"))
 
