@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-AT_ONCE = 2
+AT_ONCE = 4
 """Pieces of work of one attempt in each pass of the event loop."""
 
 

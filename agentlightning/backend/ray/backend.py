@@ -7,6 +7,9 @@
 Ray places processes, says when one ended, and carries files; what is computed is told over sockets.
 """
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

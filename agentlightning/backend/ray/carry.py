@@ -1,5 +1,8 @@
 """Models on their way to the machines that load them: a folder that is not there, or is another, is carried over."""
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

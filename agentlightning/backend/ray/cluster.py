@@ -1,5 +1,8 @@
 """The cluster: connected to, or started on this machine; what has room on it, and the processes placed there."""
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """A model process on a machine of the cluster, as the main process sees it."""
 
+# Where Ray is not installed, pyright takes the folder of this file for it.
+# pyright: reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import asyncio
