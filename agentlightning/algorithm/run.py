@@ -284,8 +284,8 @@ class TrainingRun:
     async def _validation(self, dataset: Dataset[Any]) -> dict[str, float | None]:
         """What the validation tasks were worth, see `measures.of_validation`; no number if the user stopped it."""
         step, settings = self.done, self.settings
-        pool = [] if self._schedule.opponents is None else self._schedule.opponents.pool
-        against = {"opponent": settings.frozen, "seat": 0, "pool": pool} if settings.plays else {}
+        opponents = self._schedule.opponents if settings.plays else None
+        against = {} if opponents is None else {"opponent": settings.frozen, "seat": 0, "pool": opponents.pool}
         requests = [
             EnqueueRolloutRequest(
                 input=dataset[i],

@@ -60,6 +60,7 @@ def _part_of(batch: PackedBatch, kept_N: np.ndarray, entries_E: np.ndarray) -> P
         advantages_E=batch.advantages_E[entries_E],
         weights_E=batch.weights_E[entries_E],
         temperature_E=batch.temperature_E[entries_E],
+        kept_EK=None if batch.kept_EK is None else batch.kept_EK[entries_E],
     )
 
 

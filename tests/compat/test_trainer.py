@@ -90,7 +90,7 @@ def test_a_strategy_of_then_says_how_many_runners() -> None:
     described: Any = {"type": "cs", "n_runners": 4}
     trainer = agl.Trainer(strategy=described)
     assert (trainer.n_runners, trainer.strategy.runners) == (4, "processes")
-    with pytest.raises(agl.ConfigError, match="'inline', 'processes' or 'remote'"):
+    with pytest.raises(agl.ConfigError, match="'inline', 'processes', 'ray' or 'remote'"):
         agl.Trainer(strategy="ipc")
 
 

@@ -155,7 +155,7 @@ def test_settings(settings: dict[str, Any], words: str) -> None:
         ({"concurrency": 0}, "must be at least 1"),
         ({"tracer": "otel"}, "agl.OtelTracer()"),
         ({"store": "sqlite"}, "agl.SqliteLightningStore('store.db')"),
-        ({"strategy": "threads"}, "'inline', 'processes' or 'remote'"),
+        ({"strategy": "threads"}, "'inline', 'processes', 'ray' or 'remote'"),
         ({"resume": "none"}, "no checkpoint to resume from in none"),
         ({"hooks": print}, "which is no Hook"),
     ],

@@ -72,7 +72,8 @@ def rows_of(batch: PackedBatch) -> set[tuple[int, ...]]:
 def widened(batch: PackedBatch, times: int) -> PackedBatch:
     """The batch so many times, as trees of their own."""
     nodes, segments = len(batch.ids_N), len(batch.starts_S)
-    many = {name: np.tile(getattr(batch, name), times) for name in batch.__struct_fields__ if name != "returns_E"}
+    given = {name: value for name in batch.__struct_fields__ if (value := getattr(batch, name)) is not None}
+    many = {name: np.concatenate([value] * times) for name, value in given.items()}
     shift = np.arange(times, dtype=np.int32)
     many["starts_S"] += np.repeat(shift * nodes, segments)
     many["parents_S"] = np.where(many["parents_S"] < 0, -1, many["parents_S"] + np.repeat(shift * segments, segments))

@@ -184,8 +184,8 @@ def test_options_of_a_backend_without_any_are_refused() -> None:
         check_backend("embedded", {"replicas": 2})
 
 
-OF_OTHERS = {"top_logprobs", "grammar", "owner", "stop", "stop_token_ids", "seed", "max_tokens"}
-"""Named otherwise in the body, or always there."""
+OF_OTHERS = {"top_logprobs", "grammar", "owner", "stop", "stop_token_ids", "seed", "max_tokens", "keeps"}
+"""Named otherwise in the body, always there, or of the embedded engine alone."""
 
 
 @pytest.mark.parametrize("name", [f for f in SamplingParams.__struct_fields__ if f not in OF_OTHERS])
