@@ -17,7 +17,7 @@ import itertools
 import logging
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -115,10 +115,14 @@ class RayBackend(EmbeddedBackend):
 
     async def _clean_up(self, hosts: Sequence[Placed]) -> None:
         """Leave nothing on the machines; those that are gone have nothing to clean."""
+        await self._remove_files(hosts)
+        for host in hosts:
+            host.end()
+
+    async def _remove_files(self, hosts: Iterable[Placed]) -> None:
         for host in hosts:
             with suppress(AgentLightningError):
                 await host.ask("remove")
-            host.end()
 
     async def _start_sampling(self, stack: AsyncExitStack, placement: Placement) -> None:
         """Engines with the learner's weights."""
@@ -134,6 +138,12 @@ class RayBackend(EmbeddedBackend):
                 await self._pack_weights(alias, (await self.learner(alias).info()).version)
         stack.push_async_callback(fleet.close)
         await fleet.start()
+
+        async def remove_files() -> None:
+            engines = [sampler.host for sampler in samplers if sampler.host is not None]
+            await self._remove_files([*self._hosts, *engines])
+
+        stack.push_async_callback(remove_files)  # first of all, while there is who can
 
     def _sampler(self, placement: Placement, number: int) -> Sampler:
         name = f"engine {number}"
