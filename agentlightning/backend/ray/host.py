@@ -19,6 +19,8 @@ from agentlightning.backend.ray.folder import Packed, checksums, pack, set_base,
 
 WAIT_SECONDS = 300.0
 """How long it waits for whoever tells it what to do."""
+KEY_SECONDS = 10.0
+"""How long whoever connects may take to show the key."""
 
 
 class Host:
@@ -81,8 +83,14 @@ class Host:
             door.settimeout(WAIT_SECONDS)
             while True:
                 sock, _ = door.accept()
-                sock.settimeout(WAIT_SECONDS)
-                if hmac.compare_digest(_read(sock, len(self._key)), self._key.encode()):
+                sock.settimeout(KEY_SECONDS)
+                try:
+                    shown = _read(sock, len(self._key))
+                except (
+                    OSError
+                ):  # whoever says nothing, or hangs up, must not end the wait for the one who knows the key
+                    shown = b""
+                if hmac.compare_digest(shown, self._key.encode()):
                     break
                 sock.close()
         sock.settimeout(None)
