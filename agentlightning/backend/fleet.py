@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Sequence
-from typing import Generic, NoReturn, Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
-from agentlightning.errors import AgentLightningError, BackendDied, message_of
+from agentlightning.errors import AgentLightningError, BackendDied, EngineError, message_of
 
 SLACK = 4
 """So many more requests than the least busy replica may one have, before what belongs to it goes elsewhere."""
@@ -93,3 +94,19 @@ class Fleet(Generic[Replica]):
         await asyncio.wait(self._tasks)
         causes = [message_of(e) for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
         return "\n".join(causes) or "All engines were stopped."
+
+
+async def first_end(*watches: Coroutine[Any, Any, NoReturn]) -> NoReturn:
+    """Wait until the first of them raises, and raise that; the others are cancelled."""
+    ends = [asyncio.create_task(watch) for watch in watches]
+    try:
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for end in ends:
+            if end.done():
+                end.result()
+        raise EngineError("The backend ended.")
+    finally:
+        for end in ends:
+            end.cancel()
+            with suppress(asyncio.CancelledError, EngineError):
+                await end

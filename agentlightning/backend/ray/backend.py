@@ -29,7 +29,7 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.embedded.protocol import Pause, Reseed, Resume
-from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.fleet import Fleet, first_end
 from agentlightning.backend.ray.carry import carried
 from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
 from agentlightning.backend.ray.engine import RayEngine, Sampling
@@ -41,7 +41,7 @@ from agentlightning.backend.ray.sampler import Sampler
 from agentlightning.backend.ray.server import Placed, RayServer, arrived
 from agentlightning.backend.seeds import Seeds
 from agentlightning.engine.limits import MIN_CONTEXT
-from agentlightning.errors import AgentLightningError, BackendDied, EngineError
+from agentlightning.errors import AgentLightningError, BackendDied
 
 logger = logging.getLogger(__name__)
 
@@ -288,18 +288,7 @@ class RayBackend(EmbeddedBackend):
 
     async def watch(self) -> NoReturn:
         """Wait until a rank of the learner or the last engine ends by itself."""
-        ends = [asyncio.create_task(self.process.watch()), asyncio.create_task(self._shared.fleet.watch())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in ends:
-                if end.done():
-                    end.result()
-            raise EngineError("The backend ended.")
-        finally:
-            for end in ends:
-                end.cancel()
-                with suppress(asyncio.CancelledError, EngineError):
-                    await end
+        await first_end(self.process.watch(), self._shared.fleet.watch())
 
     async def stats(self) -> BackendStats:
         learner = await self.process.stats()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import tempfile
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,7 +14,7 @@ import msgspec
 from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.fleet import Fleet, first_end
 from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.command import Served, arguments, environment, is_on_cpu
 from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
@@ -26,7 +25,6 @@ from agentlightning.backend.vllm.publication import AdapterPublication, Publicat
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
-from agentlightning.errors import EngineError
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
 
@@ -167,18 +165,7 @@ class VLLMBackend(EmbeddedBackend):
 
     async def watch(self) -> NoReturn:
         """Wait until the learner's process or the last server ends by itself."""
-        ends = [asyncio.create_task(self.process.watch()), asyncio.create_task(self._shared.fleet.watch())]
-        try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for end in ends:
-                if end.done():
-                    end.result()
-            raise EngineError("The backend ended.")
-        finally:
-            for end in ends:
-                end.cancel()
-                with suppress(asyncio.CancelledError, EngineError):
-                    await end
+        await first_end(self.process.watch(), self._shared.fleet.watch())
 
     async def stats(self) -> BackendStats:
         learner = await self.process.stats()
