@@ -25,6 +25,6 @@ async def connect_to_ray(stack: AsyncExitStack, algorithm: Algorithm, runners: i
     options = ray_options(algorithm)
     cpus = runners * options.cpus_per_runner
     if isinstance(algorithm, TrainingSettings) and algorithm.backend == "ray":
-        cpus += algorithm.ranks * options.cpus_per_rank + options.engines * options.cpus_per_engine
+        cpus += options.cpus(algorithm.ranks)
     cluster = await stack.enter_async_context(connected(options, cpus=cpus))
     return cluster.host

@@ -35,7 +35,7 @@ from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, con
 from agentlightning.backend.ray.engine import RayEngine, Sampling
 from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
 from agentlightning.backend.ray.host import EngineProcess, Host, LearnerRank
-from agentlightning.backend.ray.options import RayOptions, parse_options
+from agentlightning.backend.ray.options import parse_options
 from agentlightning.backend.ray.room import Need
 from agentlightning.backend.ray.sampler import Sampler
 from agentlightning.backend.ray.server import Placed, RayServer, arrived
@@ -69,7 +69,9 @@ class RayBackend(EmbeddedBackend):
         for name in {self._settings.model, self._settings.learner.reference or self._settings.model}:
             await fetch(name)
         async with AsyncExitStack() as stack:
-            cluster = await stack.enter_async_context(connected(self._options, cpus=cpus_of(self._spec)))
+            cluster = await stack.enter_async_context(
+                connected(self._options, cpus=self._options.cpus(self._spec.ranks))
+            )
             placement = await reserve(self._needs(cluster), self._options, self._options.placement)
             stack.push_async_callback(placement.give_back)
             self._at = LOOPBACK if cluster.host == LOOPBACK else None
@@ -296,9 +298,3 @@ class RayBackend(EmbeddedBackend):
 
     async def close(self) -> None:
         await self._stack.aclose()
-
-
-def cpus_of(spec: ModelSpec) -> float:
-    """CPUs that Ray must count for the backend."""
-    options: RayOptions = parse_options(spec.backend_options)
-    return spec.ranks * options.cpus_per_rank + options.engines * options.cpus_per_engine

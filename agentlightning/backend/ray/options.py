@@ -42,6 +42,10 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     runtime_env: dict[str, Any] = {}
     """What the processes need that the machines do not have; see Ray's documentation of runtime environments."""
 
+    def cpus(self, ranks: int) -> float:
+        """What Ray must count for engines and a learner of so many ranks."""
+        return ranks * self.cpus_per_rank + self.engines * self.cpus_per_engine
+
 
 def parse_options(given: Mapping[str, Any]) -> RayOptions:
     """Raises ConfigError for what is no option, or cannot be."""

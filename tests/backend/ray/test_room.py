@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentlightning.backend import ModelSpec, check_backend
-from agentlightning.backend.ray.backend import cpus_of
+from agentlightning.backend import check_backend
 from agentlightning.backend.ray.cluster import connected
 from agentlightning.backend.ray.folder import Packed, pack, unpack
 from agentlightning.backend.ray.options import RayOptions
@@ -50,8 +49,7 @@ def test_options() -> None:
     for wrong in ({"engine": 2}, {"engines": 0}, {"placement": "APART"}, {"address": "auto", "object_store_memory": 1}):
         with pytest.raises(ConfigError, match="backend_options of the ray backend"):
             check_backend("ray", wrong)
-    options = {"engines": 3, "cpus_per_engine": 2, "cpus_per_rank": 4}
-    assert cpus_of(ModelSpec(model="calc", ranks=2, backend_options=options)) == 14
+    assert RayOptions(engines=3, cpus_per_engine=2, cpus_per_rank=4).cpus(ranks=2) == 14
 
 
 async def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
