@@ -261,7 +261,7 @@ def _detail(text: str) -> str:
 
 def _read(path: str | Path) -> list[Any]:
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise DataUploadError(f"The tasks in '{path}' cannot be read: {error.strerror}.") from error
     tasks: list[Any] = []

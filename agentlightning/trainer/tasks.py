@@ -35,7 +35,7 @@ def load_tasks(path: str | Path) -> list[Any]:
 
 def _lines(file: Path) -> list[Any]:
     tasks: list[Any] = []
-    for number, line in enumerate(file.read_text(encoding="utf-8-sig").splitlines(), 1):
+    for number, line in enumerate(file.read_text(encoding="utf-8-sig").split("\n"), 1):
         if line.strip():
             tasks.append(_value(line, file, number))
     if len(tasks) == 1 and isinstance(tasks[0], list):

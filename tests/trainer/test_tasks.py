@@ -19,6 +19,7 @@ from agentlightning.trainer.tasks import load_tasks
     [
         ("a.jsonl", '{"q": 1}\n\n"two"\n', [{"q": 1}, "two"]),
         ("a.jsonl", '\ufeff{"q": "ü"}\n', [{"q": "ü"}]),
+        ("a.jsonl", '{"q": "one\u2028two\x85three"}\n3\n', [{"q": "one\u2028two\x85three"}, 3]),
         ("a.json", '[{"q": 1},\n 2]', [{"q": 1}, 2]),
         ("a.csv", 'q,a\n"1, 2",3\n', [{"q": "1, 2", "a": "3"}]),
     ],
