@@ -186,7 +186,7 @@ class Demonstrations(_Literal):
     @field_validator("template")
     @classmethod
     def _is_messages(cls, text: str) -> str:
-        for line in filter(str.strip, text.splitlines()):
+        for line in filter(str.strip, text.split("\n")):
             _turn(line)
         return text
 
@@ -203,7 +203,7 @@ class Demonstrations(_Literal):
     def demonstrations(self) -> list[list[dict[str, str]]]:
         """The messages of each."""
         parts = re.split(r"\n\s*\n", self.template.strip())
-        return [[_turn(line) for line in part.splitlines()] for part in parts if part]
+        return [[_turn(line) for line in part.split("\n")] for part in parts if part]
 
     @property
     def messages(self) -> list[dict[str, str]]:

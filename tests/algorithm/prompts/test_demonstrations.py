@@ -46,6 +46,8 @@ def test_they_come_behind_the_system_prompt_in_each_wire_format(dialect: str, bo
 def test_the_text_holds_the_messages_and_nothing_else() -> None:
     two = agl.Demonstrations.of([[ASKED, ANSWERED], [QUESTION, {"role": "assistant", "content": "seven\n\nor 7"}]])
     assert two.demonstrations == [[ASKED, ANSWERED], two.messages[2:]]
+    said = [ASKED, {"role": "assistant", "content": "a line\u2028another\u0085and a third"}]
+    assert agl.Demonstrations.of([said]).messages == said
     for text in ('{"role": "system", "content": "x"}', "3 + 4", '{"role": "user"}'):
         with pytest.raises(agl.ConfigError, match="a line is"):
             agl.Demonstrations(template=text)
