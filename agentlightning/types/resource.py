@@ -215,7 +215,7 @@ def _turn(line: str) -> dict[str, str]:
     """A message of a line. Raises ValueError for anything else."""
     try:
         message: Any = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         message = {}
     whole = isinstance(message, dict) and set(message) == {"role", "content"}
     if not whole or message["role"] not in ("user", "assistant") or not isinstance(message["content"], str):

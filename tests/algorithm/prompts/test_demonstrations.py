@@ -48,7 +48,7 @@ def test_the_text_holds_the_messages_and_nothing_else() -> None:
     assert two.demonstrations == [[ASKED, ANSWERED], two.messages[2:]]
     said = [ASKED, {"role": "assistant", "content": "a line\u2028another\u0085and a third"}]
     assert agl.Demonstrations.of([said]).messages == said
-    for text in ('{"role": "system", "content": "x"}', "3 + 4", '{"role": "user"}'):
+    for text in ('{"role": "system", "content": "x"}', "3 + 4", '{"role": "user"}', "[" * 100_000):
         with pytest.raises(agl.ConfigError, match="a line is"):
             agl.Demonstrations(template=text)
 
