@@ -7,8 +7,9 @@ repeats its requests for a few seconds, several at once, and stops by itself.
 An attack takes processors from everybody, whatever it is aimed at. So each attack on the gateway is measured a second
 time with another gateway as its aim, a process that has nothing to do with the victim's ("p99 other"): what a short
 call waits then is the machine's doing, and what it waits beyond that is the gateway's. Ratios to a short call's p99
-with no attack are told for both ("x alone", "other"); with nobody attacking it is measured first and last. On a machine
-with as many idle processors as there are processes (five) the two agree, and the first is the one to judge by.
+with no attack are told for both ("x alone", "other"). With nobody attacking it is measured before each attack and after
+the last, and its p99 is that of all these calls: of one such time alone it varies as much as between attacks. On a
+machine with as many idle processors as there are processes (five) the two agree; the first is the one to judge by.
     python benchmarks/neighbours.py [--quick] [--json] [--only TEXT]
 """
 
@@ -281,14 +282,24 @@ async def run(quick: bool, only: str) -> dict[str, Any]:
 
     async def series(engine: Any, alone: str, *, on_engine: bool, aim: dict[str, str] | None = None) -> None:
         async with served(engine, rendering) as (store, gateway):
-            for name in [None, *(n for n, a in ATTACKS.items() if a.engine == on_engine and only in n)]:
-                rows[name or alone] = figures_of(await measured(store, gateway, name, seconds))
-                if name and aim:
+            calm: list[dict[str, Any]] = []
+
+            async def nobody() -> None:
+                await asyncio.sleep(1.0)  # what an attack has left behind has ended
+                calm.append(await measured(store, gateway, None, seconds))
+                waits = [wait for found in calm for wait in found["waits"]]
+                rows[alone] = figures_of({"waits": waits, "failures": sum(found["failures"] for found in calm)})
+
+            for name in [n for n, a in ATTACKS.items() if a.engine == on_engine and only in n]:
+                await nobody()
+                rows[name] = figures_of(await measured(store, gateway, name, seconds))
+                if aim:
                     elsewhere[name] = figures_of(await measured(store, gateway, name, seconds, aim))
-                row(name or alone, rows[name or alone], elsewhere.get(name or alone), rows[alone]["p99_ms"])
-            last = figures_of(await measured(store, gateway, None, seconds))
-            row(f"{alone}, again", last, None, rows[alone]["p99_ms"])
-            rows[alone]["p99_ms"] = (rows[alone]["p99_ms"] + last["p99_ms"]) / 2
+                row(name, rows[name], elsewhere.get(name), rows[alone]["p99_ms"])
+            await nobody()
+            row(alone, rows[alone], None, rows[alone]["p99_ms"])
+            each = ", ".join(f"{figures_of(found)['p99_ms']:.1f}" for found in calm)
+            print(f"{alone}: the p99 of each of the {len(calm)} times was {each} ms", flush=True)
 
     async with another() as aim:
         await series(Echo(rendering, MAX_CONTEXT), "nobody", on_engine=False, aim=aim)

@@ -317,6 +317,20 @@ class Soak:
             with suppress(OSError, ValueError, IndexError):
                 self.memory.append((time.monotonic() - began, _resident(self.site.pid)))
 
+    async def tell(self, began: float) -> None:
+        """A line of progress now and then, on standard error."""
+        while True:
+            await asyncio.sleep(max(5.0, self.seconds / 20))
+            passed, size = time.monotonic() - began, self.memory[-1][1] if self.memory else 0.0
+            struck = ", ".join(f"{name} {count}" for name, count in self.faults.items()) or "none yet"
+            print(
+                f"{passed:4.0f} s of {self.seconds:.0f}{'' if passed < self.seconds else ', waiting for the last'}: "
+                f"{sum(self.ended.values())} rollouts ended, {len(self.open)} open, {len(self.wrong)} lost or wrong; "
+                f"{size:.0f} MiB; faults: {struck}",
+                file=sys.stderr,
+                flush=True,
+            )
+
     def growth(self) -> float:
         """MiB by which the site's memory grew from the third quarter to the last."""
         quarters: list[list[float]] = [[], []]
@@ -346,17 +360,17 @@ async def soak(agents: int, seconds: float, think: float, faults: list[str]) -> 
         await run.start_site(again=False)
         run.crews = [run.start_crew(number) for number in range(PROCESSES)]
         began = time.monotonic()
-        beside = [asyncio.create_task(run.watch_memory(began))]
-        beside += [asyncio.create_task(run.strike(began, possible))] if possible else []
+        watching = [asyncio.create_task(run.watch_memory(began)), asyncio.create_task(run.tell(began))]
+        striking = [asyncio.create_task(run.strike(began, possible))] if possible else []
         loading = asyncio.create_task(run.load(began))
-        await asyncio.wait({loading, *beside[1:]}, return_when=asyncio.FIRST_EXCEPTION)
-        for task in beside[1:]:
+        await asyncio.wait({loading, *striking}, return_when=asyncio.FIRST_EXCEPTION)
+        for task in striking:
             if task.done():
                 task.result()
         await loading
-        for task in beside:
+        for task in (*watching, *striking):
             task.cancel()
-        await asyncio.gather(*beside, return_exceptions=True)
+        await asyncio.gather(*watching, *striking, return_exceptions=True)
         return run
     finally:
         run.end()

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
-from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.errors import StoreError
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
 from agentlightning.store.database import counters
@@ -56,7 +56,6 @@ from agentlightning.types import (
     Span,
     Worker,
 )
-from agentlightning.types.status import FINISHED_ROLLOUT
 
 T = TypeVar("T")
 _call = functools.partial
@@ -255,19 +254,12 @@ class SqlLightningStore:
         end = None if timeout is None else time.monotonic() + timeout
         with self._notifier.watcher(ids, any_of=any_of) as waiter:
             while True:
-                finished = await self._finished(ids)
+                finished = await self._db.read(lambda tx: rollouts.read_finished(tx, ids))
                 left = None if end is None else end - time.monotonic()
                 if len(finished) == len(ids) or (any_of and finished) or (left is not None and left <= 0):
                     return finished
                 self._notifier.forget(waiter, [rollout.rollout_id for rollout in finished])
                 await waiter.wait(left)
-
-    async def _finished(self, ids: Sequence[str]) -> Sequence[Rollout]:
-        found = await self._db.read(lambda tx: rollouts.read_many(tx, ids))
-        if len(found) < len(ids):
-            missing = next(rollout_id for rollout_id in ids if rollout_id not in found)
-            raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")
-        return [rollout for rollout in found.values() if rollout.status in FINISHED_ROLLOUT]
 
     # ---- spans and calls -------------------------------------------------------------------------------------------
 

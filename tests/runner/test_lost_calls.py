@@ -217,6 +217,18 @@ def test_a_journal_stays_short_while_somebody_is_always_in_it(tmp_path: Path) ->
     assert (found, list(unstored)) == (instance, [always])
 
 
+def test_who_comes_into_a_journal_as_it_is_shortened_stays_in_it(tmp_path: Path) -> None:
+    path, owners = tmp_path / "journal", [(f"ro-{number}", f"at-{number}") for number in range(20_000)]
+    journal = Journal(path)
+    journal.open()
+    journal.settle()
+    for owner in owners:
+        journal.hold(owner)
+    journal.close()
+    _, unstored = Journal(path).open()
+    assert list(unstored) == owners
+
+
 def test_a_journal_on_a_full_disk_refuses_answers_and_stops_nothing(tmp_path: Path) -> None:
     """Files of this process may not grow: what a full disk does to the one."""
     path, one, two = tmp_path / "journal", ("ro-1", "at-1"), ("ro-2", "at-2")

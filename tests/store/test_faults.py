@@ -211,6 +211,20 @@ async def test_a_step_of_the_clock_ends_no_attempt(
     await store.close()
 
 
+async def test_a_step_of_the_clock_ends_no_attempt_that_began_just_before_it(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=3600.0)
+    clocks = Clocks()
+    watchdog = Watchdog(lambda: clocks.steady)
+    await clocks.tick(store, watchdog)
+    claim = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=1800.0), worker_id="w")
+    clocks.steady, clocks.offset = clocks.steady + 0.5, 7200.0
+    await clocks.tick(store, watchdog)
+    attempt = await store.get_latest_attempt(claim.rollout_id)
+    assert attempt is not None
+    assert attempt.status is AttemptStatus.PREPARING
+    await store.close()
+
+
 async def test_what_is_queued_is_claimed_after_the_clock_was_set_back(tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=3600.0)
     clocks = Clocks()

@@ -76,14 +76,16 @@ class Journal:
 
         Raises StoreUnavailableError, and holds nothing, if the file cannot be written.
         """
-        if owner not in self._held:
-            try:
-                self._write(_line(_IN, owner))
-            except OSError as error:
-                raise StoreUnavailableError(
-                    f"The gateway's journal {self._path} cannot be written: {error.strerror}. Is the disk full?"
-                ) from error
-        self._held[owner] += 1
+        self._held[owner] += 1  # before its line is written, after which the file may be replaced by who is held
+        if self._held[owner] > 1:
+            return
+        try:
+            self._write(_line(_IN, owner))
+        except OSError as error:
+            del self._held[owner]
+            raise StoreUnavailableError(
+                f"The gateway's journal {self._path} cannot be written: {error.strerror}. Is the disk full?"
+            ) from error
 
     def release(self, owners: Iterable[Owner]) -> None:
         """So many answers of these attempts are stored, or nothing of them was seen."""

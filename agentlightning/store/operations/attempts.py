@@ -5,6 +5,7 @@ All functions take a transaction. Every change of status checks the transition t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,7 +14,7 @@ from sqlalchemy import bindparam, or_, select, update
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
 from agentlightning.store.database.schema import attempts, rollouts, spans
-from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
 from agentlightning.store.operations import lifecycle, workers
 from agentlightning.store.operations.codec import (
     ATTEMPT_FIELDS,
@@ -155,6 +156,19 @@ def load_rollout(tx: Transaction, rollout_id: str) -> RolloutState:
 def read(tx: Transaction, attempt_id: str) -> Attempt | None:
     row = tx.row(_select_attempt, {"attempt": attempt_id})
     return None if row is None else to_attempt(row)
+
+
+def read_many(tx: Transaction, attempt_ids: Sequence[str]) -> list[Attempt]:
+    """Those of the attempts that exist, in the order asked for."""
+    if len(attempt_ids) == 1:
+        one = read(tx, attempt_ids[0])
+        return [] if one is None else [one]
+    found: dict[str, Attempt] = {}
+    for start in range(0, len(attempt_ids), IDS_PER_QUERY):
+        chosen = attempts.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
+        read_now = [to_attempt(row) for row in tx.select(select(*ATTEMPT_COLUMNS).where(chosen))]
+        found.update((attempt.attempt_id, attempt) for attempt in read_now)
+    return [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
 
 
 def check_rollout(rollout: RolloutState, new: RolloutStatus, *, by_hand: bool = False) -> None:

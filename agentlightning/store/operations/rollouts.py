@@ -37,7 +37,7 @@ from agentlightning.types import (
     RolloutMode,
     RolloutStatus,
 )
-from agentlightning.types.status import FINISHED_ATTEMPT
+from agentlightning.types.status import FINISHED_ATTEMPT, FINISHED_ROLLOUT
 
 ROLLOUT_COLUMNS = [rollouts.c[name] for name in ROLLOUT_FIELDS]
 _SPLIT = len(ROLLOUT_FIELDS)
@@ -52,6 +52,7 @@ SELECT_WITH_ATTEMPT = select(*ROLLOUT_COLUMNS, *attempts.ATTEMPT_COLUMNS).join_f
     rollouts, attempts_table, rollouts.c.latest_attempt_id == attempts_table.c.attempt_id, isouter=True
 )
 """Rollouts with their latest attempts, for `to_either`."""
+_select_status = select(rollouts.c.rollout_id, rollouts.c.status)
 _select_both = Statement(SELECT_WITH_ATTEMPT.where(_by_id))
 
 
@@ -159,22 +160,22 @@ def start(tx: Transaction, new: NewRollout, worker_id: str | None, attempt_id: s
 
 def start_attempt(tx: Transaction, rollout_id: str, worker_id: str | None, attempt_id: str | None) -> AttemptedRollout:
     """Claim one certain rollout."""
-    if attempt_id is not None:
-        _check_free(tx, attempt_id, rollout_id)
-        if (claim := _repeat(tx, attempt_id)) is not None:
-            return claim
+    if attempt_id is not None and (taken := _check_free(tx, attempt_id, rollout_id)) is not None:
+        return _repeat(tx, taken)
     state = attempts.load_rollout(tx, rollout_id)
     row = tx.row(_select, {"rollout": rollout_id})
     assert row is not None
     return _start_attempt(tx, to_rollout(row), state, worker_id, attempt_id)
 
 
-def _check_free(tx: Transaction, attempt_id: str, rollout_id: str) -> None:
+def _check_free(tx: Transaction, attempt_id: str, rollout_id: str) -> Attempt | None:
+    """The attempt of this id, if the rollout has it. Raises `ConflictError` if another rollout has it."""
     taken = attempts.read(tx, attempt_id)
     if taken is not None and taken.rollout_id != rollout_id:
         raise ConflictError(
             f"Attempt '{attempt_id}' exists already, in rollout '{taken.rollout_id}'. Give each attempt its own id."
         )
+    return taken
 
 
 def _start_attempt(
@@ -204,10 +205,10 @@ def claim(
     claims: list[AttemptedRollout] = []
     fresh: list[str | None] = [None] * limit
     if attempt_ids is not None:
-        repeated = {attempt_id: _repeat(tx, attempt_id) for attempt_id in attempt_ids[:limit]}
-        claims = [found for found in repeated.values() if found is not None]
+        wanted = list(dict.fromkeys(attempt_ids[:limit]))
+        claims = [_repeat(tx, attempt) for attempt in attempts.read_many(tx, wanted)]
         # A repeated request gets what the first one got, not more: the other ids found an empty queue then.
-        fresh = [] if claims else list(repeated)
+        fresh = [] if claims else [*wanted]
     if fresh:
         for row, attempt_id in zip(_queued(tx, run_id, len(fresh)), fresh, strict=False):
             state = RolloutState._make(row[_SPLIT:])
@@ -226,15 +227,12 @@ def _queued(tx: Transaction, run_id: str | None, limit: int) -> list[Row]:
     return found
 
 
-def _repeat(tx: Transaction, attempt_id: str) -> AttemptedRollout | None:
-    """The claim made before under this attempt_id, whose answer may have been lost."""
-    attempt = attempts.read(tx, attempt_id)
-    if attempt is None:
-        return None
-    state, rollout_state = attempts.load(tx, attempt.rollout_id, attempt_id)
+def _repeat(tx: Transaction, attempt: Attempt) -> AttemptedRollout:
+    """The claim made before under this attempt's id, whose answer may have been lost."""
+    state, rollout_state = attempts.load(tx, attempt.rollout_id, attempt.attempt_id)
     status = attempts.keep_alive(tx, state, rollout_state, running=False)
     if status in FINISHED_ATTEMPT:
-        raise ConflictError(f"Attempt '{attempt_id}' has ended as {status}; claim under a new attempt_id.")
+        raise ConflictError(f"Attempt '{attempt.attempt_id}' has ended as {status}; claim under a new attempt_id.")
     return _require(tx, attempt.rollout_id)
 
 
@@ -296,6 +294,22 @@ def read_many(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, Rollout]
         chosen = rollouts.c.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
         found.update((row[0], to_either(row)) for row in tx.select(SELECT_WITH_ATTEMPT.where(chosen)))
     return {rollout_id: found[rollout_id] for rollout_id in rollout_ids if rollout_id in found}
+
+
+def read_finished(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
+    """Those of the rollouts that are finished, in the order asked for. Raises `NotFoundError` if one does not exist.
+
+    Who waits for thousands asks again whenever one ends: only the finished ones are made into objects.
+    """
+    status: dict[str, str] = {}
+    for start in range(0, len(rollout_ids), IDS_PER_QUERY):
+        chosen = rollouts.c.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
+        status.update((row[0], row[1]) for row in tx.select(_select_status.where(chosen)))
+    missing = next((rollout_id for rollout_id in rollout_ids if rollout_id not in status), None)
+    if missing is not None:
+        raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")
+    finished = [rollout_id for rollout_id in rollout_ids if status[rollout_id] in FINISHED_ROLLOUT]
+    return list(read_many(tx, finished).values())
 
 
 def _require(tx: Transaction, rollout_id: str) -> AttemptedRollout:

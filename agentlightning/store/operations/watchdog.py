@@ -78,18 +78,21 @@ class Watchdog:
             tx.run(_renew, {"now": tx.now})
             self._last = 0.0
         elif abs(jump := (tx.now - self._last) - (steady - self._last_steady)) > JUMP_SECONDS:
-            self._step(tx, jump)
+            self._step(tx, jump, steady - self._last_steady)
         tx.changes.queued.update(rollouts.count_due(tx, min(self._last, tx.now)))
         self._last, self._last_steady = tx.now, steady
         for rollout_id, attempt_id in tx.rows(_overdue, {"now": tx.now, "limit": MAX_PER_TICK}):
             self._end(tx, rollout_id, attempt_id)
 
-    def _step(self, tx: Transaction, jump: float) -> None:
-        """The machine slept, or its clock was set: nobody ran out of time for that."""
+    def _step(self, tx: Transaction, jump: float, passed: float) -> None:
+        """The machine slept, or its clock was set: nobody ran out of time for that.
+
+        `passed` are the seconds since the last look, in which something may have begun before the step as well.
+        """
         logger.warning("The clock went %+.0f s at once; deadlines are moved by as much, and leases renewed.", jump)
         assert self._last is not None
         # What began after the step has deadlines by the new clock already.
-        since, before = (0.0, self._last) if jump > 0 else (tx.now, FAR)
+        since, before = (0.0, self._last + passed) if jump > 0 else (tx.now, FAR)
         values = {"jump": jump, "since": since, "before": before}
         tx.run(_shift_timeouts, values)
         tx.run(_shift_queue, values)
