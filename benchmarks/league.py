@@ -10,10 +10,10 @@ equilibrium, worth 0). A tiny model, made here in seconds, begins with rock in 6
 
 It is trained as a LoRA adapter once against its newest self only, once against all of its earlier selves alike
 (fictitious self-play: Heinrich et al., ICML 2015). In both runs the policy joins the pool every second step, and both
-are played afterwards by one who no training has met: in a match of 16 games he throws what would have earned most
-against the throws so far. He plays against the newest self, and against the pool, of which one self is drawn for each
-game: fictitious play brings that average to the equilibrium, not the newest self. The figure is what the policy gets a
-game (0 at best, −3 at worst), over the validations of the last half of the steps. With `--results` a run that is there
+are played afterwards by one who no training has met: he has watched 128 throws, and gives the best answer to how often
+they were what in 128 games. He plays against the newest self, and against the pool, of which one self is drawn for each
+game: fictitious play brings that average to the equilibrium, not the newest self. The figure is what he earns a game (0
+at the equilibrium, 3 at most), over the validations of the last half of the steps. With `--results` a run that is there
 already is not run again.
 """
 
@@ -36,8 +36,8 @@ from agentlightning.metrics import SilentConsole
 
 THROWS = ("rock", "paper", "scissors")
 PRIZES = {("paper", "rock"): 3, ("rock", "scissors"): 1, ("scissors", "paper"): 2}
-GAMES = 16
-"""In a match against the exploiter."""
+GAMES = 128
+"""That the exploiter watches, and then plays."""
 PROMPT = [{"role": "user", "content": "Rock, paper or scissors?"}]
 START = ("rock",) * 6 + ("paper",) * 2 + ("scissors",) * 2
 """What the model is taught to throw."""
@@ -46,9 +46,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "plain self-play": {"draw": "latest", **POOL},
     "league": {"draw": "uniform", **POOL},
 }
-SETTINGS: dict[str, Any] = {"tasks_per_step": 4, "group_size": 8, "max_context": 64, "save_every": 1000}
-VALIDATIONS = 6
-MATCHES = 5
+SETTINGS: dict[str, Any] = {"tasks_per_step": 8, "group_size": 8, "max_context": 64, "save_every": 1000}
+VAL_EVERY = 3
 
 
 def points(mine: str | None, other: str | None) -> int:
@@ -69,8 +68,9 @@ async def throws_of(llm: agl.LLM, model: str, count: int) -> list[str | None]:
     """So many throws of a model, each in a conversation of its own."""
     client: Any = load_example("bidding", "bidding_agent").client
     chat = client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
-    answer = await chat.create(model=model, messages=PROMPT, max_tokens=2, n=count)
-    return [choice.message.content for choice in answer.choices]
+    counts = [min(64, count - done) for done in range(0, count, 64)]
+    answers = [await chat.create(model=model, messages=PROMPT, max_tokens=2, n=n) for n in counts]
+    return [choice.message.content for answer in answers for choice in answer.choices]
 
 
 OPPOSED: dict[str, asyncio.Task[list[str | None]]] = {}
@@ -79,7 +79,7 @@ OPPOSED: dict[str, asyncio.Task[list[str | None]]] = {}
 
 @agl.rollout
 async def thrower(task: dict[str, str], llm: agl.LLM, rollout: agl.AttemptedRollout) -> float:
-    """In training one game against the opponent that was drawn; in validation a match against the exploiter."""
+    """In training one game against the opponent that was drawn; in validation all games against the exploiter."""
     if rollout.mode == agl.RolloutMode.TRAIN:
         group, opponent = rollout.metadata["group"], rollout.metadata["opponent"]
         asked = throws_of(llm, opponent, SETTINGS["group_size"])
@@ -90,16 +90,17 @@ async def thrower(task: dict[str, str], llm: agl.LLM, rollout: agl.AttemptedRoll
         (mine,) = await throws_of(llm, llm.model, 1)
         return points(mine, (await OPPOSED[group]).pop())
     pool = rollout.metadata["pool"] if task["plays"] == "pool" else []
-    drawn = random.Random(rollout.rollout_id).choices(pool or [llm.model], k=GAMES)
+    drawn = random.Random(rollout.rollout_id).choices(pool or [llm.model], k=2 * GAMES)
     of_model = {model: await throws_of(llm, model, drawn.count(model)) for model in set(drawn)}
     throws = [of_model[model].pop() for model in drawn]
-    earned = sum(points(mine, best_against(throws[:n])) for n, mine in enumerate(throws))
-    SEEN.append((rollout.metadata["step"], task["plays"], earned / GAMES))
-    return earned / GAMES
+    answer = best_against(throws[:GAMES])
+    earned = sum(points(answer, mine) for mine in throws[GAMES:]) / GAMES
+    SEEN.append((rollout.metadata["step"], task["plays"], earned))
+    return -earned
 
 
 SEEN: list[tuple[int, str, float]] = []
-"""Step, who played (newest or pool), and what it got a game, of the run that goes on."""
+"""Step, who played (newest or pool), and what the exploiter earned a game, of the run that goes on."""
 
 
 def make_model(folder: Path, steps: int = 60) -> None:
@@ -129,10 +130,9 @@ def run(model: Path, arm: str, steps: int, seed: int, learning_rate: float) -> l
     """One training run; the matches of its validations."""
     SEEN.clear()
     OPPOSED.clear()
-    every = max(1, steps // VALIDATIONS)
-    given = {**SETTINGS, "steps": steps, "seed": seed, "val_every": every, "learning_rate": learning_rate}
+    given = {**SETTINGS, "steps": steps, "seed": seed, "val_every": VAL_EVERY, "learning_rate": learning_rate}
     algorithm = agl.GRPO(model=str(model), league=agl.League(**ARMS[arm]), **given)
-    held_out = [{"plays": plays} for plays in ("newest", "pool") for _ in range(MATCHES)]
+    held_out = [{"plays": "newest"}, {"plays": "pool"}]
     with tempfile.TemporaryDirectory() as folder:
         trainer = agl.Trainer(algorithm=algorithm, run_dir=Path(folder, "run"), concurrency=64, console=SilentConsole())
         if trainer.fit(thrower, [{"plays": "newest"}] * 64, held_out).stopped:
@@ -141,14 +141,11 @@ def run(model: Path, arm: str, steps: int, seed: int, learning_rate: float) -> l
 
 
 def summary(seen: Sequence[Sequence[Any]], steps: int) -> dict[str, float]:
-    """What each player got a game, in the validations of the last half, and the newest in the worst of them."""
-    late = {
-        plays: [[v for s, p, v in seen if (s, p) == (step, plays)] for step in sorted({s for s, _, _ in seen})]
+    """What the exploiter earned a game of each player, in the validations of the last half of the steps."""
+    return {
+        plays: statistics.mean(earned for step, who, earned in seen if who == plays and step > steps // 2)
         for plays in ("newest", "pool")
     }
-    means = {p: [statistics.mean(v) for v in values[(len(values) + 1) // 2 :]] for p, values in late.items()}
-    found = {plays: statistics.mean(values) for plays, values in means.items()}
-    return {**found, "newest at worst": min(means["newest"]), "pool at worst": min(means["pool"])}
 
 
 def main() -> None:

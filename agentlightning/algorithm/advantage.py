@@ -39,6 +39,10 @@ class Estimator:
     """It makes one pair of each group, +1 and −1, for a loss of preferences."""
     whitens: bool = False
     """What it gives is whitened afterwards: mean 0 and standard deviation 1 over the sampled tokens of the step."""
+    least: int = 2
+    """How many siblings it needs, where it compares them."""
+    from_zero: bool = False
+    """It divides by the mean of the rewards, so none may be below 0."""
 
     @property
     def name(self) -> str:
@@ -60,10 +64,15 @@ class Estimator:
 
 
 def estimator(
-    *, siblings: bool = True, selects: bool = False, pairs: bool = False, whitens: bool = False
+    *,
+    siblings: bool = True,
+    selects: bool = False,
+    pairs: bool = False,
+    whitens: bool = False,
+    from_zero: bool = False,
 ) -> Callable[[Compute], Estimator]:
     """Decorator: makes an `Estimator` of a function. See there for what can be needed."""
-    return lambda compute: Estimator(compute, siblings, selects, pairs, whitens)
+    return lambda compute: Estimator(compute, siblings, selects, pairs, whitens, from_zero=from_zero)
 
 
 @estimator()
@@ -102,7 +111,7 @@ def reinforce_pp_baseline(returns_U: Float32Array, groups_U: Int32Array, counts_
     return drgrpo(returns_U, groups_U, counts_U)
 
 
-@estimator()
+@estimator(from_zero=True)
 def maxrl(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
     """(r − mean) / mean within a group: MaxRL (Tajwar et al., arXiv 2602.02710).
 
@@ -134,7 +143,7 @@ def pass_at(k: int) -> Estimator:
     if k < 2:
         raise ConfigError(f"pass_at({k}): the best of one rollout is its reward; take k of at least 2.")
     compute.__qualname__ = f"pass_at({k})"
-    return Estimator(compute)
+    return Estimator(compute, least=k)
 
 
 @estimator(siblings=False, selects=True)

@@ -3,7 +3,8 @@
 A moving average b ← decay · b + (1 − decay) · mean of the step, by key; a step is compared with what was known before
 it. By task it lets groups of one learn (single-stream policy optimisation, arXiv 2509.13232, with a fixed decay); by
 agent it is role-conditioned advantage estimation for self-play, where one role may win more often (SPIRAL, arXiv
-2506.24119, section 3.3). It is subtracted at a unit's last call, so every way of credit sees it.
+2506.24119, section 3.3): there is one for each game (data set of a `Mixture`) and role (agent, and seat in a league).
+It is subtracted at a unit's last call, so every way of credit sees it. What is replayed says nothing new.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class MovingBaselines:
         counted = [u for u in units if u.counts and u.calls]
         keys = [self._key_of(episodes[u.rollout], u) for u in counted]
         for unit, key in zip(counted, keys, strict=True):
-            earned.setdefault(key, []).append(unit.total)
+            if not episodes[unit.rollout].replayed:
+                earned.setdefault(key, []).append(unit.total)
         mean = float(np.mean([u.total for u in counted])) if counted else 0.0
         found = {u.calls[-1].info.call_id: -self.values.get(key, mean) for u, key in zip(counted, keys, strict=True)}
         for key, totals in earned.items():
@@ -44,5 +46,8 @@ class MovingBaselines:
         return found
 
     def _key_of(self, episode: Episode, unit: Unit) -> str:
-        agent = unit.group[1] or ""
-        return agent if self._key == "agent" else f"{episode.rollout.metadata.get('task')} {agent}".strip()
+        agent, metadata = unit.group[1] or "", episode.rollout.metadata
+        if self._key == "task":
+            return f"{metadata.get('task')} {agent}".strip()
+        seat = f"seat {metadata['seat']}" if "seat" in metadata else ""
+        return " ".join(filter(None, (metadata.get("source"), agent, seat)))

@@ -25,7 +25,8 @@ Weights = Float64Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TaskRecords:
-    """What is known of each task. Rewards are scaled so that the lowest seen in the run is 0 and the highest 1."""
+    """What is known of each task. Rewards are scaled so that the lowest seen in the run is 0 and the highest 1, in each
+    data set of a `Mixture` by itself."""
 
     visits_T: Array
     """How often a group of its rollouts was sampled; 0: nothing is known, and the others are NaN."""
@@ -93,9 +94,21 @@ def as_curriculum(given: str | Weigh | None) -> Weigh | None:
 class TaskHistory:
     """Takes in what groups earned, and draws tasks by a curriculum."""
 
-    def __init__(self, weigh: Weigh, tasks: int, state: Mapping[str, Sequence[float]] | None = None) -> None:
+    def __init__(
+        self,
+        weigh: Weigh,
+        tasks: int,
+        state: Mapping[str, Sequence[float]] | None = None,
+        *,
+        first: Callable[[int], int] = lambda task: task,
+        source: Callable[[int], str | None] = lambda task: None,
+    ) -> None:
+        """`first`: of tasks that are the same one, which stands for all. `source`: the data set that a task is from."""
         self._weigh = weigh
         self._tasks = tasks
+        self._first_T = np.array([first(task) for task in range(tasks)], dtype=np.int64)
+        names = [source(task) for task in range(tasks)]
+        self._source_T = np.unique([name or "" for name in names], return_inverse=True)[1]
         self._known: dict[int, list[float]] = {int(task): list(of) for task, of in (state or {}).items()}
         """By task: visits, mean reward, variance, last mean reward, lowest and highest reward."""
 
@@ -128,19 +141,29 @@ class TaskHistory:
         found[0] = 0
         for task, of in self._known.items():
             found[:, task] = of
-        low = min((of[4] for of in self._known.values()), default=0.0)
-        scale = max(max((of[5] for of in self._known.values()), default=1.0) - low, 1e-9)
-        reward_T, last_T = (found[1] - low) / scale, (found[3] - low) / scale
-        return TaskRecords(found[0].astype(np.int64), reward_T, found[2] / scale**2, last_T)
+        found = found[:, self._first_T]
+        low_S = np.full(self._source_T.max() + 1, np.inf)
+        high_S = -low_S
+        np.fmin.at(low_S, self._source_T, found[4])
+        np.fmax.at(high_S, self._source_T, found[5])
+        low_T, scale_T = low_S[self._source_T], np.maximum(high_S - low_S, 1e-9)[self._source_T]
+        reward_T, last_T = (found[1] - low_T) / scale_T, (found[3] - low_T) / scale_T
+        return TaskRecords(found[0].astype(np.int64), reward_T, found[2] / scale_T**2, last_T)
 
-    def draw(self, count: int, rng: np.random.Generator) -> list[int]:
-        """So many different tasks, fewer where fewer have a weight. Raises ConfigError for weights that are none."""
+    def draw(self, count: int, rng: np.random.Generator, besides: Sequence[int] = ()) -> list[int]:
+        """So many different tasks and none of `besides`, fewer where fewer have a weight.
+
+        Raises ConfigError for weights that are none.
+        """
         weights_T = np.asarray(self._weigh(self.records), dtype=np.float64)
         if weights_T.shape != (self._tasks,) or not np.isfinite(weights_T).all() or (weights_T < 0).any():
             name = getattr(self._weigh, "__qualname__", repr(self._weigh))
             raise ConfigError(f"The curriculum {name} must give a finite weight of at least 0 for each task.")
-        possible = int((weights_T > 0).sum())
-        if not possible:
+        if not weights_T.any():
             raise ConfigError("The curriculum gives no task a weight above 0, so there is nothing to sample.")
-        chosen = rng.choice(self._tasks, min(count, possible), replace=False, p=weights_T / weights_T.sum())
-        return chosen.tolist()
+        left_T = np.where(np.isin(self._first_T, besides), 0.0, weights_T)
+        possible = int((left_T > 0).sum())
+        if not possible:
+            return []
+        chosen = rng.choice(self._tasks, min(count, possible), replace=False, p=left_T / left_T.sum())
+        return self._first_T[chosen].tolist()

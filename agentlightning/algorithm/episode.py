@@ -47,6 +47,8 @@ class Episode:
     """Whether each call has its own reward and none but that: the agent returned triplets."""
     refused: Sequence[str] = ()
     """Why requests to the model were refused before anything was sampled, one text each."""
+    replayed: bool = False
+    """Whether it is learned again, from an earlier step: what it earned is no news."""
 
     @property
     def outcome(self) -> Outcome:

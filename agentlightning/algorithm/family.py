@@ -52,7 +52,7 @@ class ReinforcePP(GRPO):
 
     advantage: Advantage = "reinforce++"
     kl_in: Literal["loss", "reward"] = "reward"
-    clip_high: float = 0.2
+    clip_high: float | None = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class ReinforcePPBaseline(GRPO):
     """REINFORCE++ with the group's mean as baseline (Hu et al., arXiv 2501.03262)."""
 
     advantage: Advantage = "reinforce++baseline"
-    clip_high: float = 0.2
+    clip_high: float | None = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class DrGRPO(GRPO):
 
     advantage: Advantage = "drgrpo"
     normalization: Normalization = "constant"
-    clip_high: float = 0.2
+    clip_high: float | None = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +86,6 @@ class GSPO(GRPO):
     minibatches: int = 4
     loss: Loss = "gspo"
     normalization: Normalization = "sequence"
-    clip_low: float = 3e-4
-    clip_high: float = 4e-4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +95,6 @@ class CISPO(GRPO):
     minibatches: int = 4
     """With one update per step no ratio would leave 1."""
     loss: Loss = "cispo"
-    clip_low: float = 1.0
-    clip_high: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,4 +141,4 @@ class PPO(GRPO):
 
     credit: str = "token_gae"
     lam: float = 0.95
-    clip_high: float = 0.2
+    clip_high: float | None = 0.2

@@ -50,6 +50,11 @@ class Mixture:
         """The name of the data set that a task is from."""
         return self._find(index)[0]
 
+    def first(self, index: int) -> int:
+        """The index at which the same task comes first: a data set with a large weight comes around several times."""
+        name, within = self._find(index)
+        return index - within + within % len(self._datasets[name])
+
     def _find(self, index: int) -> tuple[str, int]:
         start = 0
         for name, end in self._ends.items():

@@ -66,7 +66,9 @@ class PolicyUpdaters:
             own = [one for one in (seen_by(name, e) for e in episodes) if any(c.info.trained for c in one.calls)]
             if not own:
                 self._tell_unused(name)
-            found = {"reward": mean_reward(own), "rollouts": len(own), "tokens": sum(e.sampled_tokens for e in own)}
+            fresh = [e for e in own if not e.replayed]
+            tokens = sum(e.sampled_tokens for e in fresh)
+            found = {"reward": mean_reward(fresh), "rollouts": len(fresh), "tokens": tokens}
             found |= await updater.learn(own, rate, check_packing=check_packing, measure_noise=measure_noise)
             metrics |= {f"{name}/{key}": value for key, value in found.items()}
         return metrics

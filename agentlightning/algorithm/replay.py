@@ -10,7 +10,7 @@ and the oldest leave first. What is learned again was sampled by older weights, 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode, collect
@@ -43,7 +43,7 @@ class ReplayBuffer:
         rng = np.random.default_rng([self._seed, step])
         p = chances([k.priority for k in self.kept], self._alpha)
         drawn = rng.choice(len(self.kept), count, replace=False, p=p)
-        return [e for n in sorted(drawn.tolist()) for e in self.kept[n].episodes]
+        return [replace(e, replayed=True) for n in sorted(drawn.tolist()) for e in self.kept[n].episodes]
 
     def add(self, episodes: Sequence[Episode], teaching: set[Hashable]) -> None:
         """Take in the rollouts of a step, of those groups that teach anything."""

@@ -35,7 +35,7 @@ class RewardScales:
         """The step's rollouts with their rewards divided, after their data sets' moments have taken the step in."""
         earned: dict[str, list[float]] = {}
         for e in episodes:
-            if e.good and e.reward is not None:
+            if e.good and e.reward is not None and not e.replayed:
                 earned.setdefault(_source(e), []).append(e.reward)
         for name, rewards in earned.items():
             now = fmean(rewards), fmean(r * r for r in rewards)

@@ -34,7 +34,11 @@ class TaskSchedule:
             raise ConfigError("The training data set is empty. Give at least one task to Trainer.fit(agent, tasks).")
         self._dataset = dataset
         self._seed = seed
-        self._history = None if curriculum is None else TaskHistory(curriculum, len(dataset), known)
+        self._history = (
+            None
+            if curriculum is None
+            else TaskHistory(curriculum, len(dataset), known, first=self._first, source=self.source)
+        )
         self.opponents = opponents
         self.per_step = min(per_step, len(dataset))
 
@@ -47,13 +51,20 @@ class TaskSchedule:
         """Whole epochs among the first `position` tasks."""
         return position // len(self._dataset)
 
-    def take(self, position: int, count: int) -> list[int]:
-        """Indices of the tasks that follow the first `position`: `count` of them, or what the epoch has left."""
+    def take(self, position: int, count: int, besides: Sequence[int] = ()) -> list[int]:
+        """Indices of the tasks that follow the first `position`: `count` of them, or what the epoch has left.
+
+        A curriculum draws none of `besides`, those that the step has already.
+        """
         if self._history is not None:
-            return self._history.draw(count, np.random.default_rng([self._seed, position]))
+            return self._history.draw(count, np.random.default_rng([self._seed, position]), besides)
         epoch, start = divmod(position, len(self._dataset))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._dataset))
-        return order[start : start + count].tolist()
+        return [self._first(index) for index in order[start : start + count].tolist()]
+
+    def _first(self, index: int) -> int:
+        """The index that stands for a task, of those that a mixture has it at: what is known of it is known once."""
+        return self._dataset.first(index) if isinstance(self._dataset, Mixture) else index
 
     def task(self, index: int) -> Any:
         return self._dataset[index]

@@ -90,10 +90,11 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
-    clip_low: float = 0.2
+    clip_low: float | None = None
     """A token's ratio, its probability now over its probability when it was sampled, may fall to 1 − `clip_low` …"""
-    clip_high: float = 0.28
-    """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses."""
+    clip_high: float | None = None
+    """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses. None: the loss's own
+    (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
     advantage: Advantage = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
     baseline: BaselineKey = "none"
@@ -177,6 +178,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
     weight_decay: float = 0.0
     """Of AdamW."""
+    adam_beta1: float = 0.9
+    """AdamW's memory of gradients …"""
+    adam_beta2: float = 0.999
+    """… and of their squares."""
     critic_learning_rate: float = 1e-3
     """Of the critic, where there is one (`PPO`)."""
     critic_epochs: int = 20
@@ -303,11 +308,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""
         spec = self.loss_spec
+        low, high = spec.clip
         return LossConfig(
             name=spec.path,
             reference=spec.reference,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
+            clip_low=low if self.clip_low is None else self.clip_low,
+            clip_high=high if self.clip_high is None else self.clip_high,
             entropy_coef=self.entropy_coef,
             kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0,
             kl_estimator=self.kl_estimator,

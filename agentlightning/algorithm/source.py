@@ -86,7 +86,8 @@ class RolloutSource:
         for _ in range(1 + settings.dynamic_sampling):
             missing = self._schedule.per_step - len(kept) // settings.group_size - len(self._carried)
             again, self._again = self._again[:missing], self._again[missing:]
-            fresh = [] if self.is_over(position) else self._schedule.take(position, missing - len(again))
+            taken = [*tasks, *again, *(group.task for group in self._carried)]
+            fresh = [] if self.is_over(position) else self._schedule.take(position, missing - len(again), taken)
             if not again and not fresh and not self._carried:
                 break
             position += len(fresh)

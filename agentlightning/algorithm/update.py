@@ -158,6 +158,7 @@ class Updater:
     ) -> tuple[list[Minibatch], dict[str, Any]]:
         """What each update of a step learns from (one without parts: nothing), and what was measured on the way."""
         settings = self._settings
+        refuse_rewards_below_zero(settings, episodes)
         if settings.reward_scale == "source":
             episodes = self._scales.scaled(episodes)
         expected, bonuses, asked = await self._ask_first(episodes)
@@ -177,7 +178,7 @@ class Updater:
         if settings.credit_mode.critic:
             metrics["explained_variance"] = explained_variance(batches, expected)
         if settings.overlong_tokens:
-            tokens = np.array([e.sampled_tokens for e in episodes], dtype=np.int32)
+            tokens = np.array([e.sampled_tokens for e in episodes if not e.replayed], dtype=np.int32)
             punished = overlong_penalty(tokens, settings.overlong_tokens, settings.overlong_margin)
             metrics["overlong"] = int((punished < 0).sum())
         if check_packing and any(batches):
@@ -230,6 +231,8 @@ class Updater:
         """The numbers of an optimiser step at this learning rate."""
         return OptimParams(
             learning_rate=rate,
+            beta1=self._settings.adam_beta1,
+            beta2=self._settings.adam_beta2,
             weight_decay=self._settings.weight_decay,
             max_grad_norm=self._settings.max_grad_norm,
             max_kl=self._settings.max_kl,
@@ -270,7 +273,9 @@ class Updater:
                 expected |= dict(zip(ids, values, strict=True))
             if penalise or teaches:
                 seen = batch if self._hints is None else pack(self._hints.shown(calls, episodes))
-                gaps.append(batch.old_logprobs_E - await self._compared(seen, calls))
+                # Older weights sampled it: how far those of now are from the other model is what counts.
+                own_E = await self._learner.forward(batch) if settings.is_off_policy else batch.old_logprobs_E
+                gaps.append(own_E - await self._compared(seen, calls))
                 by_call = zip(ids, np.split(gaps[-1], ends), strict=True)
                 if teaches:
                     expected |= {call_id: -gap for call_id, gap in by_call}
@@ -358,6 +363,18 @@ class Updater:
                 "model: please report it."
             )
         return gap, mean_kl(passed.logprobs[fresh_E], sampled_E[fresh_E])
+
+
+def refuse_rewards_below_zero(settings: TrainingSettings, episodes: Sequence[Episode]) -> None:
+    """Raises ConfigError where the advantage divides by the mean of the rewards, and one of them is negative."""
+    if not settings.estimator.from_zero or not settings.credit_mode.compares:
+        return
+    lowest = min((r for e in episodes for r in (e.reward or 0.0, *(x.value for x in e.rewards))), default=0.0)
+    if lowest < 0:
+        raise ConfigError(
+            f"advantage={settings.advantage!r} is for rewards of at least 0, best 0 and 1, and a rollout earned "
+            f"{lowest:g}. Let the agent give rewards from 0 on, or take another advantage, such as 'grpo'."
+        )
 
 
 def _mean_gap(name: str, gaps: Sequence[np.ndarray]) -> dict[str, float]:

@@ -27,7 +27,7 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
     **dict.fromkeys(("tokens_per_batch", "val_every", "save_every", "keep_checkpoints", "critic_epochs"), 1),
     **dict.fromkeys(("val_repeats", "reference_every", "ranks", "replay_size"), 1),
-    **dict.fromkeys(("baseline_decay", "replay", "replay_priority"), 0),
+    **dict.fromkeys(("baseline_decay", "replay", "replay_priority", "adam_beta1", "adam_beta2"), 0),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
@@ -48,6 +48,8 @@ AT_MOST: dict[str, float] = {
     "min_p": 1,
     "baseline_decay": 1,
     "reference_share": 1,
+    "adam_beta1": 0.9999,
+    "adam_beta2": 0.999999,
 }
 
 Asks = Callable[[TrainingSettings], bool]
@@ -82,11 +84,15 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "clip_low": _CLIPS,
     "clip_high": _CLIPS,
     "baseline": (
-        lambda s: not s.compares_siblings and s.credit_mode.compares,
-        f"advantage={_known(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic",
+        lambda s: not s.compares_siblings and s.credit_mode.compares and s.credit != "hierarchical",
+        f"advantage={_known(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic, and a "
+        "credit other than 'hierarchical', which compares the invocations of an agent with each other",
     ),
     "baseline_decay": (lambda s: s.baseline != "none", "baseline"),
-    "replay": (lambda s: not s.is_supervised, "an algorithm that learns from rewards; SFT and DPO choose what is good"),
+    "replay": (
+        lambda s: not s.is_supervised and not s.credit_mode.teacher,
+        "an algorithm that learns from rewards: SFT and DPO choose what is good, and a teacher gives none",
+    ),
     **dict.fromkeys(("replay_size", "replay_priority"), (lambda s: s.replay > 0, "replay")),
     "routing_replay": (
         lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
@@ -200,11 +206,7 @@ def _refuse_what_is_unused(s: TrainingSettings) -> None:
 
 def _refuse_contradictions(s: TrainingSettings) -> None:
     _refuse_teacherless(s)
-    if s.group_size < 2 and s.compares_siblings:
-        raise ConfigError(
-            "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
-            f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
-        )
+    _refuse_advantage(s)
     if s.plays is not None and (len(s.adapters) != 1 or s.is_off_policy):
         raise ConfigError(
             "A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1, no replay."
@@ -237,6 +239,30 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         raise ConfigError(
             f"No rollout can be overlong: it ends at max_tokens={s.max_tokens}, before overlong_tokens="
             f"{s.overlong_tokens} less the margin of {s.overlong_margin}. Lower overlong_tokens."
+        )
+
+
+def _refuse_advantage(s: TrainingSettings) -> None:
+    """What the advantage needs and does not get, and what the loss would make of it."""
+    if s.group_size < 2 and s.compares_siblings:
+        raise ConfigError(
+            "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
+            f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
+        )
+    if s.compares_siblings and s.group_size < s.estimator.least:
+        raise ConfigError(
+            f"advantage={s.advantage!r} looks at {s.estimator.least} siblings at a time, and group_size is "
+            f"{s.group_size}. Sample larger groups, or compare fewer."
+        )
+    if s.estimator.from_zero and s.credit_mode.compares and (s.overlong_tokens or (s.kl_coef and s.kl_in == "reward")):
+        raise ConfigError(
+            f"advantage={s.advantage!r} is for rewards of at least 0, and a penalty for length or for leaving the "
+            "reference takes them below. Leave overlong_tokens out, and kl_in='reward', or take another advantage."
+        )
+    if s.loss_spec.whole and (s.credit_mode.turns or s.credit_mode.teacher):
+        raise ConfigError(
+            f"The loss {s.loss!r} has one ratio for a whole conversation, so every token of it learns the mean of "
+            f"what its tokens are worth, and credit={s.credit!r} would be lost. Take another loss or 'broadcast'."
         )
 
 

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.algorithm.family import CISPO, GSPO
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.policies import seen_by
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.update import Minibatch, Updater
+from agentlightning.algorithm.update import Minibatch, Updater, refuse_rewards_below_zero
 from agentlightning.algorithm.weights import correction_measures, correction_weights, mean_kl, ratio_range
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, PackedBatch
@@ -35,8 +34,8 @@ TAKEN = "taken"
 _COMPARED = (
     *({"advantage": name} for name in ("grpo", "drgrpo", "rloo", "maxrl", "reinforce++", "reinforce")),
     {"loss": "ppo_clip"},
-    {"loss": "gspo", "clip_low": GSPO.clip_low, "clip_high": GSPO.clip_high},
-    {"loss": "cispo", "clip_low": CISPO.clip_low, "clip_high": CISPO.clip_high},
+    {"loss": "gspo", "clip_low": None, "clip_high": None},
+    {"loss": "cispo", "clip_low": None, "clip_high": None},
     {"loss": "reinforce"},
     *({"credit": name} for name in ("broadcast", "return_to_go", "per_turn", "gigpo")),
     *({"normalization": name} for name in ("token", "sequence", "constant")),
@@ -119,7 +118,9 @@ async def stored_episodes(
         groups.setdefault(rollout.metadata.get("group"), []).append(rollout.rollout_id)
     # A step that was interrupted and done again has groups of the same names twice: the later ones were learned.
     ids = [rollout_id for group in groups.values() for rollout_id in group[-settings.group_size :]]
-    episodes = await collect(store, ids, settings.reward_weights)
+    again = set(metrics.get("replayed_groups", ()))
+    found = await collect(store, ids, settings.reward_weights)
+    episodes = [replace(e, replayed=e.rollout.metadata.get("group") in again) for e in found]
     if not episodes:
         raise ConfigError(f"The store holds no rollouts that step {step} learned from.")
     if policy is None:
@@ -142,16 +143,21 @@ def _group_names(metrics: Mapping[str, Any]) -> list[str] | None:
 # ---- variants --------------------------------------------------------------------------------------------------------
 
 
-def telling_variants(settings: TrainingSettings) -> dict[str, TrainingSettings]:
-    """Those that are asked where the user asks for none: losses, advantages, credits, normalisations, corrections."""
+def telling_variants(settings: TrainingSettings, episodes: Sequence[Episode] = ()) -> dict[str, TrainingSettings]:
+    """Those that are asked where the user asks for none: losses, advantages, credits, normalisations, corrections.
+
+    `episodes`: what the step learned from; variants that are not for such rewards are left out.
+    """
     found: dict[str, TrainingSettings] = {}
     for changes in _COMPARED:
         name = next(iter(changes))
         if getattr(settings, name) != changes[name] and not _same_correction(settings, changes):
             try:
-                found[_named(changes)] = variant(settings, changes)
+                made = variant(settings, changes)
+                refuse_rewards_below_zero(made, episodes)
+                found[_named(changes)] = made
             except ConfigError:
-                continue  # it does not go together with how the run was set
+                continue  # it does not go together with how the run was set, or with what was earned
     return found
 
 

@@ -75,7 +75,7 @@ async def _ask(path: Path, run_id: str | None, asked: Asked) -> None:
         store_id = opened.run.run_id if opened.run is not None else None
         episodes = await stored_episodes(opened.store, store_id, settings, metrics, policy)
         named = {" ".join(f"{n}={v}" for n, v in c.items()): variant(settings, c) for c in asked.changes}
-        variants = named or telling_variants(settings)
+        variants = named or telling_variants(settings, episodes)
         checkpoint = asked.checkpoint or stack.enter_context(held_before(opened.folder, step))
         info = None if checkpoint is None else read_checkpoint(checkpoint)
         learning = {} if info is None else info.learning.get(policy or POLICY, {})

@@ -33,12 +33,16 @@ class LossSpec:
     `learner.base.LossConfig`, and gives the loss and which entries were clipped."""
     clips: bool = False
     """It uses `clip_low` and `clip_high`."""
+    clip: tuple[float, float] = (0.2, 0.28)
+    """What these two are where a run does not say: the paper's. For a clipped ratio DAPO's (arXiv 2503.14476)."""
     on_policy: bool = False
     """It is right for the weights that sampled only: a step's rollouts can be gone through once."""
     reference: bool = False
     """It compares with the reference model (`entries.reference`)."""
     pairs: bool = False
     """It is for pairs of a preferred rollout and another; a group of siblings must not be split between passes."""
+    whole: bool = False
+    """It multiplies one ratio of a whole conversation by the advantage, which must be the same for all its tokens."""
 
     @property
     def own(self) -> bool:
@@ -48,14 +52,14 @@ class LossSpec:
 
 _HERE = "agentlightning.learner.loss"
 LOSSES: dict[str, LossSpec] = {
-    "cispo": LossSpec(f"{_HERE}:cispo", clips=True),
-    "clip_cov": LossSpec(f"{_HERE}:clip_cov", clips=True),
+    "cispo": LossSpec(f"{_HERE}:cispo", clips=True, clip=(1.0, 2.0)),
+    "clip_cov": LossSpec(f"{_HERE}:clip_cov", clips=True, clip=(0.2, 0.2)),
     "dpo": LossSpec(f"{_HERE}:dpo", reference=True, pairs=True),
-    "dppo_kl": LossSpec(f"{_HERE}:dppo_kl", clips=True),
+    "dppo_kl": LossSpec(f"{_HERE}:dppo_kl", clips=True, clip=(0.05, 0.05)),
     "dppo_tv": LossSpec(f"{_HERE}:dppo_tv", clips=True),
-    "dual_clip": LossSpec(f"{_HERE}:dual_clip", clips=True),
-    "gmpo": LossSpec(f"{_HERE}:gmpo", clips=True),
-    "gspo": LossSpec(f"{_HERE}:gspo", clips=True),
+    "dual_clip": LossSpec(f"{_HERE}:dual_clip", clips=True, clip=(0.2, 0.2)),
+    "gmpo": LossSpec(f"{_HERE}:gmpo", clips=True, clip=(0.4, 0.4), whole=True),
+    "gspo": LossSpec(f"{_HERE}:gspo", clips=True, clip=(3e-4, 4e-4)),
     "kl_cov": LossSpec(f"{_HERE}:kl_cov"),
     "ppo_clip": LossSpec(f"{_HERE}:ppo_clip", clips=True),
     "reinforce": LossSpec(f"{_HERE}:reinforce", on_policy=True),

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import agentlightning as agl
 from agentlightning.algorithm.advantage import ADVANTAGES, Estimator, drgrpo, grpo, pass_at
 from agentlightning.algorithm.returns import gae, return_to_go
+from agentlightning.algorithm.update import Updater
 from agentlightning.algorithm.weights import correction_weights, entry_weights, overlong_penalty
+from agentlightning.algorithm.whatif import telling_variants
+from agentlightning.errors import ConfigError
+from agentlightning.metrics import Reporter
+
+from .fakes import CountingLearner
+from .test_credit import episode
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
 
@@ -100,6 +109,16 @@ def test_the_gradient_of_maxrl_is_that_of_its_objective(p: float) -> None:
     n = 5
     expected = sum((1 - p) ** (k - 1) for k in range(1, n))
     assert expected_gradient(ADVANTAGES["maxrl"], p, n) == pytest.approx(expected, rel=1e-5)
+
+
+async def test_maxrl_is_not_for_rewards_below_zero() -> None:
+    """Its division by the mean would make an advantage of a million of rewards that are −1 and 1."""
+    updater = Updater(agl.GRPO(model="calc", advantage="maxrl"), cast(Any, CountingLearner()), Reporter())
+    episodes = [episode("g", [(r, 0)], tokens=(1,), name=f"{r}") for r in (-1.0, 1.0)]
+    with pytest.raises(ConfigError, match=r"rewards of at least 0.*earned -1"):
+        await updater.prepare(episodes)
+    assert "advantage=maxrl" not in telling_variants(agl.GRPO(model="calc"), episodes)
+    assert "advantage=maxrl" in telling_variants(agl.GRPO(model="calc"), episodes[1:])
 
 
 @pytest.mark.parametrize("k", [2, 3, 4])

@@ -56,6 +56,24 @@ def test_each_role_has_a_baseline_of_its_own() -> None:
     assert baselines.values == pytest.approx({"white": 0.9, "black": 0.1})
 
 
+def test_each_seat_and_each_game_has_a_baseline_of_its_own() -> None:
+    """In a league the policy takes either side, and calls of one agent have no name that tells them apart."""
+    baselines = MovingBaselines("agent", 0.5, {"go seat 0": 0.75, "go seat 1": 0.25, "chess seat 0": 0.5})
+    played = [("go", 0), ("go", 1), ("chess", 0)]
+    episodes = [of_task(n, 1.0, f"r{n}") for n in range(3)]
+    for e, (game, seat) in zip(episodes, played, strict=True):
+        e.rollout.metadata.update(source=game, seat=seat)
+    assert subtract(baselines, episodes) == [-0.75, -0.25, -0.5]
+    assert baselines.values == {"go seat 0": 0.875, "go seat 1": 0.625, "chess seat 0": 0.75}
+
+
+def test_what_is_replayed_is_compared_and_says_nothing_new() -> None:
+    baselines = MovingBaselines("task", 0.5, {"0": 0.5})
+    again = replace(of_task(0, 1.0, "old"), replayed=True)
+    assert subtract(baselines, [of_task(0, 0.0, "new"), again]) == [-0.5, -0.5]
+    assert baselines.values == {"0": 0.25}
+
+
 async def test_the_updater_learns_from_what_is_above_the_baseline() -> None:
     settings = agl.REINFORCE(model="calc", group_size=1, baseline="task", baseline_decay=0.5, check_packing_every=0)
     learner: Any = CountingLearner()

@@ -136,6 +136,46 @@ def test_a_mixture_has_its_shares_and_every_task(a: int, b: int, share: float) -
     assert all(mixture.source(i) == tasks[i][0] for i in range(len(mixture)))
 
 
+def test_tasks_are_rated_within_their_own_data_set() -> None:
+    """Points from 0 to 100 beside wins of 0 and 1: both data sets teach alike, and a won task is a solved one."""
+    mixture = agl.Mixture({"points": [1, 2], "wins": [3, 4]})
+    seen: list[TaskRecords] = []
+
+    def weigh(records: TaskRecords) -> Any:
+        seen.append(records)
+        return learnability(records)
+
+    schedule = TaskSchedule(mixture, 4, 0, weigh)
+    for task, rewards in enumerate([[0.0, 100.0], [100.0, 100.0], [0.0, 1.0], [1.0, 1.0]]):
+        schedule.record(task, rewards)
+    schedule.take(4, 4)
+    assert learnability(seen[-1]).tolist() == [0.25, 0.125, 0.25, 0.125]
+    assert unsolved(seen[-1]).tolist() == [1.0, 0.0, 1.0, 0.0]
+
+
+def test_what_is_known_of_a_task_that_comes_around_several_times_is_known_once() -> None:
+    mixture = agl.Mixture({"large": list(range(10)), "small": ["a", "b"]}, {"large": 0.5, "small": 0.5})
+    schedule = TaskSchedule(mixture, 5, 0)
+    taken = [task for position in range(0, len(mixture), 5) for task in schedule.take(position, 5)]
+    assert sorted(mixture[task] for task in taken if task >= 10) == ["a"] * 5 + ["b"] * 5
+    assert len({*taken}) == 12, "a task has one index, by which baselines and curricula know it"
+    solved = TaskSchedule(mixture, 20, 0, unsolved)
+    for reward in (0.0, 1.0):
+        solved.record(10, [reward, reward])
+    assert 10 not in solved.take(0, 20), "retired in all its places"
+
+
+async def test_rounds_of_dynamic_sampling_draw_no_task_twice(tmp_path: Path) -> None:
+    """No group differs, so each round is sampled anew, from the tasks that the step has not had."""
+    given = {"group_size": SIBLINGS, "tasks_per_step": 4, "dynamic_sampling": 3, "curriculum": "learnability"}
+    algorithm = agl.GRPO(model="calc", **given)  # pyright: ignore[reportArgumentType]
+    async with sampling(tmp_path, Slow(set()), algorithm) as source:
+        source._schedule = TaskSchedule(list(range(10)), 4, 0, algorithm.weigh)
+        found = await source.sample(1, 0)
+        assert found is not None
+        assert sorted(found.tasks) == list(range(10))
+
+
 def test_a_mixture_that_cannot_be_is_refused() -> None:
     assert len(agl.Mixture({"a": [1, 2], "b": [3]})) == 3
     for datasets, weights in [({}, None), ({"a": []}, None), ({"a": [1]}, {"b": 1.0}), ({"a": [1]}, {"a": 0.0})]:

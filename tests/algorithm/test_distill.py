@@ -40,6 +40,26 @@ async def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it() -> None
     assert metrics["kl_teacher"] == pytest.approx(-0.2)
 
 
+@pytest.mark.parametrize("how", ["teacher", "kl in the reward"])
+async def test_what_older_weights_sampled_is_compared_under_the_weights_of_now(how: str) -> None:
+    """A policy that says by now what the other model says has nothing to learn from it, whoever sampled the tokens."""
+
+    class Arrived(CountingLearner):
+        async def forward(self, batch: PackedBatch, *, reference: bool = False) -> Any:
+            return batch.old_logprobs_E + 0.5
+
+    learner: Any = Arrived()
+    settings: Any = agl.Distill(model="calc", teacher="calc", max_staleness=1, minibatches=1)
+    if how != "teacher":
+        settings = agl.GRPO(model="calc", advantage="drgrpo", kl_coef=1.0, kl_in="reward", max_staleness=1)
+    updater = Updater(settings, learner, Reporter())
+    episodes = [episode("g", [(r, 0)], tokens=(n,), name=f"r{n}") for r, n in ((0.0, 2), (1.0, 3))]
+    minibatches, metrics = await updater.prepare(episodes)
+    found = sorted({float(a) for batch in minibatches for part in batch.parts for a in part.advantages_E})
+    assert found == ([] if how == "teacher" else [-0.5, 0.5])
+    assert metrics["kl_teacher" if how == "teacher" else "kl_reference"] == 0.0
+
+
 def test_the_teacher_is_what_the_backend_loads_beside_the_policy() -> None:
     spec = agl.Distill(model="calc", teacher="runs/before").policy
     assert spec.model.reference == "runs/before"

@@ -101,6 +101,16 @@ async def test_a_rollout_without_the_policy_is_no_sibling_of_it(reporter: Report
     assert len(console.warnings) == 1
 
 
+async def test_measures_of_a_policy_are_of_fresh_rollouts(reporter: Reporter) -> None:
+    settings = agl.GRPO(model="calc", policies=["a", "b"], replay=1)
+    learner: Any = CountingLearner()
+    both = PolicyUpdaters({"a": Updater(settings, learner, reporter)}, reporter)
+    fresh = [game("x", {None: 1.0}), game("y", {None: 0.0})]
+    again = [replace(e, replayed=True) for e in (game("v", {None: 1.0}), game("w", {None: 1.0}))]
+    metrics = await both.learn([*fresh, *again], 1e-3, check_packing=False)
+    assert (metrics["a/reward"], metrics["a/rollouts"], metrics["a/tokens"]) == (0.5, 2, 4)
+
+
 def test_a_zero_sum_game_is_not_taken_for_one_without_differences(reporter: Reporter) -> None:
     preflight = Preflight(reporter, RULE, policies=("a", "b"))
     for _ in range(2 * FLAT_STEPS):

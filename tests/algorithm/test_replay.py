@@ -80,6 +80,13 @@ async def test_a_resumed_run_goes_on_with_the_groups_that_the_store_still_has() 
     assert again.state == buffer.state[:1]
 
 
+def test_what_is_drawn_is_marked_and_what_is_kept_is_not() -> None:
+    buffer = ReplayBuffer(4, 1.0, 0)
+    buffer.add([episode("g", [(r, 0)], tokens=(1,), name=f"{r}") for r in (0.0, 1.0)], {"g"})
+    assert [e.replayed for e in buffer.draw(1, 2)] == [True, True]
+    assert not any(e.replayed for kept in buffer.kept for e in kept.episodes)
+
+
 def test_what_is_replayed_is_corrected_for() -> None:
     assert agl.GRPO(model="calc", replay=2).correction_kind == "token"
     assert agl.GRPO(model="calc").correction_kind is None

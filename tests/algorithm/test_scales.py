@@ -49,6 +49,15 @@ def test_what_never_differs_stays_as_it_is_and_failures_say_nothing() -> None:
     assert scales.deviation("a") == pytest.approx(1.0)
 
 
+def test_what_is_replayed_is_scaled_and_says_nothing_new() -> None:
+    alone, beside = RewardScales(), RewardScales()
+    fresh = of("a", [0.0, 2.0])
+    alone.scaled(fresh)
+    found = beside.scaled([*fresh, *(replace(e, replayed=True) for e in of("a", [0.0, 50.0]))])
+    assert beside.values == alone.values
+    assert [e.reward for e in found] == [0.0, 2.0, 0.0, 50.0], "all divided by the deviation of the fresh ones, 1"
+
+
 async def test_both_data_sets_teach_alike_and_a_resumed_run_goes_on() -> None:
     def largest(scale: str, state: dict[str, Any] | None = None) -> tuple[Updater, Any]:
         learner: Any = CountingLearner()

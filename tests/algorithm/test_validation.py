@@ -80,6 +80,14 @@ def test_the_tables_name_settings_that_exist() -> None:
         (agl.GRPO, {"outcome_use": {"time_out": "mask"}}, "outcomes are ok, truncated"),
         (agl.GRPO, {"outcome_use": {"timeout": "drop"}}, "'train' or 'zero' or 'mask'"),
         (agl.GRPO, {"train_agents": "("}, "train_agents is no regular expression"),
+        (agl.GRPO, {"advantage": "pass@4", "group_size": 2}, "looks at 4 siblings at a time, and group_size is 2"),
+        (agl.GRPO, {"advantage": "maxrl", "overlong_tokens": 90}, "rewards of at least 0.*overlong_tokens"),
+        (agl.GRPO, {"advantage": "maxrl", "kl_coef": 0.1, "kl_in": "reward"}, "rewards of at least 0.*kl_in"),
+        (agl.PPO, {"loss": "gmpo"}, "'token_gae' would be lost"),
+        (agl.GRPO, {"loss": "gmpo", "credit": "return_to_go"}, "'return_to_go' would be lost"),
+        (agl.Distill, {"teacher": "calc", "loss": "gmpo"}, "'teacher' would be lost"),
+        (agl.Distill, {"teacher": "calc", "replay": 1}, "replay=1 has no effect.*a teacher gives none"),
+        (agl.REINFORCE, {"credit": "hierarchical", "baseline": "task"}, "baseline='task' has no effect"),
     ],
 )
 def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], cause: str) -> None:
@@ -90,6 +98,18 @@ def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], ca
 def test_a_name_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'learning_rat'. Did you mean learning_rate\?"):
         agl.GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
+
+
+@pytest.mark.parametrize(
+    ("loss", "low", "high"),
+    [("ppo_clip", 0.2, 0.28), ("gspo", 3e-4, 4e-4), ("cispo", 1.0, 2.0), ("gmpo", 0.4, 0.4), ("dppo_kl", 0.05, 0.05)],
+)
+def test_a_loss_clips_as_its_paper_does_unless_told_otherwise(loss: str, low: float, high: float) -> None:
+    """With GRPO's range GSPO, whose ratios move by thousandths, would never clip."""
+    config = agl.GRPO(model="calc", loss=loss, minibatches=2).loss_config()
+    assert (config.clip_low, config.clip_high) == (low, high)
+    config = agl.GRPO(model="calc", loss=loss, minibatches=2, clip_low=0.1, clip_high=0.0).loss_config()
+    assert (config.clip_low, config.clip_high) == (0.1, 0.0)
 
 
 def test_an_outcome_may_be_given_by_its_name() -> None:
