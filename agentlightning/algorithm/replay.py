@@ -76,6 +76,15 @@ def chances(priorities: Sequence[float], alpha: float) -> Float64Array:
 
 
 def spread(siblings: Sequence[Episode]) -> float:
-    """The standard deviation of what they earned; 0 where fewer than two earned anything."""
-    rewards = [e.reward for e in siblings if e.good and e.reward is not None]
-    return float(np.std(rewards)) if len(rewards) > 1 else 0.0
+    """The standard deviation of what they earned; 0 where fewer than two earned anything.
+
+    Where agents are rewarded apart it is the largest one of theirs: what two of them earn in a zero-sum game is
+    together always the same.
+    """
+    earned: dict[str | None, list[float]] = {}
+    for e in siblings:
+        if e.good and e.reward is not None:
+            own = {r.agent: r.value for r in e.rewards if r.agent is not None}
+            for agent, value in {None: e.reward, **own}.items():
+                earned.setdefault(agent, []).append(value)
+    return max((float(np.std(values)) for values in earned.values() if len(values) > 1), default=0.0)

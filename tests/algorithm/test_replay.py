@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.episode import Earned, Episode
 from agentlightning.algorithm.replay import ReplayBuffer, chances
 from agentlightning.errors import ConfigError
 
@@ -113,3 +113,14 @@ def test_failed_rollouts_do_not_count_as_a_reward() -> None:
     buffer.add([one, failed], {"g"})
     assert buffer.kept == []
     assert np.isfinite(chances([1.0], 1.0)).all()
+
+
+def test_a_zero_sum_game_is_kept_though_its_rewards_add_up_to_nothing() -> None:
+    won, lost = group("g", 0.0, 0.0)
+    episodes = [
+        replace(won, rewards=[Earned(1.0, 0, "white"), Earned(-1.0, 0, "black")]),
+        replace(lost, rewards=[Earned(-1.0, 0, "white"), Earned(1.0, 0, "black")]),
+    ]
+    buffer = ReplayBuffer(4, 1.0, 0)
+    buffer.add(episodes, {"g"})
+    assert [kept.priority for kept in buffer.kept] == [1.0]

@@ -40,7 +40,7 @@ async def train(run_dir: Path, algorithm: agl.GRPO, agent: Any, tasks: Any, val:
 # ---- self-distillation ---------------------------------------------------------------------------------------------
 
 
-def make_obedient(folder: Path, steps: int = 100) -> str:
+def make_obedient(folder: Path, steps: int = 60) -> str:
     """The calculator, taught to be careful where it is told to and as careless as before where it is not."""
     import torch
     from renderers import Qwen3Renderer
@@ -49,9 +49,10 @@ def make_obedient(folder: Path, steps: int = 100) -> str:
     maker = load_example("calc", "make_model")
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(SHIPPED)
-    model, rng = Qwen3ForCausalLM.from_pretrained(SHIPPED), random.Random(0)
-    teacher, told = maker.Teacher(tokenizer, Qwen3Renderer(tokenizer)), message_tokens(load_rendering(SHIPPED), CARE)
-    stage = maker.Stage("obedient", steps, 24, 0.002, 4e-4, maker.MIXED.weights)
+    model: Any = Qwen3ForCausalLM.from_pretrained(SHIPPED)
+    rng = random.Random(0)
+    teacher, told = maker.Teacher(tokenizer, Qwen3Renderer(tokenizer)), message_tokens(load_rendering(str(SHIPPED)), CARE)
+    stage = maker.Stage("obedient", steps, 16, 0.002, 4e-4, maker.MIXED.weights)
     drawn = 0
 
     def draw(careless: dict[str, float]) -> Any:
@@ -121,11 +122,11 @@ def make_experts(folder: Path, experts: int = 4) -> str:
     import torch
     from transformers import Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-    dense = Qwen3ForCausalLM.from_pretrained(SHIPPED)
+    dense: Any = Qwen3ForCausalLM.from_pretrained(SHIPPED)
     given = {k: v for k, v in dense.config.to_dict().items() if k not in ("model_type", "architectures", "dtype")}
     sizes = {"moe_intermediate_size": dense.config.intermediate_size, "num_experts": experts, "num_experts_per_tok": 2}
     torch.manual_seed(0)
-    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**given, **sizes, "norm_topk_prob": True}))
+    model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**given, **sizes, "norm_topk_prob": True}))
     weights = dense.state_dict()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
