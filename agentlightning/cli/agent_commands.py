@@ -53,6 +53,7 @@ Files = Annotated[Path | None, typer.Option(help="A folder that is copied into e
 Workspaces = Annotated[Path | None, typer.Option(help="Keep the working directories here.")]
 IsolationOption = Annotated[Isolation | None, typer.Option(help="Run programs in a sandbox.")]
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
 Backend = Annotated[
     str | None, typer.Option(help="Where the model is sampled: embedded, vllm or ray; embedded if not given.")
@@ -95,6 +96,7 @@ def run(
     timeout: Timeout = None,
     concurrency: Concurrency = 16,
     run_dir: RunDir = None,
+    as_json: Json = False,
 ) -> None:
     """Run an agent on tasks without training, and show its rewards and what went wrong.
 
@@ -117,6 +119,7 @@ def run(
         timeout=timeout,
         concurrency=concurrency,
         run_dir=run_dir,
+        as_json=as_json,
     )
 
 

@@ -141,6 +141,7 @@ def evaluate(
     ] = None,
     passing: Annotated[float, typer.Option(help="The reward from which a run passes.")] = 1.0,
     best_of: Annotated[int | None, typer.Option(min=1, help="Also what the best of so many runs earns.")] = None,
+    as_json: agent_commands.Json = False,
 ) -> None:
     """Compare a trained model with the one it came from on held-out tasks, with confidence intervals.
 
@@ -150,7 +151,7 @@ def evaluate(
     """
     from agentlightning.cli.evaluate import Wanted, run_evaluation
 
-    wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing)
+    wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing, as_json=as_json)
     run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted)
 
 

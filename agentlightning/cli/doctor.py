@@ -30,6 +30,9 @@ from agentlightning.trainer.folder import new_folder
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutMode
 
+ENOUGH = 8
+"""Rollouts that there must be to say something of them, however few tasks there are."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
@@ -63,12 +66,14 @@ def examine_agent(agent: LitAgent[Any], tasks: list[Any], options: Options) -> i
 
 
 async def _examine(agent: LitAgent[Any], tasks: list[Any], options: Options, folder: Path) -> Diagnosis:
-    trainer, model = _trainer(options, folder)
+    tasks = tasks[: options.tasks]
+    repeats = max(options.repeats, -(-ENOUGH // len(tasks))) if tasks else options.repeats
+    trainer, model = _trainer(replace(options, repeats=repeats), folder)
     stop = asyncio.Event()
     late = asyncio.get_running_loop().call_later(options.seconds, stop.set)
     try:
         with _heard(blocking.logger) as blocked:
-            await trainer.fit_async(agent, tasks[: options.tasks], stop=stop)
+            await trainer.fit_async(agent, tasks, stop=stop)
     finally:
         late.cancel()
     shape = read_shape(model) if model is not None else None

@@ -32,6 +32,8 @@ from agentlightning.trainer.tasks import load_tasks
 from agentlightning.types import RolloutMode
 
 terminal = Terminal(highlight=False, soft_wrap=True)
+beside = Terminal(highlight=False, soft_wrap=True, stderr=True)
+"""What is said on the way, so that the output itself holds the numbers alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class Wanted:
     best_of: int | None = None
     """… and what the best of so many earns."""
     passing: float = 1.0
+    as_json: bool = False
 
     def rollouts(self) -> int:
         """How many rollouts each task has. Raises ConfigError where an estimate needs more than are wanted."""
@@ -96,23 +99,43 @@ def _evaluate(
     litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
     rewards: dict[str, list[list[float]]] = {}
+    failures: dict[str, int] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
             continue
-        with terminal.status(f"{label}: loading {served.name}") as spinner:
+        with beside.status(f"{label}: loading {served.name}") as spinner:
             progress = _Progress(f"{label}: {served.name}", spinner)
             earned, failed = measure(served, litagent, held_out, repeats, progress)
         rewards[label] = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
+        failures[label] = failed
         if failed:
-            terminal.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
+            beside.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
     names = {label: served and served.name for label, served in models.items()}
+    if wanted.as_json:
+        shown = {name: _numbers(estimate, rewards) for name, estimate in wanted.estimates().items()}
+        terminal.print_json(json.dumps({"models": names, "failed": failures, "repeats": repeats, "estimates": shown}))
+        return
     for name, estimate in wanted.estimates().items():
         terminal.print(_table(name, estimate, rewards, names))
-        if len(rewards) == 2:
-            before, after = ([estimate(task) for task in rewards[label]] for label in ("base", "trained"))
-            gain, (low, high) = paired_difference(before, after)
+        if "gain" in (numbers := _numbers(estimate, rewards)):
+            gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
+
+
+def _numbers(
+    estimate: Callable[[Sequence[float]], float], rewards: Mapping[str, Sequence[Sequence[float]]]
+) -> dict[str, dict[str, float]]:
+    """An estimate of each model with its 95 % interval; of two models also the paired difference, as `gain`."""
+    values = {label: [estimate(task) for task in tasks] for label, tasks in rewards.items()}
+    found: dict[str, dict[str, float]] = {}
+    for label, of_tasks in values.items():
+        low, high = mean_interval(of_tasks)
+        found[label] = {"value": fmean(of_tasks), "low": low, "high": high, "tasks": len(of_tasks)}
+    if len(values) == 2:
+        gain, (low, high) = paired_difference(values["base"], values["trained"])
+        found["gain"] = {"value": gain, "low": low, "high": high}
+    return found
 
 
 class _Progress(SilentConsole):
@@ -175,7 +198,7 @@ def _agent_and_tasks(
         held_out = run_sync(_validation_tasks(latest_checkpoint(checkpoint).parent.parent)) if run else []
         if not held_out:
             raise ConfigError("There are no validation tasks of a run: give tasks with --tasks FILE.")
-        terminal.print(f"On the {len(held_out)} validation tasks of the run.")
+        beside.print(f"On the {len(held_out)} validation tasks of the run.")
     if agent is not None:
         return find_agent(agent), held_out
     if example is not None:
@@ -214,10 +237,9 @@ def _table(
     """A row per model. The interval is over tasks, whose rollouts belong together."""
     table = Table("", name, "95 % interval", "tasks", "rollouts")
     table.add_column("model", overflow="fold")
-    for label, tasks in rewards.items():
-        values = [estimate(task) for task in tasks]
-        low, high = mean_interval(values)
-        count = sum(map(len, tasks))
-        shown = f"{sum(values) / len(values):.3f}", f"{low:.3f} – {high:.3f}", str(len(tasks)), str(count)
-        table.add_row(label, *shown, str(models[label]))
+    for label, found in _numbers(estimate, rewards).items():
+        if label in models:
+            interval = f"{found['low']:.3f} – {found['high']:.3f}"
+            counts = str(found["tasks"]), str(sum(map(len, rewards[label])))
+            table.add_row(label, f"{found['value']:.3f}", interval, *counts, str(models[label]))
     return table

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.agent_commands import Agent, Concurrency, Tasks
+from agentlightning.cli.agent_commands import Agent, Concurrency, Json, Tasks
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or the file of a store; the run may be going on.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Which run of a store that holds several; else the last.")]
@@ -24,9 +24,6 @@ class Outcome(StrEnum):
     JUDGE_ERROR = "judge_error"
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def show(
@@ -142,6 +139,7 @@ def watch(
     run_id: RunId = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Look again after so many.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print how it stands now as JSON, and end.")] = False,
 ) -> None:
     """Watch a run that goes on: its curve, the step it is in, what is left, and the rollouts under way.
 
@@ -149,7 +147,7 @@ def watch(
     """
     from agentlightning.cli.watch import watch_run
 
-    watch_run(run, run_id, seconds, once=once)
+    watch_run(run, run_id, seconds, once=once, as_json=as_json)
 
 
 def report(
@@ -176,7 +174,7 @@ def doctor(
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Look at so many tasks.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each, which are compared.")] = 4,
+    repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each, to compare; of one task more.")] = 4,
     seconds: Annotated[float, typer.Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 50.0,
     group_size: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 16,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -194,8 +195,11 @@ def attempt_key(rollout_id: str, attempt_id: str, scopes: list[str], secret_file
 # ---- looking and forgetting ------------------------------------------------------------------------------------------
 
 
-def stats(location: Location) -> None:
+def stats(location: Location, *, as_json: bool = False) -> None:
     found = run_sync(_statistics(location))
+    if as_json:
+        console.print_json(json.dumps(found))
+        return
     table = Table("", "count", title=str(location), show_header=False)
     for noun in ("rollouts", "attempts"):
         table.add_row(f"[bold]{noun}[/bold]", f"[bold]{sum(found[noun].values()):,}[/bold]")

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentlightning.cli.agent_commands import Json
+
 if TYPE_CHECKING:
     from agentlightning.cli.store import Location
 
@@ -73,6 +75,7 @@ def statistics(
     run: Annotated[Path | None, typer.Argument(help="A run's folder, or the file of a store.")] = None,
     path: StorePath = None,
     dsn: StoreDsn = None,
+    as_json: Json = False,
 ) -> None:
     """Count what is stored, by status; also of a run that is going on.
 
@@ -80,7 +83,7 @@ def statistics(
     """
     from agentlightning.cli import store
 
-    store.stats(_named(context, path, dsn) if run is None else store.location_of(run))
+    store.stats(_named(context, path, dsn) if run is None else store.location_of(run), as_json=as_json)
 
 
 @store_app.command()

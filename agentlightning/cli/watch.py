@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +20,115 @@ from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.safe import one_line, safe, terminal
 from agentlightning.errors import StoreError
 from agentlightning.metrics.svg import points_of
+from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
-from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, RunStatus
+from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, Run, RunStatus
 
 OPEN_SHOWN, SAID_SHOWN = 8, 4
 
 
-def watch_run(path: Path, run_id: str | None, seconds: float, *, once: bool) -> None:
-    """Show the run until it ends, anew every so many seconds; with `once` as it is now."""
-    run_sync(_watch(path, run_id, seconds, once))
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a run stands."""
+
+    run: Run | None
+    steps: Sequence[Mapping[str, Any]]
+    open: Sequence[tuple[Rollout, str]]
+    """The oldest rollouts under way, each with what was last heard of it."""
+    open_total: int
+    said: Sequence[str]
+    """Its last warnings and verdicts."""
+
+    @property
+    def over(self) -> bool:
+        return self.run is None or self.run.status is not RunStatus.RUNNING
 
 
-async def _watch(path: Path, run_id: str | None, seconds: float, once: bool) -> None:
+def watch_run(path: Path, run_id: str | None, seconds: float, *, once: bool, as_json: bool = False) -> None:
+    """Show the run until it ends, anew every so many seconds; with `once` or `as_json` as it is now."""
+    run_sync(_watch(path, run_id, seconds, once, as_json))
+
+
+async def _watch(path: Path, run_id: str | None, seconds: float, once: bool, as_json: bool) -> None:
     async with opened_run(path, run_id) as opened:
-        frame, over = await _frame(opened)
-        if once or over:
-            terminal().print(frame)
+        now = await _look(opened)
+        if as_json:
+            terminal().print_json(json.dumps(_record(now), default=repr))
             return
-        with Live(frame, console=terminal(), auto_refresh=False) as live:
-            while not over:
+        if once or now.over:
+            terminal().print(_frame(opened, now))
+            return
+        with Live(_frame(opened, now), console=terminal(), auto_refresh=False) as live:
+            while not now.over:
                 await asyncio.sleep(seconds)
                 try:
-                    frame, over = await _frame(opened)
+                    now = await _look(opened)
                 except StoreError:  # its door closed with it
                     break
-                live.update(frame, refresh=True)
+                live.update(_frame(opened, now), refresh=True)
 
 
-async def _frame(opened: OpenedRun) -> tuple[RenderableType, bool]:
-    """What is shown now, and whether the run is over."""
+async def _look(opened: OpenedRun) -> Standing:
     store, run = opened.store, opened.run
     if run is not None:
         run = await store.get_run_by_id(run.run_id) or run
     runs = None if run is None else [run.run_id]
-    steps = await opened.steps()
     waiting = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
     page = await store.query_rollouts(run_id_in=runs, status_in=waiting, sort_by="start_time", limit=OPEN_SHOWN)
     said = [] if run is None else (await store.query_run_events(run.run_id, kind_in=["warning", "verdict"])).items
-    over = run is None or run.status is not RunStatus.RUNNING
-    curves = {"reward": points_of(steps, "reward"), "validation": points_of(steps, "val_reward")}
+    return Standing(
+        run,
+        await opened.steps(),
+        [(rollout, await _last_heard(store, rollout)) for rollout in page],
+        page.total,
+        [str(event.data.get("text", "")) for event in said[-SAID_SHOWN:]],
+    )
+
+
+async def _last_heard(store: LightningStore, rollout: Rollout) -> str:
+    if not isinstance(rollout, AttemptedRollout) or rollout.status in ("queuing", "requeuing"):
+        return "waiting for a runner"
+    page = await store.query_spans(rollout.rollout_id, "latest", sort_by="sequence_id", sort_order="desc", limit=1)
+    return page[0].name if len(page) else "it was claimed"
+
+
+def _record(now: Standing) -> dict[str, Any]:
+    """As JSON values."""
+    last: Mapping[str, Any] = now.steps[-1] if now.steps else {}
+    return {
+        "run_id": now.run and now.run.run_id,
+        "status": now.run and now.run.status.value,
+        "doing": now.run and now.run.state.get("doing"),
+        "error": now.run and now.run.error,
+        "step": last.get("step", 0),
+        "steps": last.get("steps"),
+        "seconds_left": last.get("seconds_left"),
+        "reward": last.get("reward"),
+        "rewards": points_of(now.steps, "reward"),
+        "val_rewards": points_of(now.steps, "val_reward"),
+        "under_way": now.open_total,
+        "oldest": [
+            {"rollout_id": r.rollout_id, "seconds": time.time() - r.start_time, "last_heard": last, "task": r.input}
+            for r, last in now.open
+        ],
+        "said": list(now.said),
+    }
+
+
+def _frame(opened: OpenedRun, now: Standing) -> RenderableType:
+    """What is shown of it."""
+    curves = {"reward": points_of(now.steps, "reward"), "validation": points_of(now.steps, "val_reward")}
     parts: list[RenderableType] = [
-        _head(opened, run, steps),
+        _head(opened, now.run, now.steps),
         plot(curves, min(terminal().width, 100)),
-        *([Text(), await _open(store, list(page), page.total)] if page.total else []),
-        *[Text(f"! {one_line(str(event.data.get('text', '')), 300)}", style="yellow") for event in said[-SAID_SHOWN:]],
+        *([Text(), _open(now)] if now.open_total else []),
+        *[Text(f"! {one_line(text, 300)}", style="yellow") for text in now.said],
     ]
-    return Group(*parts), over
+    return Group(*parts)
 
 
-def _head(opened: OpenedRun, run: Any, steps: list[dict[str, Any]]) -> Text:
-    last: dict[str, Any] = steps[-1] if steps else {}
+def _head(opened: OpenedRun, run: Run | None, steps: Sequence[Mapping[str, Any]]) -> Text:
+    last: Mapping[str, Any] = steps[-1] if steps else {}
     text = Text(safe(opened.name), style="bold")
     if run is not None:
         text.append(f"  {run.algorithm}  {run.status.value}", style="cyan")
@@ -83,22 +145,12 @@ def _head(opened: OpenedRun, run: Any, steps: list[dict[str, Any]]) -> Text:
     return text
 
 
-async def _open(store: Any, rollouts: list[Rollout], total: int) -> Table:
-    title = f"under way: {total}" + (f", the oldest {len(rollouts)} of them" if total > len(rollouts) else "")
+def _open(now: Standing) -> Table:
+    oldest = f", the oldest {len(now.open)} of them" if now.open_total > len(now.open) else ""
+    title = f"under way: {now.open_total}{oldest}"
     table = Table("rollout", "for", "last heard", "task", title=title, title_justify="left", box=None)
-    for rollout in rollouts:
-        claimed = isinstance(rollout, AttemptedRollout) and rollout.status not in ("queuing", "requeuing")
-        last = "waiting for a runner"
-        if claimed:
-            page = await store.query_spans(
-                rollout.rollout_id, "latest", sort_by="sequence_id", sort_order="desc", limit=1
-            )
-            last = page[0].name if len(page) else "it was claimed"
+    for rollout, last in now.open:
         age = f"{time.time() - rollout.start_time:.0f} s"
-        table.add_row(
-            rollout.rollout_id,
-            age,
-            Text(one_line(last, 40)),
-            Text(one_line(str(rollout.input), 60), overflow="ellipsis"),
-        )
+        task = Text(one_line(str(rollout.input), 60), overflow="ellipsis")
+        table.add_row(rollout.rollout_id, age, Text(one_line(last, 40)), task)
     return table

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.dashboard.plain import shown
+from agentlightning.dashboard.texts import texts_of
 from agentlightning.doctor import diagnose, gather
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run
@@ -45,7 +46,9 @@ class Diagnoses:
             if kept is not None and (kept.state == state or is_recent):
                 return kept.answer
             began = time.monotonic()
-            found = await asyncio.to_thread(diagnose, await gather(self._store, run))
+            texts, _ = await texts_of(self._store, run.run_id)
+            decode = None if texts is None else texts.whole
+            found = await asyncio.to_thread(diagnose, await gather(self._store, run), decode)
             took = time.monotonic() - began
             kept = Diagnosed(state, shown(found.to_json()), began + took / self._share)
             self._kept = {**dict(list(self._kept.items())[-MOST_KEPT:]), run.run_id: kept}

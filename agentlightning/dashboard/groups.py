@@ -11,7 +11,7 @@ from starlette.requests import Request
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.dashboard.advantages import Worth, advantages_of
 from agentlightning.dashboard.plain import shown
-from agentlightning.dashboard.tokens import Texts, texts_of
+from agentlightning.dashboard.texts import Texts, texts_of
 from agentlightning.errors import NotFoundError
 from agentlightning.store.sql import SqlLightningStore
 

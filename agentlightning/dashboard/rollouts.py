@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,10 +12,11 @@ from starlette.requests import Request
 from agentlightning.algorithm.episode import make_episode
 from agentlightning.dashboard.plain import cut, shown
 from agentlightning.dashboard.runs import number
+from agentlightning.dashboard.texts import branches, texts_of
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.operations.query import ListedRollout
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.types import Attempt, Span
+from agentlightning.types import Attempt, Call, Span
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, SAME_INPUT
 from agentlightning.types.reward import get_rewards
 
@@ -96,6 +97,8 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
     latest = (await store.list_rollouts(rollout_id_in=[rollout_id]))[0]
     calls = (await store.query_calls([rollout_id], latest_attempt_only=False))[rollout_id]
     mine = [call for call in calls if attempt is not None and call.info.attempt_id == attempt.attempt_id]
+    texts, _ = await texts_of(store, rollout.run_id)
+    left = branches(rollout, mine, texts)
     return {
         **_in_list(latest),
         "task": shown(rollout.input),
@@ -104,7 +107,7 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         "attempts_made": [shown(a.model_dump(mode="json")) for a in attempts],
         "attempt_id": attempt and attempt.attempt_id,
         "reward": make_episode(rollout, attempt, mine, spans).reward,
-        "calls": _calls(spans, {call.info.call_id: call for call in mine}),
+        "calls": _calls(spans, {call.info.call_id: call for call in mine}, left),
         "spans": [_in_waterfall(span) for span in spans],
         "spans_left_out": 0 if page is None else max(0, page.total - len(spans)),
     }
@@ -120,8 +123,10 @@ def chosen(attempts: Sequence[Attempt], attempt_id: str | None) -> Attempt | Non
     return found
 
 
-def _calls(spans: Sequence[Span], recorded: dict[str, Any]) -> list[dict[str, Any]]:
-    """Model calls in order, each with the messages that it adds."""
+def _calls(
+    spans: Sequence[Span], recorded: Mapping[str, Call], left: Mapping[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Model calls in order, each with the messages that it adds. `left`: those that left a known history."""
     found = []
     for span in sorted((s for s in spans if CALL_ID in s.attributes), key=lambda s: s.start_time or 0.0):
         attributes = span.attributes
@@ -142,7 +147,7 @@ def _calls(spans: Sequence[Span], recorded: dict[str, Any]) -> list[dict[str, An
                 "finish_reason": reasons[0] if isinstance(reasons, list) and reasons else reasons,
                 "prompt_tokens": attributes.get("gen_ai.usage.input_tokens"),
                 "response_tokens": attributes.get("gen_ai.usage.output_tokens"),
-                "divergence": None if info is None or info.divergence is None else msgspec.to_builtins(info.divergence),
+                "divergence": left.get(str(attributes[CALL_ID])),
                 "temperature": info.temperature if info else None,
                 "start_time": span.start_time,
                 "end_time": span.end_time,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,8 +10,8 @@ from starlette.requests import Request
 
 from agentlightning.dashboard.advantages import advantages_of
 from agentlightning.dashboard.rollouts import chosen
-from agentlightning.errors import ModelError, NotFoundError
-from agentlightning.models import resolve_model
+from agentlightning.dashboard.texts import Texts, branches, texts_of
+from agentlightning.errors import NotFoundError
 from agentlightning.store.operations.segments import SegmentRow
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import CallInfo
@@ -39,6 +37,8 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
         if attempt and row.attempt_id == attempt.attempt_id
     ]
     texts, why = await texts_of(store, rollout.run_id)
+    calls = (await store.query_calls([rollout_id], latest_attempt_only=False))[rollout_id]
+    left = branches(rollout, [c for c in calls if attempt and c.info.attempt_id == attempt.attempt_id], texts)
     worth = await advantages_of(store, rollout)
     total = sum(row.length for row in rows)
     sampled = _sampled_by(rows, {row.response_segment_id: row.prompt_segment_id for row, _ in infos})
@@ -58,7 +58,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
                 "finish_reason": info.finish_reason,
                 "continues": info.parent_call_id,
                 "temperature": info.temperature,
-                "divergence": None if info.divergence is None else msgspec.to_builtins(info.divergence),
+                "divergence": left.get(info.call_id),
                 "advantages": worth.by_call.get(info.call_id),
             }
             for row, info in infos
@@ -107,48 +107,3 @@ def _floats(data: bytes | None) -> list[float | None] | None:
     if data is None:
         return None
     return [None if x != x else round(x, 5) for x in float32_array(data).tolist()]
-
-
-class Texts:
-    """The text of each token by itself; what is only a part of a character is shown as such."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._decode = functools.lru_cache(maxsize=65_536)(lambda token: tokenizer.decode([token]))
-
-    def __call__(self, ids: Sequence[int]) -> list[str]:
-        return [self._decode(token) for token in ids]
-
-
-@functools.lru_cache(maxsize=8)
-def _load(model: str) -> Texts | str:
-    """The tokenizer of a model, or why there is none. Never fetched from the network."""
-    from pathlib import Path
-
-    try:
-        place = resolve_model(model)
-        if not Path(place).is_dir():
-            from huggingface_hub import try_to_load_from_cache
-
-            cached = try_to_load_from_cache(place, "tokenizer.json")
-            if not isinstance(cached, str):
-                return f"The tokenizer of {model} is not on this machine, so tokens are shown as numbers."
-            place = str(Path(cached).parent)
-        from agentlightning.rendering.tokenizer import FileTokenizer
-
-        if not (Path(place) / "tokenizer.json").is_file():
-            return f"{model} has no tokenizer.json, so tokens are shown as numbers."
-        return Texts(FileTokenizer(Path(place), model))
-    except ImportError:
-        return "The training extra is not installed here, so tokens are shown as numbers."
-    except (ModelError, OSError, ValueError) as error:
-        return f"Tokens are shown as numbers: {error}"
-
-
-async def texts_of(store: SqlLightningStore, run_id: str | None) -> tuple[Texts | None, str | None]:
-    """The texts of a run's tokens; or None and why."""
-    run = await store.get_run_by_id(run_id) if run_id else None
-    model = run.settings.get("model") if run else None
-    if not isinstance(model, str):
-        return None, "It is not known which model these tokens are of, so they are shown as numbers."
-    found = await asyncio.to_thread(_load, model)
-    return (None, found) if isinstance(found, str) else (found, None)

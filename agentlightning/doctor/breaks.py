@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
@@ -118,11 +119,30 @@ def lost_by_cause(breaks: Sequence[Break]) -> dict[str, list[Break]]:
     return dict(sorted(found.items(), key=lambda item: -sum(b.tokens_lost for b in item[1])))
 
 
+def lost_tokens(evidence: Evidence) -> dict[str, Any]:
+    """What breaks cost, whatever their causes: how many there are, and which share of the prompt tokens is lost."""
+    breaks = [one for one in find_breaks(evidence.episodes) if one.cause != "sub_agent"]
+    total = sum(len(c.prompt_ids) for e in evidence.episodes for c in e.calls)
+    lost = sum(one.tokens_lost for one in breaks)
+    per_step = lost / _steps(evidence)
+    return {
+        "prefix_breaks": len(breaks),
+        "prompt_tokens_lost": lost / total if total else None,
+        "tokens_lost_per_step": per_step if breaks else None,
+        "seconds_lost_per_step": _seconds(evidence, per_step) if breaks else None,
+    }
+
+
+def _steps(evidence: Evidence) -> int:
+    """How many steps the rollouts that were read belong to."""
+    return max(1, len({e.rollout.metadata.get("step") for e in evidence.episodes}))
+
+
 def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[Finding]:
     """One finding for each cause that costs something."""
     calls = [c for e in evidence.episodes for c in e.calls]
     total = sum(len(c.prompt_ids) for c in calls)
-    steps = len({e.rollout.metadata.get("step") for e in evidence.episodes})
+    steps = _steps(evidence)
     for cause, breaks in lost_by_cause(find_breaks(evidence.episodes, decode)).items():
         lost = sum(one.tokens_lost for one in breaks)
         if lost < WORTH_A_WORD * total or cause == "sub_agent":
@@ -223,12 +243,17 @@ def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) 
     width = min(len(was), len(now))
     if was[:width] == now[:width] and width:
         return "tokenizer_seam"
-    tail = before[-24:]
-    if all(CLOCK.search(_word(tail + text, len(tail))) for text in (was, now)):
+    if differ_by_clock(before, was, now):
         return "clock"
     if _same_json(*around):
         return "tool_json"
     return told
+
+
+def differ_by_clock(before: str, was: str, now: str) -> bool:
+    """Whether two texts that go on differently after `before` differ in a date, a time or a random id."""
+    tail = before[-24:]
+    return all(CLOCK.search(_word(tail + text, len(tail))) for text in (was, now))
 
 
 def _word(text: str, at: int) -> str:

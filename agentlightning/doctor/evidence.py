@@ -14,8 +14,9 @@ from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.units import OUTCOME_USE
 from agentlightning.store.base import LightningStore
-from agentlightning.types import FINISHED_ROLLOUT, Rollout, RolloutMode, Run, Span
+from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
 
 LAST_ROLLOUTS = 384
 """Finished training rollouts of the end of the run that are read."""
@@ -42,6 +43,9 @@ class Evidence:
     turned_away: Mapping[str, int] = field(default_factory=dict)
     """Requests to the gateway that belonged to no attempt, by why they were refused."""
 
+    earlier_errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Why earlier attempts at a rollout failed, by rollout id, of some of those that were tried again."""
+
     provider: bool = False
     """The agent asks another provider's model on purpose, whose tokens nobody knows."""
 
@@ -49,6 +53,13 @@ class Evidence:
     def talks(self) -> Mapping[str, Sequence[Conversation]]:
         """The model calls as people read them, by rollout id, of the rollouts whose spans were read."""
         return {rollout_id: conversations(spans) for rollout_id, spans in self.spans.items()}
+
+    @cached_property
+    def masked(self) -> list[Episode]:
+        """Rollouts that the update leaves out because of how they ended."""
+        told = {Outcome(name): use for name, use in dict(self.settings.get("outcome_use") or {}).items()}
+        uses = {**OUTCOME_USE, **told}
+        return [e for e in self.episodes if uses[e.outcome] == "mask"]
 
     @cached_property
     def rewards(self) -> list[float]:
@@ -102,6 +113,7 @@ async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
         episodes=episodes,
         early=early,
         spans=await read_spans(store, [*early[:WITH_TEXT], *episodes[-WITH_TEXT:]]),
+        earlier_errors=await _earlier_errors(store, episodes),
         settings={} if run is None else run.settings,
         run=run,
     )
@@ -118,6 +130,16 @@ async def read_spans(store: LightningStore, episodes: Sequence[Episode]) -> dict
     ids = [e.rollout.rollout_id for e in episodes]
     found = await asyncio.gather(*(store.query_spans(rollout_id, "latest") for rollout_id in ids))
     return {rollout_id: page.items for rollout_id, page in zip(ids, found, strict=True)}
+
+
+async def _earlier_errors(store: LightningStore, episodes: Sequence[Episode]) -> dict[str, list[str]]:
+    """Of the last `WITH_TEXT` rollouts that were tried more than once."""
+    again = [e.rollout.rollout_id for e in episodes if e.attempt is not None and e.attempt.sequence_id > 1]
+    found: dict[str, list[str]] = {}
+    for rollout_id in again[-WITH_TEXT:]:
+        attempts = list(await store.query_attempts(rollout_id, sort_by="sequence_id"))
+        found[rollout_id] = [a.error or f"no message ({a.outcome or a.status})" for a in attempts[:-1]]
+    return found
 
 
 async def _finished(store: LightningStore, runs: list[str] | None, order: Any, limit: int) -> list[Rollout]:

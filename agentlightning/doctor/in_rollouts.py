@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,11 @@ _NO_NUMBER = "must be a finite number"
 _TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
 _AWAY = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
 
+_BUSY = re.compile(r"\b429\b|rate.?limit|too many requests", re.IGNORECASE)
+BUSY_FIX = (
+    "A provider turns requests away because there are too many of them: lower concurrency (or the provider's "
+    "max_concurrency), or ask it for a higher limit."
+)
 _FIX_OF = {
     Outcome.AGENT_ERROR: "Mend what the message names; agl show --failed shows whole rollouts.",
     Outcome.TIMEOUT: "See where it waits (agl show --failed), or set rollout_config=RolloutConfig(timeout_seconds=…).",
@@ -47,6 +53,11 @@ def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
 def outcomes(episodes: Sequence[Episode]) -> dict[str, int]:
     """How many rollouts ended in which way."""
     return dict(Counter(e.outcome.value for e in episodes).most_common())
+
+
+def is_busy(text: str) -> bool:
+    """Whether a message says that a provider was asked too often."""
+    return bool(_BUSY.search(text))
 
 
 def ids(episodes: Sequence[Episode]) -> list[str]:
@@ -92,7 +103,7 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
     yield (problem if len(others) >= MOST * len(episodes) else warning)(
         "rollouts_fail",
         f"{share(len(others), len(episodes))} rollouts failed. Most common ({count}×): {outcome.value}: {text}",
-        _FIX_OF.get(outcome, ""),
+        BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
         outcomes=outcomes(episodes),
         error=_error([e for e in others if first_line(e) == text][-1]),
         rollouts=ids([e for e in others if e.outcome is outcome]),
@@ -236,10 +247,19 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
     elif easy > 0.6 * len(flat):
         code, why = "too_easy", f": {easy} of them always the highest reward. The tasks are too easy."
         fix = "Take harder tasks, or set dynamic_sampling=2, which replaces groups that teach nothing."
+    elif _ignores_the_answer(flat):
+        code, why = "reward_ignores_answer", ", whatever they said; rewards differ from task to task alone."
+        fix = "Rate a right and a wrong answer to one task by hand: where both earn the same, mend the reward."
     else:
         code, why = "no_variance", ". Tasks are either solved every time or never."
         fix = "Set dynamic_sampling=2, raise group_size or temperature, or give partial rewards."
     yield (problem if len(flat) >= 0.95 * len(groups) else warning)(code, words + why, fix, **numbers)
+
+
+def _ignores_the_answer(flat: Sequence[Sequence[Episode]]) -> bool:
+    """Whether siblings differ in what they said and never in what they earned, which is more than right or wrong."""
+    said = [len({b"|".join(c.response_ids.tobytes() for c in e.calls) for e in group}) > 1 for group in flat]
+    return len({group[0].reward for group in flat}) > 2 and sum(said) > 0.9 * len(said)
 
 
 def difficulty(groups: Sequence[Sequence[Episode]], low: float, high: float) -> dict[str, dict[str, float]]:

@@ -25,6 +25,8 @@ REPEATED = 4
 PHRASE = 3
 """… of at least so many tokens, and of at most:"""
 LONGEST_PHRASE = 40
+LOOKED_AT = 128
+"""Rollouts that are searched for repeated phrases."""
 LENGTH_PAYS = 0.5
 """Rank correlation of length and reward among siblings."""
 
@@ -83,20 +85,33 @@ def _same_answers(evidence: Evidence) -> Iterator[Finding]:
     groups = [group for group in evidence.groups if any(e.calls for e in group)]
     same = sameness(groups)
     if len(groups) >= 4 and same > SAME and not evidence.solved:
+        temperatures = sorted({c.info.temperature for group in groups for e in group for c in e.calls})
+        if temperatures == [0.0]:
+            yield problem(
+                "greedy_sampling",
+                "Rollouts are sampled at temperature 0, so siblings say the same, and there is nothing to compare.",
+                "Set temperature=1.0, in the settings of the training and not only in the agent's request.",
+                share=same,
+            )
+            return
         yield problem(
             "same_answers",
             f"{same:.0%} of the rollouts say word for word what a sibling said, so there is nothing to compare.",
             "Ask for temperature=1.0, in the agent's request too, and without a fixed seed; if entropy has collapsed, "
-            "go "
-            "back to an earlier checkpoint.",
+            "go back to an earlier checkpoint.",
             share=same,
-            temperatures=sorted({c.info.temperature for group in groups for e in group for c in e.calls}),
+            temperatures=temperatures,
         )
 
 
+def repeating(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
+    """The last rollouts that repeat a phrase over and over, and those that were looked at."""
+    looked = [e for e in episodes if e.calls][-LOOKED_AT:]
+    return [e for e in looked if any(repeats(c.response_ids) for c in e.calls if c.info.trained)], looked
+
+
 def _phrases(evidence: Evidence) -> Iterator[Finding]:
-    with_calls = [e for e in evidence.episodes if e.calls][-128:]
-    found = [e for e in with_calls if any(repeats(c.response_ids) for c in e.calls if c.info.trained)]
+    found, with_calls = repeating(evidence.episodes)
     if found and len(found) >= 0.2 * len(with_calls):
         yield warning(
             "repeated_phrases",
@@ -128,18 +143,20 @@ def _length(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _without_tools(evidence: Evidence) -> Iterator[Finding]:
-    """Rollouts that earn the highest reward without any of the tools, where the first ones used them."""
+def paid_without_tools(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[list[Episode], list[Episode]]:
+    """Rollouts with the highest reward that used none of the tools they were offered, and all such that had tools."""
     offered = {r for r, talks in evidence.talks.items() if any(talk.tools for talk in talks)}
     if not offered or evidence.spread == 0:
-        return
+        return [], []
     top = max(evidence.rewards)
-    shares = []
-    for episodes in (evidence.early, evidence.episodes):
-        paid = [e for e in episodes if e.rollout.rollout_id in offered and e.reward == top]
-        without = [e for e in paid if not any(_tool_calls(t) for t in evidence.talks[e.rollout.rollout_id])]
-        shares.append((without, paid))
-    (before, paid_before), (now, paid_now) = shares
+    paid = [e for e in episodes if e.rollout.rollout_id in offered and e.reward == top]
+    return [e for e in paid if not any(_tool_calls(t) for t in evidence.talks[e.rollout.rollout_id])], paid
+
+
+def _without_tools(evidence: Evidence) -> Iterator[Finding]:
+    """Rollouts that earn the highest reward without any of the tools, where the first ones used them."""
+    before, paid_before = paid_without_tools(evidence, evidence.early)
+    now, paid_now = paid_without_tools(evidence, evidence.episodes)
     if len(paid_now) < 8 or len(now) < 0.5 * len(paid_now):
         return
     if paid_before and len(before) >= 0.25 * len(paid_before):

@@ -15,7 +15,9 @@ from agentlightning.doctor.finding import Finding
 from agentlightning.doctor.in_rollouts import rollout_findings
 from agentlightning.doctor.in_texts import text_findings
 
-MEANINGLESS = frozenset({"token_ids_missing", "nothing_trained", "never_called", "calls_not_captured"})
+MEANINGLESS = frozenset(
+    {"token_ids_missing", "nothing_trained", "never_called", "calls_not_captured", "greedy_sampling"}
+)
 """Findings with which nothing can be learned, whatever comes later."""
 OF_ALL = frozenset({"prompts_too_long", "no_reward", "reward_not_finite"})
 """The same, if they are of all rollouts."""
@@ -34,6 +36,4 @@ def objections(episodes: Sequence[Episode], settings: Mapping[str, Any]) -> Iter
 def _refuses(finding: Finding, episodes: Sequence[Episode]) -> bool:
     if finding.code in MEANINGLESS:
         return True
-    if finding.code == "same_answers":  # greedy: no later step will differ
-        return finding.evidence["temperatures"] == [0.0]
     return finding.code in OF_ALL and f"{len(episodes)} of {len(episodes)} " in finding.words

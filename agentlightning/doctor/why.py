@@ -11,38 +11,38 @@ from typing import Any
 
 from agentlightning.algorithm.preflight import TREND_LEVEL
 from agentlightning.algorithm.trend import chance_of_no_rise
-from agentlightning.doctor.breaks import Decode, break_findings
+from agentlightning.doctor.breaks import Decode, break_findings, lost_tokens
 from agentlightning.doctor.evidence import Evidence, gather
 from agentlightning.doctor.finding import Diagnosis, Finding, note, worst_first
+from agentlightning.doctor.in_calls import call_findings
 from agentlightning.doctor.in_rollouts import difficulty, outcomes, rollout_findings
 from agentlightning.doctor.in_steps import FEW, recent, signal_to_noise, step_findings
-from agentlightning.doctor.in_texts import length_pays, sameness, text_findings
+from agentlightning.doctor.in_texts import length_pays, paid_without_tools, repeating, sameness, text_findings
 from agentlightning.doctor.template import Template, template_findings
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Run
+from agentlightning.types import Outcome, Run
 
 _OF_STEPS = (
     *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "staleness"),
-    *("correction_mean", "corrected_to_zero", "effective_sample_size", "logprob_gap_max", "sync_gap", "learning_rate"),
+    *("correction_mean", "corrected_to_zero", "effective_sample_size", "ratio_min", "ratio_max"),
+    *("logprob_gap_max", "kl_engine", "sync_gap", "learning_rate"),
 )
 """Metrics whose recent median is part of what was measured."""
+_NO_DIFFERENCE = ("no_updates", "not_rising", "no_gradient", "no_variance", "too_hard", "too_easy")
 _SHADOWS = {
-    "constant_reward": {
-        "no_updates",
-        "not_rising",
-        "same_answers",
-        "no_gradient",
-        "no_variance",
-        "too_hard",
-        "too_easy",
-    },
+    "constant_reward": {*_NO_DIFFERENCE, "same_answers"},
     "learning_rate_zero": {"not_rising", "no_gradient"},
     "gradient_noise": {"not_rising"},
     "never_called": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "calls_not_captured": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "too_hard": {"no_updates", "not_rising"},
     "too_easy": {"no_updates", "not_rising"},
+    "no_variance": {"no_updates", "not_rising"},
+    "reward_ignores_answer": {"no_updates", "not_rising"},
+    "greedy_sampling": {*_NO_DIFFERENCE, "constant_reward"},
+    "calls_fail_unseen": {*_NO_DIFFERENCE, "constant_reward", "never_called", "calls_not_captured"},
+    "rollouts_fail": {"attempts_repeated"},
     "same_answers": {"no_updates", "no_variance", "too_hard", "too_easy"},
     "tool_calls_unparsed": {"reward_without_tools"},
     "not_finite": {"gradient_spike", "reward_fell"},
@@ -79,6 +79,7 @@ def diagnose(evidence: Evidence, decode: Decode | None = None, template: Templat
         *rollout_findings(evidence),
         *step_findings(evidence),
         *text_findings(evidence),
+        *call_findings(evidence, decode),
         *break_findings(evidence, decode),
         *template_findings(evidence, template, decode),
     ]
@@ -117,6 +118,10 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
     )
 
 
+def _part(some: Sequence[Any], of: Sequence[Any]) -> float | None:
+    return len(some) / len(of) if of else None
+
+
 def measure(evidence: Evidence) -> dict[str, Any]:
     """The numbers behind the findings, whether anything is wrong with them or not."""
     episodes, groups = evidence.episodes, evidence.groups
@@ -132,12 +137,18 @@ def measure(evidence: Evidence) -> dict[str, Any]:
         "groups": len(groups),
         "flat_groups": flat / len(groups) if groups else None,
         "dropped": int(sum(evidence.series("dropped"))),
+        "failed": _part([e for e in episodes if not e.good], episodes),
+        "truncated": _part([e for e in episodes if e.outcome is Outcome.TRUNCATED], episodes),
+        "masked": _part(evidence.masked, episodes),
         "reward_by_difficulty": difficulty(groups, min(evidence.rewards), max(evidence.rewards)) if groups else {},
         "same_answers": sameness(groups),
+        "repeated_phrases": _part(*repeating(episodes)),
         "length_reward_correlation": length_pays(groups),
+        "rewarded_without_tools": _part(*paid_without_tools(evidence, episodes)),
         "calls_per_rollout": len(calls) / len(episodes) if episodes else None,
         "sampled_tokens_per_rollout": statistics.mean(e.sampled_tokens for e in episodes) if episodes else None,
         "longest_call_tokens": max((len(c.prompt_ids) + len(c.response_ids) for c in calls), default=None),
     }
     found["signal_to_noise"] = signal_to_noise(evidence)
+    found |= lost_tokens(evidence)
     return found | {name: value for name in _OF_STEPS if (value := recent(evidence, name)) is not None}

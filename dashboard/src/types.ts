@@ -44,9 +44,17 @@ export interface RunEvent {
   data: Record<string, unknown>;
 }
 
+export interface Finding {
+  code: string;
+  severity: string;
+  words: string;
+  fix: string;
+  evidence: { rollouts?: string[] } & Record<string, unknown>;
+}
+
 export interface Diagnosis {
   verdict: string;
-  findings: { code: string; severity: string; words: string; fix: string }[];
+  findings: Finding[];
 }
 
 export interface ListedRollout {
@@ -95,6 +103,11 @@ export interface Divergence {
   position: number;
   tokens_lost: number;
   cause: string;
+  /** What both have before it, how the history went on, how the prompt goes on, and what to change: where they are known. */
+  before?: string;
+  was?: string;
+  now?: string;
+  advice?: string;
 }
 
 export interface Call {

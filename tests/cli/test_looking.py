@@ -189,6 +189,23 @@ def test_a_run_is_watched(well: Path, width: int) -> None:
     assert max(map(len, text.splitlines())) <= width
 
 
+def test_how_a_run_stands_is_told_to_programs(well: Path) -> None:
+    found = as_json("watch", well)
+    assert (found["status"], found["step"], found["under_way"], found["said"]) == ("running", 12, 0, [])
+    assert len(found["rewards"]) == 12
+    assert found["reward"] == found["rewards"][-1][1]
+    store = SqliteLightningStore(well / "store.db")
+
+    async def enqueue() -> None:
+        await store.enqueue_rollout({"q": EVIL}, run_id=found["run_id"])
+        await store.close()
+
+    asyncio.run(enqueue())
+    (waiting,) = as_json("watch", well)["oldest"]
+    assert (waiting["last_heard"], waiting["task"]) == ("waiting for a runner", {"q": EVIL})
+    assert as_json("store", "statistics", well)["rollouts"]["queuing"] == 1
+
+
 def test_rollouts_are_found_by_what_they_were(well: Path) -> None:
     assert [r["reward"] for r in as_json("show", well, "--reward-min", "1", "--limit", "5")] == [1.0] * 5
     assert {r["metadata"]["step"] for r in as_json("show", well, "--step", "1", "--limit", "50")} == {1}

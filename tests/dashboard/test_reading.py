@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ import pytest
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.neighbours import neighbours
+from agentlightning.models import resolve_model
+from agentlightning.rendering.tokenizer import load_tokenizer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
-from agentlightning.types import LLM, Run, RunEvent, RunStatus
+from agentlightning.types import LLM, RolloutMode, Run, RunEvent, RunStatus
+from agentlightning.types.call import Divergence
+from agentlightning.types.names import CALL_ID
 from tests.dashboard.conftest import EVIL, Ask, send
+from tests.store.builders import make_call, make_segment, make_span
 
 
 async def test_runs_have_curves_settings_and_verdicts(ask: Ask) -> None:
@@ -51,9 +57,6 @@ async def test_a_rollout_is_told_call_by_call(ask: Ask) -> None:
 
 
 async def test_messages_of_any_shape_are_shown(ask: Ask, store: SqliteLightningStore) -> None:
-    from agentlightning.types.names import CALL_ID
-    from tests.store.builders import make_span
-
     claim = await store.start_rollout("x", worker_id="w", rollout_id="odd")
     for number, shape in enumerate(("not json", "[1]", '{"role": 1}', '[{"role": "user", "parts": [3]}]')):
         attributes = {CALL_ID: f"c{number}", "gen_ai.input.messages": shape, "gen_ai.response.finish_reasons": "stop"}
@@ -189,3 +192,33 @@ async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
         assert '"reward":0.75' in (await send(session, "GET", "runs/other/steps"))[2]
     await server.stop()
     await store.close()
+
+
+async def test_where_a_call_left_its_history_is_told_in_text(ask: Ask, store: SqliteLightningStore) -> None:
+    tokenizer = load_tokenizer(resolve_model("calc"))
+    begins, was, now = (tokenizer.encode(text) for text in ("user: it is 10:31", ":07 now", ":09 now"))
+    claim = await store.start_rollout("x", RolloutMode.TRAIN, worker_id="w", rollout_id="broke", run_id="run-1")
+    first = make_call(
+        claim,
+        "c1",
+        "p1",
+        "r1",
+        make_segment("p1", None, 0, [*begins, *was]),
+        make_segment("r1", "p1", len(begins + was), [7], 3),
+    )
+    second = make_call(
+        claim, "c2", "p2", "r2", make_segment("p2", "p1", len(begins), now), make_segment("r2", "p2", len(now), [8], 3)
+    )
+    info = dataclasses.replace(
+        second.info, divergence=Divergence(len(begins), 9, "system_prompt_changed"), start_time=3.0
+    )
+    spans = [make_span(claim, "chat policy", **{CALL_ID: call_id}) for call_id in ("c1", "c2")]
+    await store.add_calls(
+        [dataclasses.replace(first, span=spans[0]), dataclasses.replace(second, info=info, span=spans[1])]
+    )
+    for path in ("/rollouts/broke", "/rollouts/broke/tokens"):
+        left = next(call["divergence"] for call in (await ask(path))["calls"] if call["call_id"] == "c2")
+        assert (left["cause"], left["position"]) == ("clock", len(begins) + 2)
+        assert (left["was"][:2], left["now"][:2]) == ("7 ", "9 ")
+        assert left["before"].endswith("10:31:0")
+        assert "last user message" in left["advice"]

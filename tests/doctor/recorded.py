@@ -47,6 +47,8 @@ class Said:
     """Tool results in its prompt."""
     cause: str | None = None
     temperature: float = 1.0
+    asked: float | None = None
+    """The temperature that the agent asked for."""
     trained: bool = True
 
 
@@ -61,6 +63,10 @@ class Told:
     refused: str | None = None
     spans: Sequence[Mapping[str, Any]] = ()
     """Attributes of spans that a framework recorded."""
+    failed_calls: Sequence[str] = ()
+    """Why calls failed of which nobody was told, before the others."""
+    tried: Sequence[str] = ()
+    """Why earlier attempts failed."""
     task: Any = 0
 
 
@@ -93,8 +99,13 @@ async def _rollout(store: LightningStore, run_id: str, group: str, step: int, to
         told.task, RolloutMode.TRAIN, metadata={"group": group, "step": step}, run_id=run_id
     )
     where: Any = {"rollout_id": claim.rollout_id, "attempt_id": claim.attempt.attempt_id}
+    for error in told.tried:
+        await store.update_attempt(**where, status=AttemptStatus.FAILED, outcome=Outcome.INFRA_ERROR, error=error)
+        claim = await store.start_attempt(claim.rollout_id)
+        where["attempt_id"] = claim.attempt.attempt_id
     await store.add_calls([_call(said, n, **where) for n, said in enumerate(told.calls)])
     spans = [Span.from_attributes(name="chat", attributes=dict(a), **where) for a in told.spans]
+    spans += [_failure(text, n, **where) for n, text in enumerate(told.failed_calls)]
     if told.refused:
         refusal = Span.from_attributes(name="chat", attributes={"error.type": "refused"}, **where)
         spans.append(
@@ -110,6 +121,15 @@ async def _rollout(store: LightningStore, run_id: str, group: str, step: int, to
     await store.update_attempt(**where, status=status, outcome=told.outcome, error=told.error)
     if told.outcome is Outcome.INFRA_ERROR:  # it would be tried again
         await store.update_rollout(claim.rollout_id, status=RolloutStatus.FAILED)
+
+
+def _failure(text: str, number: int, **where: Any) -> Span:
+    """A call that another provider did not answer."""
+    attributes = {CALL_ID: f"failed-{number}", "gen_ai.request.model": "judge", "gen_ai.operation.name": "chat"}
+    span = Span.from_attributes(name="chat judge", attributes=attributes, **where)
+    return span.model_copy(
+        update={"status": span.status.model_copy(update={"status_code": "ERROR", "description": text})}
+    )
 
 
 def _call(said: Said, number: int, *, rollout_id: str, attempt_id: str) -> CallRecord:
@@ -132,6 +152,7 @@ def _call(said: Said, number: int, *, rollout_id: str, attempt_id: str) -> CallR
         start_time=float(number),
         end_time=number + 0.5,
         temperature=said.temperature,
+        asked={} if said.asked is None else {"temperature": said.asked},
         divergence=Divergence(0, 1, said.cause) if said.cause else None,
     )
     prompt = Segment(f"{call_id}/p", None, 0, np.array(said.prompt, dtype=np.int32))

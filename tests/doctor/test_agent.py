@@ -108,7 +108,7 @@ REFUSED: dict[str, tuple[str, Sequence[Sequence[Told]]]] = {
     "no call": ("never called the model", told(calls=())),
     "no tokens": ("no sampled tokens", told(calls=(Said(ids=()),))),
     "too long": ("did not fit the model's context", told(outcome=Outcome.TRUNCATED, error="did not fit the context")),
-    "greedy": ("word for word", GREEDY),
+    "greedy": ("sampled at temperature 0", GREEDY),
     "all failed": ("nothing to learn from", failing(Outcome.AGENT_ERROR, "KeyError")),
 }
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from agentlightning.doctor import Diagnosis, Severity, why
+from agentlightning.doctor import Diagnosis, Severity, diagnose, gather, why
 from agentlightning.errors import ConfigError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
+from agentlightning.types.names import CALL_ID
 
 from .recorded import Recording, Said, Told, write
 
@@ -26,8 +27,9 @@ async def store() -> AsyncIterator[InMemoryLightningStore]:
 
 
 def groups(make: Callable[[int, int], Told], n: int = 8, size: int = 4) -> list[list[Told]]:
-    """`make(group, member)` for each sibling of so many groups."""
-    return [[make(g, m) for m in range(size)] for g in range(n)]
+    """`make(group, member)` for each sibling of so many groups; a group's task is its number unless it says another."""
+    made = [[make(g, m) for m in range(size)] for g in range(n)]
+    return [[replace(t, task=g) if t.task == 0 else t for t in group] for g, group in enumerate(made)]
 
 
 def steps(n: int = 12, **metrics: Any) -> list[dict[str, Any]]:
@@ -64,6 +66,7 @@ OPENAI = {
     "gen_ai.output.messages": '[{"role": "assistant", "parts": [{"type": "text", "content": "4"}]}]',
 }
 FAILS = "The agent returned None and emitted no reward. Return a number"
+BUSY = "The provider of 'judge' answered 429."
 LONG = "A prompt of 900 tokens did not fit the context of 512."
 
 
@@ -138,6 +141,50 @@ SICK: dict[str, tuple[str, str, Recording]] = {
     "refused": ("prompts_too_long", "max_context", Recording(groups=told(refused=LONG))),
     "cut off": ("truncated", "max_tokens", Recording(groups=told(outcome=Outcome.TRUNCATED))),
     "deterministic": ("same_answers", "temperature=1.0", Recording(groups=told(calls=(Said(ids=(4, 5, 6)),)))),
+    "greedy": (
+        "greedy_sampling",
+        "temperature=1.0",
+        Recording(groups=told(calls=(Said(ids=(4, 5, 6), temperature=0.0),))),
+    ),
+    "greedy, and all rewards are the same": (
+        "greedy_sampling",
+        "temperature=1.0",
+        Recording(groups=groups(lambda g, m: Told(reward=0.0, calls=(Said(ids=(4, 5, 6), temperature=0.0),)))),
+    ),
+    "rates the task": (
+        "reward_ignores_answer",
+        "mend the reward",
+        Recording(groups=groups(lambda g, m: Told(reward=g / 8)), steps=steps(updates=0)),
+    ),
+    "one task": ("one_task", "Give more tasks", Recording(groups=told(task="the only one"))),
+    "429, and the attempt fails": (
+        "rollouts_fail",
+        "lower concurrency",
+        Recording(
+            groups=groups(
+                lambda g, m: Told(outcome=Outcome.INFRA_ERROR, error=BUSY) if m % 2 else replace(mixed(g, m), task=g)
+            )
+        ),
+    ),
+    "429, and the attempt is made again": (
+        "attempts_repeated",
+        "lower concurrency",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), tried=(BUSY,) if m % 2 else ()))),
+    ),
+    "429, and the agent goes on without an answer": (
+        "calls_fail_unseen",
+        "Let the agent raise",
+        Recording(
+            groups=groups(
+                lambda g, m: Told(reward=0.0, failed_calls=(BUSY,)) if m % 2 else replace(mixed(g, m), task=g)
+            )
+        ),
+    ),
+    "every call fails, and the agent returns 0": (
+        "calls_fail_unseen",
+        "lower concurrency",
+        Recording(groups=groups(lambda g, m: Told(reward=0.0, calls=(), failed_calls=(BUSY, BUSY)))),
+    ),
     "babbles": ("repeated_phrases", "overlong_tokens", Recording(groups=groups(loops))),
     "unparsed": (
         "tool_calls_unparsed",
@@ -197,7 +244,7 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         "validated best",
         replace(WELL, steps=steps(val_reward=lambda t: 0.9 if t < 0.4 else 0.2)),
     ),
-    "a clock": ("prefix_break_history_edited", "Only add messages", Recording(groups=broke("history_edited"))),
+    "an edit": ("prefix_break_history_edited", "Only add messages", Recording(groups=broke("history_edited"))),
     "reasoning": (
         "prefix_break_reasoning_stripped",
         "reasoning_content",
@@ -218,6 +265,107 @@ async def test_the_cause_and_the_fix_are_named(store: InMemoryLightningStore, na
     assert first.severity is not Severity.NOTE
     assert found.findings.index(first) == 0, f"something else came first: {[f.code for f in found.findings]}"
     assert first.words in found.verdict
+
+
+def letters(text: str) -> list[int]:
+    return [ord(character) for character in text]
+
+
+def text_of(ids: Sequence[int]) -> str:
+    return "".join(map(chr, ids))
+
+
+AT = "You are a clerk. It is {}. Be brief. " + "Answer in one word. " * 4
+
+
+def clocked(time: str, *more: str) -> tuple[Said, ...]:
+    """A call whose system prompt has the time in it; and what came of it is asked about at other times."""
+    first = Said(prompt=letters(AT.format(time)), ids=letters("yes"))
+    return first, *(Said(prompt=letters(f"{AT.format(t)} yes. Sure?"), cause="system_prompt_changed") for t in more)
+
+
+async def test_a_clock_in_the_system_prompt_breaks_histories(store: InMemoryLightningStore) -> None:
+    recording = Recording(groups=told(calls=clocked("2026-03-01 10:31:07", "2026-03-01 10:31:09")))
+    first = (await why(store, await write(store, recording), decode=text_of)).findings[0]
+    assert first.code == "prefix_break_clock"
+    assert "'7. Be brief" in first.words
+    assert "'9. Be brief" in first.words
+    assert "last user message" in first.fix
+    assert first.evidence["tokens_lost_per_step"] > 0
+
+
+async def test_a_clock_in_the_prompts_of_siblings_is_found_where_each_calls_once(store: InMemoryLightningStore) -> None:
+    def agent(g: int, m: int) -> Told:
+        return replace(mixed(g, m), calls=[replace(said, ids=None) for said in clocked(f"10:3{m}:0{m}")])
+
+    recording = Recording(groups=groups(agent))
+    found = await why(store, await write(store, recording), decode=text_of)
+    assert [f.code for f in found.findings] == ["prompts_not_shared"]
+    assert "a clock or a random id" in found.findings[0].words
+    on_purpose = [
+        [
+            replace(told, calls=(Said(prompt=letters(f"Hint {'abcd'[m]}. " + "Go on. " * 9)),))
+            for m, told in enumerate(g)
+        ]
+        for g in groups(mixed)
+    ]
+    found = await why(store, await write(store, Recording(groups=on_purpose)), decode=text_of)
+    assert found.healthy, "other examples for each sibling may be meant"
+
+
+async def test_calls_that_a_client_made_again_cost_time_only(store: InMemoryLightningStore) -> None:
+    calls = [replace(t, failed_calls=(BUSY,)) for group in groups(mixed) for t in group]
+    recording = Recording(groups=[calls])
+    evidence = await gather(store, await store.get_run_by_id(await write(store, recording)))
+    answered = {
+        rollout_id: [
+            *spans,
+            spans[-1].model_copy(update={"attributes": {**_JUDGE, CALL_ID: "later"}, "start_time": 1e12}),
+        ]
+        for rollout_id, spans in evidence.spans.items()
+    }
+    found = diagnose(replace(evidence, spans=answered))
+    assert [(f.code, f.severity) for f in found.findings] == [("calls_retried", "warning")]
+    assert "lower concurrency" in found.findings[0].fix
+
+
+_JUDGE = {"gen_ai.request.model": "judge", "gen_ai.operation.name": "chat"}
+
+
+async def test_an_agent_that_asks_for_temperature_0_is_told_what_is_sampled(store: InMemoryLightningStore) -> None:
+    recording = replace(WELL, groups=told(calls=(Said(asked=0.0),)))
+    found = await why(store, await write(store, recording))
+    assert [(f.code, f.severity) for f in found.findings] == [("temperature_changed", "note")]
+    assert "asks for temperature 0, and training samples at 1" in found.findings[0].words
+    assert found.healthy, "siblings differ: nothing is wrong"
+
+
+LISTED = {
+    *("flat_groups", "dropped", "truncated", "masked", "failed", "outcomes", "prefix_breaks", "prompt_tokens_lost"),
+    *("clip_fraction", "entropy", "kl_old", "correction_mean", "effective_sample_size", "logprob_gap_max"),
+    *("grad_norm", "signal_to_noise", "reward_by_difficulty", "same_answers", "repeated_phrases"),
+    *("length_reward_correlation", "rewarded_without_tools", "sampled_tokens_per_rollout"),
+}
+
+
+async def test_every_quantity_is_measured_of_a_healthy_run_too(store: InMemoryLightningStore) -> None:
+    """What a reader of `agl why` may ask for, whether anything is wrong with it or not."""
+
+    def told_of(g: int, m: int) -> Told:
+        tool = {"a": 1} if m % 2 else None
+        ids = range(100 * g, 100 * g + 5 + m)
+        said = Said(ids=ids, tools=True, tool=tool), Said(prompt=(1, 9), cause="history_edited")
+        ends = Outcome.TIMEOUT if (g, m) == (0, 0) else Outcome.TRUNCATED if (g, m) == (1, 0) else Outcome.OK
+        return replace(mixed(g, m), calls=said, outcome=ends)
+
+    noise = {"gradient_signal": 1.0, "gradient_noise": 1.0, "gradient_cosine": 0.5}
+    measured_too = {"correction_mean": 1.0, "effective_sample_size": 0.9, "dropped": 2, **noise}
+    recording = Recording(groups=groups(told_of), steps=steps(**measured_too))
+    measured = (await why(store, await write(store, recording))).measured
+    assert {name for name in LISTED if measured.get(name) is None} == set()
+    assert measured["masked"] == measured["failed"] == measured["truncated"] == 1 / 32
+    assert measured["prompt_tokens_lost"] > 0.5
+    assert 0 < measured["rewarded_without_tools"] < 1
 
 
 def hack(early: Sequence[list[Told]], late: Sequence[list[Told]]) -> Recording:

@@ -53,4 +53,4 @@ def test_eval_finds_the_agent_and_the_validation_tasks_of_the_run(ran: tuple[Pat
         done = run("-m", "agentlightning", "eval", str(run_dir), *more, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Gain on the same tasks" in done.stdout
-        assert ("On the 50 validation tasks of the run" in done.stdout) == (not more)
+        assert ("On the 50 validation tasks of the run" in done.stderr) == (not more)

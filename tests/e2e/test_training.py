@@ -91,6 +91,12 @@ def test_eval_finds_the_improvement_in_a_fresh_process(trained: tuple[Path, str]
     assert done.returncode == 0, done.stdout + done.stderr
     gain = next(line for line in done.stdout.splitlines() if line.startswith("Gain"))
     assert float(gain.split()[5].rstrip(",")) > 0.1, done.stdout
+    done = agl("eval", str(trained[0]), "--limit", "8", "--json", cwd=tmp_path)
+    found = json.loads(done.stdout)
+    (estimate,) = found["estimates"].values()
+    assert {name: one["value"] for name, one in estimate.items()}.keys() == {"base", "trained", "gain"}
+    assert estimate["gain"]["value"] == pytest.approx(estimate["trained"]["value"] - estimate["base"]["value"])
+    assert estimate["base"]["tasks"] == 8
 
 
 @pytest.mark.timeout(300)

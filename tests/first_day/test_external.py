@@ -73,3 +73,7 @@ def test_its_calls_are_recorded_and_shown(tmp_path: Path, endpoint: str) -> None
     assert request["model"] == "theirs"
     assert headers["Authorization"] == "Bearer a-key"
     said(agl(tmp_path, "show", "run"), "What is 6 * 7?", "Forty-two.")
+    again = agl(tmp_path, "run", "--agent", "agent.py:agent", "--tasks", "tasks.json", *where[:-1], "again", "--json")
+    told = json.loads(again.stdout)
+    assert (told["rollouts"], told["reward"], told["outcomes"], told["run_dir"]) == (1, 1.0, {"ok": 1}, "again")
+    assert [(one["task"], one["error"]) for one in told["each"]] == [("What is 6 * 7?", None)]

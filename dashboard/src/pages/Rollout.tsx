@@ -7,6 +7,7 @@ import { metric, moment, oneLine, seconds, textOf } from "../format.ts";
 import { RewardNumber, Status } from "../parts/Badges.tsx";
 import { Id } from "../parts/Copy.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
+import { FindingsOf } from "../parts/Verdicts.tsx";
 import { Conversation } from "../rollout/Conversation.tsx";
 import { TokensView } from "../rollout/TokensView.tsx";
 import { TreeView } from "../rollout/TreeView.tsx";
@@ -35,6 +36,7 @@ export default function RolloutPage({ id }: { id: string }) {
         <>
           <Head rollout={rollout} set={set} />
           {latestError(rollout) && <pre className="error-box prewrap" role="alert" style={{ marginBottom: 16 }}>{latestError(rollout)}</pre>}
+          {rollout.run_id && <FindingsOf run={rollout.run_id} rollout={rollout.rollout_id} />}
           <nav className="tabs" aria-label="Views of the rollout">
             {TABS.map(([name, title]) => <Link key={name} href={withParams(path, { attempt, tab: name === "conversation" ? null : name })} aria-current={tab === name ? "page" : undefined}>{title}</Link>)}
           </nav>

@@ -1,12 +1,13 @@
 // What a run said of itself: findings first, with what to do about them.
 
 import { useQuery } from "@tanstack/react-query";
+import { Link } from "wouter";
 import { get } from "../api.ts";
-import { clock, textOf } from "../format.ts";
-import type { Diagnosis, Run, RunEvent } from "../types.ts";
+import { clock, short, textOf } from "../format.ts";
+import type { Diagnosis, Finding, Run, RunEvent } from "../types.ts";
 import { Empty } from "./States.tsx";
 
-interface Finding {
+interface Said {
   severity: string;
   words: string;
   fix: string | null;
@@ -15,7 +16,7 @@ interface Finding {
 const TONE: Record<string, string> = { problem: "bad", error: "bad", critical: "bad", warning: "warn", verdict: "accent", good: "good", info: "", note: "", event: "" };
 
 /** An event as a finding: doctor and why give a severity, words and a fix; other events have a text or a name. */
-function findingOf(event: RunEvent): Finding {
+function findingOf(event: RunEvent): Said {
   const data = event.data;
   const words = data.words ?? data.text ?? data.name ?? JSON.stringify(data);
   return { severity: String(data.severity ?? event.kind), words: textOf(words), fix: data.fix ? textOf(data.fix) : null };
@@ -38,14 +39,32 @@ export function DiagnosisView({ run }: { run: Run }) {
   return (
     <div>
       <p className="said" style={{ margin: "0 0 6px", fontSize: 14 }}>{textOf(query.data.verdict)}</p>
-      {query.data.findings.map((finding) => (
-        <div key={finding.code} className="verdict">
-          <span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span>
-          <div className="grow"><div className="said">{textOf(finding.words)}</div>{finding.fix && <div className="muted"><b>Try:</b> {textOf(finding.fix)}</div>}</div>
-        </div>
-      ))}
+      {query.data.findings.map((finding) => <FindingView key={finding.code} finding={finding} />)}
     </div>
   );
+}
+
+function FindingView({ finding, links = true }: { finding: Finding; links?: boolean }) {
+  const rollouts = links ? (finding.evidence.rollouts ?? []) : [];
+  return (
+    <div className="verdict">
+      <span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span>
+      <div className="grow">
+        <div className="said">{textOf(finding.words)}</div>
+        {finding.fix && <div className="muted"><b>Try:</b> {textOf(finding.fix)}</div>}
+        {rollouts.length > 0 && <div className="muted small">Look at {rollouts.map((id, n) => <span key={id}>{n > 0 && ", "}<Link className="link mono" href={`/rollouts/${encodeURIComponent(id)}`}>{short(id)}</Link></span>)}</div>}
+      </div>
+    </div>
+  );
+}
+
+/** What the doctor says that names this rollout as an example. */
+export function FindingsOf({ run, rollout }: { run: string; rollout: string }) {
+  const path = `/why?run=${encodeURIComponent(run)}`;
+  const query = useQuery<Diagnosis, Error>({ queryKey: [path], queryFn: () => get<Diagnosis>(path), staleTime: EVERY });
+  const mine = query.data?.findings.filter((finding) => finding.evidence.rollouts?.includes(rollout)) ?? [];
+  if (mine.length === 0) return null;
+  return <section className="card card-pad" style={{ marginBottom: 16, paddingBlock: 4 }} aria-label="Findings">{mine.map((finding) => <FindingView key={finding.code} finding={finding} links={false} />)}</section>;
 }
 
 function Line({ event }: { event: RunEvent }) {

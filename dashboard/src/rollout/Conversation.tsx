@@ -29,7 +29,7 @@ function Mark({ call, number, before, numbers, compact }: { call: Call; number: 
       {call.agent && <span className="badge">{textOf(call.agent)}</span>}
       {!call.trained && <span className="badge" title="Recorded, never trained">not trained</span>}
       {follows && <span className="badge warn">{follows}</span>}
-      {call.divergence && <span className="badge warn" title={`History left at token ${call.divergence.position}`}>{textOf(call.divergence.cause)}: {amount(call.divergence.tokens_lost)} tokens lost</span>}
+      {call.divergence && <span className="badge warn" title={`The history of the calls before was left at token ${call.divergence.position}. ${call.divergence.advice ?? ""}`}>{textOf(call.divergence.cause.replaceAll("_", " "))}: {amount(call.divergence.tokens_lost)} tokens lost</span>}
       {call.finish_reason === "length" && <span className="badge warn">cut off by length</span>}
       {!compact && <span>{amount(call.prompt_tokens)} → {amount(call.response_tokens)} tokens</span>}
       {!compact && call.start_time && call.end_time && <span>{seconds(call.end_time - call.start_time)}</span>}

@@ -1,9 +1,9 @@
 // The token tree: each run of tokens once, what is shared drawn once, and where and why it branched.
 
 import { useElementSize } from "@mantine/hooks";
-import { amount } from "../format.ts";
+import { amount, visible } from "../format.ts";
 import { Empty } from "../parts/States.tsx";
-import type { TokenCall, Tokens } from "../types.ts";
+import type { Divergence, TokenCall, Tokens } from "../types.ts";
 import { layOut, type Placed } from "./paths.ts";
 
 const LANE = 58;
@@ -73,6 +73,17 @@ function lengthOf(placed: Placed[], call: TokenCall): number {
   return placed.find((one) => one.segment.segment_id === call.response_segment)?.end ?? 0;
 }
 
+/** The text up to the break, how the known history went on, and how the prompt goes on instead. */
+export function FirstDifference({ left }: { left: Divergence }) {
+  if (!left.was && !left.now) return <span className="muted">–</span>;
+  return (
+    <div className="prewrap">
+      <span className="muted">{visible(left.before ?? "")}</span>
+      <del className="was">{visible(left.was ?? "")}</del> <ins className="now">{visible(left.now ?? "")}</ins>
+    </div>
+  );
+}
+
 function Branches({ data }: { data: Tokens }) {
   const diverged = data.calls.map((call, index) => ({ call, number: index + 1 })).filter(({ call }) => call.divergence);
   const anew = data.calls.map((call, index) => ({ call, number: index + 1 })).filter(({ call, number }) => number > 1 && call.continues === null && !call.divergence);
@@ -80,10 +91,17 @@ function Branches({ data }: { data: Tokens }) {
   return (
     <div className="card scroll-x">
       <table className="list">
-        <thead><tr><th>Call</th><th>Branched because of</th><th className="num">At token</th><th className="num">Tokens lost</th></tr></thead>
+        <thead><tr><th>Call</th><th>Branched because of</th><th>First difference</th><th className="num">At token</th><th className="num">Tokens lost</th></tr></thead>
         <tbody>
-          {diverged.map(({ call, number }) => <tr key={number}><td>{number}</td><td>{call.divergence?.cause.replaceAll("_", " ")}</td><td className="num">{amount(call.divergence?.position)}</td><td className="num">{amount(call.divergence?.tokens_lost)}</td></tr>)}
-          {anew.map(({ number }) => <tr key={number}><td>{number}</td><td className="muted">it continues no earlier call: another conversation</td><td className="num">0</td><td className="num">–</td></tr>)}
+          {diverged.map(({ call, number }) => call.divergence && (
+            <tr key={number}>
+              <td>{number}</td>
+              <td>{call.divergence.cause.replaceAll("_", " ")}{call.divergence.advice && <div className="small muted">{call.divergence.advice}</div>}</td>
+              <td><FirstDifference left={call.divergence} /></td>
+              <td className="num">{amount(call.divergence.position)}</td><td className="num">{amount(call.divergence.tokens_lost)}</td>
+            </tr>
+          ))}
+          {anew.map(({ number }) => <tr key={number}><td>{number}</td><td className="muted" colSpan={2}>It continues no earlier call: another conversation.</td><td className="num">0</td><td className="num">–</td></tr>)}
         </tbody>
       </table>
     </div>
