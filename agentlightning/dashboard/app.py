@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from agentlightning.dashboard import groups, rollouts, runs, tokens
+from agentlightning.dashboard import groups, rollouts, runs, scores, tokens
 from agentlightning.dashboard.access import COOKIE, SESSION_SECONDS, Access, is_local_name
 from agentlightning.dashboard.curves import Curves
 from agentlightning.dashboard.diagnoses import Diagnoses
@@ -48,6 +48,7 @@ API: dict[str, Answer] = {
     "/rollouts/count": rollouts.counted,
     "/rollouts/{rollout_id}": rollouts.one,
     "/rollouts/{rollout_id}/tokens": tokens.of_rollout,
+    "/rollouts/{rollout_id}/scores": scores.of_rollout,
     "/rollouts/{rollout_id}/group": groups.of_rollout,
     "/resources": runs.resources,
     "/workers": runs.workers,
@@ -78,6 +79,8 @@ class Dashboard:
         self._app.state.folder = folder
         self._app.state.curves = Curves(store)
         self._app.state.diagnoses = Diagnoses(store)
+        self._app.state.scorer = scores.Scorer()
+        self._app.state.live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)

@@ -34,7 +34,8 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     worth = await advantages_of(store, rollout)
     texts, _ = await texts_of(store, rollout.run_id)
     known = sorted((e for e in episodes if e.reward is not None), key=lambda e: e.reward or 0.0)
-    best, worst = (known[-1], known[0]) if known else (None, None)
+    worst = known[0] if known else None
+    best = next((e for e in known if e.reward == known[-1].reward), None)  # of equals the one that stands first
     return {
         "group": group,
         "step": rollout.metadata.get("step"),

@@ -43,7 +43,7 @@ def _places(folder: Path | None) -> Iterator[Path]:
 def _read(place: Path) -> dict[str, Any] | None:
     try:
         known = json.loads((place / RUN_FILE).read_text(encoding="utf-8"))
-        began = (place / RUN_FILE).stat().st_mtime
+        began = float(known.get("start_time") or (place / RUN_FILE).stat().st_mtime)
         rows = steps_of(place)
         going = (place / LIVE_FILE).exists()
         return {

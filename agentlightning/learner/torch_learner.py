@@ -91,6 +91,13 @@ class TorchLearner:
             logprobs_E = self._reference_logprobs(batch) if reference else self._score(batch).logprobs_E
         return logprobs_E.cpu().numpy().astype(np.float32)
 
+    def scores(self, batch: PackedBatch) -> tuple[Float32Array, Float32Array]:
+        """Plain log-probs of the entries' targets, and the entropy of the distribution at each, both of shape [E]."""
+        with torch.no_grad():
+            found = self._score(batch)
+        logprobs_E, entropy_E = (part.float().cpu().numpy() for part in (found.logprobs_E, found.entropy_E))
+        return logprobs_E, entropy_E
+
     def values(self, batch: PackedBatch) -> Float32Array:
         """What the critic expects from each entry's state on, shape [E]."""
         if self._critic is None:

@@ -1,5 +1,5 @@
 import { lazy, Suspense } from "react";
-import { Route, Switch } from "wouter";
+import { Link, Route, Switch } from "wouter";
 import { useData } from "./api.ts";
 import { useLive } from "./live.ts";
 import { Shell } from "./parts/Shell.tsx";
@@ -67,7 +67,7 @@ function Pages({ session }: { session: Session }) {
             {(p) => <RunPage id={decodeURIComponent(p.run)} tab={p.tab ?? "overview"} />}
           </Route>
           <Route>
-            <Empty title="There is no such page">The list of runs is where everything begins.</Empty>
+            <Empty title="There is no such page"><Link className="link" href="/">The list of runs</Link> is where everything begins.</Empty>
           </Route>
         </Switch>
       </Suspense>

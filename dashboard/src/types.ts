@@ -55,6 +55,7 @@ export interface Finding {
 export interface Diagnosis {
   verdict: string;
   findings: Finding[];
+  measured: Record<string, unknown>;
 }
 
 export interface ListedRollout {
@@ -190,6 +191,13 @@ export interface Tokens {
   tokens: number;
   segments: Segment[];
   calls: TokenCall[];
+}
+
+/** What a run's own weights make of the tokens now; `reason`: why that cannot be said. */
+export interface Scores {
+  step: number | null;
+  reason: string | null;
+  calls: Record<string, { ratios: (number | null)[]; entropies: (number | null)[] }>;
 }
 
 export interface Sibling {

@@ -175,7 +175,8 @@ async def test_a_run_is_diagnosed_again_when_something_changed(
 async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "other"
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text('{"run_id": "other", "algorithm": "RLOO", "settings": {"steps": 3}}')
+    known = {"run_id": "other", "algorithm": "RLOO", "settings": {"steps": 3}, "start_time": 2.0}
+    (folder / "run.json").write_text(json.dumps(known))
     (folder / "metrics.jsonl").write_text('{"step": 1, "reward": 0.75, "time": 5.0}\n')
     (tmp_path / "runs" / "broken").mkdir()
     (tmp_path / "runs" / "broken" / "run.json").write_text("[")
@@ -188,6 +189,7 @@ async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
     async with aiohttp.ClientSession(f"{server.endpoint}/dashboard/api/") as session:
         (run,) = json.loads((await send(session, "GET", "runs"))[2])["runs"]
         assert (run["run_id"], run["curve"], run["elsewhere"]) == ("other", [[1, 0.75]], str(folder))
+        assert (run["start_time"], run["end_time"]) == (2.0, 5.0), "and not when its files were copied"
         assert '"steps":3' in (await send(session, "GET", "runs/other"))[2]
         assert '"reward":0.75' in (await send(session, "GET", "runs/other/steps"))[2]
     await server.stop()
@@ -222,3 +224,12 @@ async def test_where_a_call_left_its_history_is_told_in_text(ask: Ask, store: Sq
         assert (left["was"][:2], left["now"][:2]) == ("7 ", "9 ")
         assert left["before"].endswith("10:31:0")
         assert "last user message" in left["advice"]
+
+
+async def test_weights_that_cannot_be_asked_say_why(ask: Ask, store: SqliteLightningStore, tmp_path: Path) -> None:
+    assert "While the run goes on" in (await ask("/rollouts/good/scores"))["reason"]
+    await store.update_run("run-1", status=RunStatus.SUCCEEDED)
+    told = await ask("/rollouts/good/scores")
+    assert (told["calls"], told["reason"]) == ({}, "The run's checkpoints are not on this machine.")
+    alone = await store.start_rollout("x", worker_id="w")
+    assert "belongs to no run" in (await ask(f"/rollouts/{alone.rollout_id}/scores"))["reason"]

@@ -43,7 +43,7 @@ export default function Compare() {
         </div>
         <Loaded query={all}>
           {({ runs }) => (
-            <MultiSelect aria-label="Runs to compare" w={420} maxValues={6} searchable value={ids} placeholder={ids.length ? "" : "Choose runs"}
+            <MultiSelect aria-label="Runs to compare" w={420} maxValues={6} value={ids} placeholder={ids.length ? "" : "Choose runs"}
               data={runs.map((run) => ({ value: run.run_id, label: `${run.algorithm} ${short(run.run_id)}` }))}
               onChange={(chosen) => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)} />
           )}
@@ -88,7 +88,7 @@ function Heads({ compared }: { compared: Compared[] }) {
   return (
     <div className="card scroll-x">
       <table className="list">
-        <thead><tr><th>Run</th><th>Status</th><th className="num">Steps</th><th className="num">Reward</th><th className="num">Validation</th><th className="num">Seconds per step</th><th className="num">Started</th><th className="num">Took</th></tr></thead>
+        <thead><tr><th>Run</th><th>Status</th><th className="num">Steps</th><th className="num">Reward</th><th className="num">Validation</th><th className="num">A step took</th><th className="num">Started</th><th className="num">Took</th></tr></thead>
         <tbody>
           {compared.map(({ run, rows, color, name }) => (
             <tr key={run.run_id}>
@@ -97,7 +97,7 @@ function Heads({ compared }: { compared: Compared[] }) {
               <td className="num">{metric(rows.at(-1)?.step ?? null)}</td>
               <td className="num"><RewardNumber value={last(rows, "reward")} /></td>
               <td className="num"><RewardNumber value={last(rows, "val_reward")} /></td>
-              <td className="num">{metric(pace(rows))}</td>
+              <td className="num">{seconds(pace(rows))}</td>
               <td className="num small">{moment(run.start_time)}</td>
               <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}</td>
             </tr>

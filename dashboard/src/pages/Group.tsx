@@ -64,9 +64,9 @@ function Siblings({ siblings, left, right, choose }: { siblings: Sibling[]; left
               <td className="num">{amount(one.tokens)}</td>
               <td className="num small">{seconds(one.seconds)}</td>
               <td className="small">
-                <button type="button" className="link" style={{ all: "unset", cursor: "pointer" }} onClick={() => choose("left", one.rollout_id)}>left</button>{" · "}
-                <button type="button" className="link" style={{ all: "unset", cursor: "pointer" }} onClick={() => choose("right", one.rollout_id)}>right</button>{" · "}
-                <button type="button" className="link" style={{ all: "unset", cursor: "pointer" }} onClick={() => go(`/rollouts/${encodeURIComponent(one.rollout_id)}?tab=tokens`)}>tokens</button>
+                <button type="button" className="act link" onClick={() => choose("left", one.rollout_id)}>left</button>{" · "}
+                <button type="button" className="act link" onClick={() => choose("right", one.rollout_id)}>right</button>{" · "}
+                <button type="button" className="act link" onClick={() => go(`/rollouts/${encodeURIComponent(one.rollout_id)}?tab=tokens`)}>tokens</button>
               </td>
             </tr>
           ))}
@@ -82,7 +82,7 @@ function PartingView({ parting }: { parting: Parting | null }) {
   const line = (texts: string[], tone: string) => texts.map((text, index) => <span key={index} style={index === 0 ? { background: `var(--${tone}-soft)`, color: `var(--${tone})`, borderRadius: 3, outline: `1px solid var(--${tone})`, padding: "1px 2px" } : undefined}>{visible(text)}</span>);
   return (
     <section className="card card-pad" aria-label="Where they part">
-      <div className="card-title"><h2>Where they part</h2><span className="small muted">call {parting.call + 1}, sampled token {parting.position}</span></div>
+      <div className="card-title"><h2>Where they part</h2><span className="small muted">call {parting.call + 1}, sampled token {parting.position + 1}</span></div>
       <div className="prewrap">
         <div className="muted">{parting.position > parting.before.length ? "…" : ""}{parting.before.map((text) => visible(text)).join("")}</div>
         <div style={{ marginTop: 6 }}><span className="badge good">best</span> {parting.one.length ? line(parting.one, "good") : <i className="muted">ends here</i>}</div>

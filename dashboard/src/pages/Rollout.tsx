@@ -41,7 +41,7 @@ export default function RolloutPage({ id }: { id: string }) {
             {TABS.map(([name, title]) => <Link key={name} href={withParams(path, { attempt, tab: name === "conversation" ? null : name })} aria-current={tab === name ? "page" : undefined}>{title}</Link>)}
           </nav>
           {tab === "conversation" && <Talk rollout={rollout} />}
-          {tab === "tokens" && <Loaded query={tokens}>{(data) => <TokensView data={data} call={Number(params.get("call") ?? data.calls.length)} onCall={toCall} />}</Loaded>}
+          {tab === "tokens" && <Loaded query={tokens}>{(data) => <TokensView data={data} call={Number(params.get("call") ?? data.calls.length)} onCall={toCall} scoresAt={withParams(`${path}/scores`, { attempt })} />}</Loaded>}
           {tab === "tree" && <Loaded query={tokens}>{(data) => <TreeView data={data} onCall={toCall} />}</Loaded>}
           {tab === "spans" && <Waterfall spans={rollout.spans} leftOut={rollout.spans_left_out} />}
           {tab === "details" && <Details rollout={rollout} />}

@@ -59,22 +59,22 @@ function Filters({ filters, set, isFiltered, clear }: { filters: Record<string, 
   const [text, setText] = useState(filters.q ?? "");
   useEffect(() => setText(filters.q ?? ""), [filters.q]);
   const search = useDebouncedCallback((value: string) => set({ q: value || null }), 250);
-  const number = (name: string, label: string, step = 1) => (
-    <NumberInput size="xs" w={92} label={label} hideControls step={step} value={filters[name] ?? ""} onChange={(value) => set({ [name]: value === "" ? null : String(value) })} />
+  const number = (name: string, label: string, width: number, step = 1) => (
+    <NumberInput size="xs" w={width} label={label} hideControls step={step} value={filters[name] ?? ""} onChange={(value) => set({ [name]: value === "" ? null : String(value) })} />
   );
   const choice = (name: string, label: string, data: string[]) => (
-    <Select size="xs" w={128} label={label} placeholder="any" clearable data={data.map((value) => ({ value, label: value.replace("_", " ") }))} value={filters[name]} onChange={(value) => set({ [name]: value })} />
+    <Select size="xs" w={116} label={label} placeholder="any" clearable data={data.map((value) => ({ value, label: value.replace("_", " ") }))} value={filters[name]} onChange={(value) => set({ [name]: value })} />
   );
   return (
     <div className="filters" role="search">
-      <TextInput id="search" size="xs" style={{ flex: "1 1 220px" }} label="Search" placeholder="Words of the task, or an id" leftSection={<Icon name="search" size={14} />} value={text}
+      <TextInput id="search" size="xs" style={{ flex: "1 1 150px" }} label="Search" placeholder="Words of the task, or an id" leftSection={<Icon name="search" size={14} />} value={text}
         onChange={(event) => { setText(event.currentTarget.value); search(event.currentTarget.value); }} />
       {choice("mode", "Mode", ["train", "val", "test"])}
       {choice("outcome", "Outcome", OUTCOMES)}
       {choice("status", "Status", STATUSES)}
-      {number("step", "Step")}
-      {number("reward_min", "Reward from", 0.1)}
-      {number("reward_max", "to", 0.1)}
+      {number("step", "Step", 64)}
+      {number("reward_min", "Reward from", 94, 0.1)}
+      {number("reward_max", "Reward to", 94, 0.1)}
       {filters.group && <Button size="xs" variant="light" onClick={() => set({ group: null })}>Group {filters.group} ✕</Button>}
       {isFiltered && <Button size="xs" variant="subtle" onClick={clear}>Clear</Button>}
     </div>
@@ -121,7 +121,7 @@ function Table({ rollouts, run, sorting, set }: { rollouts: ListedRollout[]; run
               <td className="num"><RewardNumber value={one.reward} /></td>
               <td><Status value={one.outcome ?? one.status} /></td>
               <td className="num">{one.step ?? "–"}</td>
-              <td className="small muted">{one.group ? <button type="button" style={{ all: "unset", cursor: "pointer" }} className="link" aria-label={`Only group ${one.group}`} onClick={(e) => { e.stopPropagation(); run ? set({ group: one.group }) : go(`/rollouts/${encodeURIComponent(one.rollout_id)}/group`); }}>{one.group}</button> : "–"}</td>
+              <td className="small muted">{one.group ? <button type="button" className="act link" aria-label={`Only group ${one.group}`} onClick={(e) => { e.stopPropagation(); run ? set({ group: one.group }) : go(`/rollouts/${encodeURIComponent(one.rollout_id)}/group`); }}>{one.group}</button> : "–"}</td>
               <td className="small muted">{one.mode ?? "–"}</td>
               <td className="num small">{one.end_time ? seconds(one.end_time - one.start_time) : "–"}</td>
               <td className="num small muted" title={moment(one.start_time)}>{ago(one.start_time)}</td>

@@ -183,10 +183,10 @@ function Settings({ run }: { run: Run }) {
     <div className="card">
       <div className="filters"><TextInput size="xs" placeholder="Find a setting" aria-label="Find a setting" value={wanted} onChange={(e) => setWanted(e.currentTarget.value)} /></div>
       <div className="scroll-x">
-        <table className="list">
+        <table className="list tight">
           <thead><tr><th>Setting of {run.algorithm}</th><th>Value</th></tr></thead>
           <tbody>
-            {names.map((name) => <tr key={name}><td className="mono">{name}</td><td><span className="prewrap">{textOf(run.settings[name]) || "null"}</span></td></tr>)}
+            {names.map((name) => <tr key={name}><td className="mono">{name}</td><td>{run.settings[name] === null ? <span className="muted">not set</span> : <span className="prewrap">{textOf(run.settings[name])}</span>}</td></tr>)}
             {run.state.run_dir && !wanted && <tr><td className="mono muted">folder</td><td className="mono">{run.state.run_dir}</td></tr>}
           </tbody>
         </table>

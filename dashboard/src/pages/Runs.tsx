@@ -4,7 +4,7 @@ import { Button, Checkbox } from "@mantine/core";
 import { useState } from "react";
 import { Link, useLocation } from "wouter";
 import { useData } from "../api.ts";
-import { ago, amount, moment, seconds } from "../format.ts";
+import { ago, amount, moment, seconds, short } from "../format.ts";
 import { RewardNumber, Status } from "../parts/Badges.tsx";
 import { Spark } from "../parts/Chart.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
@@ -20,7 +20,7 @@ export function Runs() {
       <div className="head">
         <div>
           <h1>Runs</h1>
-          <div className="head-facts">{query.data ? `${query.data.total} here and in the folders beside` : " "}</div>
+          <div className="head-facts">{query.data ? `${amount(query.data.total)} ${query.data.total === 1 ? "run" : "runs"}${query.data.runs.some((run) => run.elsewhere) ? "; those whose folder is named have a store of their own" : ""}` : " "}</div>
         </div>
         <Button disabled={chosen.length < 2} onClick={() => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)}>
           {chosen.length < 2 ? "Choose two runs to compare" : `Compare ${chosen.length} runs`}
@@ -63,14 +63,14 @@ function Row({ run, chosen, toggle }: { run: ListedRun; chosen: boolean; toggle:
   return (
     <tr className="go" onClick={() => go(href)}>
       <td onClick={(event) => event.stopPropagation()}><Checkbox size="xs" checked={chosen} onChange={toggle} aria-label={`Compare ${run.run_id}`} /></td>
-      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{run.algorithm || "run"}</b></Link> <span className="muted">{run.agent}</span><div className="mono muted">{run.elsewhere ? `${run.elsewhere.split("/").pop()} (a store of its own)` : run.run_id}</div></td>
+      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{run.algorithm || "run"}</b></Link> <span className="muted">{run.agent}</span><div className="mono muted keep" title={run.elsewhere ? `${run.elsewhere}: a store of its own` : run.run_id}>{run.elsewhere ? `${run.elsewhere.split("/").pop()}/` : short(run.run_id)}</div></td>
       <td><Status value={statusOf(run)} /></td>
       <td className="small">{modelName(run.model)}</td>
       <td className="small"><Progress done={run.steps_done} of={run.steps} /></td>
       <td><Spark series={[{ name: "training", color: "var(--accent)", points: run.curve }, { name: "validation", color: "var(--hot)", points: run.validated, dots: true }]} /></td>
       <td className="num"><RewardNumber value={run.reward} /></td>
       <td className="num"><RewardNumber value={validated} /></td>
-      <td className="num small" title={moment(run.start_time)}>{ago(run.start_time)}</td>
+      <td className="num small keep" title={moment(run.start_time)}>{ago(run.start_time)}</td>
       <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}</td>
     </tr>
   );
@@ -85,7 +85,7 @@ export function Progress({ done, of }: { done: number | null; of: number | null 
   return (
     <span className="row" style={{ gap: 8 }}>
       {of !== null && <span className="bar" aria-hidden><i style={{ width: `${Math.min(100, (100 * done) / of)}%` }} /></span>}
-      <span>{amount(done)}{of !== null ? ` / ${amount(of)}` : ""}</span>
+      <span className="keep" style={{ whiteSpace: "nowrap" }}>{amount(done)}{of !== null ? ` / ${amount(of)}` : ""}</span>
     </span>
   );
 }

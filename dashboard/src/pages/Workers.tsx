@@ -15,7 +15,7 @@ export default function Workers() {
       <Loaded query={query}>
         {(view) => (
           <div className="stack">
-            <div className="tiles">
+            <div className="queue">
               {["queuing", "requeuing", "preparing", "running", "succeeded", "failed", "cancelled"].map((name) => (
                 <Link key={name} href={`/rollouts?status=${name}`} className="card tile"><div className="label">{name}</div><div className="metric-now">{amount(view.rollouts[name] ?? 0)}</div></Link>
               ))}

@@ -42,6 +42,7 @@ export function Chart({ series, height = 160, title, onStep }: { series: Series[
         {box.xTicks.map((tick) => (
           <text key={tick} className="tick" x={box.x(tick)} y={height - 5} textAnchor="middle">{tick}</text>
         ))}
+        <text className="tick" x={PAD.left - 8} y={height - 5} textAnchor="end">step</text>
         {at !== null && <line x1={box.x(at)} x2={box.x(at)} y1={PAD.top} y2={height - PAD.bottom} stroke="var(--muted)" strokeDasharray="3 3" />}
         {shown.map((one) => (
           <g key={one.name}>
@@ -120,7 +121,7 @@ function tickText(value: number): string {
   if (value === 0) return "0";
   const size = Math.abs(value);
   if (size >= 10_000) return `${Number((value / 1000).toPrecision(3))}k`;
-  return size < 0.001 ? value.toExponential(0) : String(Number(value.toPrecision(3)));
+  return size < 0.001 ? Number(value.toPrecision(2)).toExponential().replace("e-", "e−") : String(Number(value.toPrecision(3)));
 }
 
 function nearest(values: number[], wanted: number): number | null {

@@ -3,7 +3,7 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { get } from "../api.ts";
-import { clock, short, textOf } from "../format.ts";
+import { clock, metric, short, textOf } from "../format.ts";
 import type { Diagnosis, Finding, Run, RunEvent } from "../types.ts";
 import { Empty } from "./States.tsx";
 
@@ -18,8 +18,15 @@ const TONE: Record<string, string> = { problem: "bad", error: "bad", critical: "
 /** An event as a finding: doctor and why give a severity, words and a fix; other events have a text or a name. */
 function findingOf(event: RunEvent): Said {
   const data = event.data;
-  const words = data.words ?? data.text ?? data.name ?? JSON.stringify(data);
+  const words = data.words ?? data.text ?? named(data) ?? JSON.stringify(data);
   return { severity: String(data.severity ?? event.kind), words: textOf(words), fix: data.fix ? textOf(data.fix) : null };
+}
+
+/** An event by its name, with what it is about. */
+function named(data: Record<string, unknown>): string | null {
+  if (typeof data.name !== "string") return null;
+  const about = [data.path, data.why, data.candidate].find((value) => typeof value === "string");
+  return about ? `${data.name}: ${about}` : data.name;
 }
 
 export function Verdicts({ events, most }: { events: RunEvent[]; most: number }) {
@@ -36,11 +43,42 @@ export function DiagnosisView({ run }: { run: Run }) {
   const query = useQuery<Diagnosis, Error>({ queryKey: [path], queryFn: () => get<Diagnosis>(path), staleTime: EVERY, refetchInterval: run.status === "running" ? EVERY : false });
   if (query.error) return <p className="small muted">The doctor has nothing to say: {query.error.message}</p>;
   if (!query.data) return <p className="small muted" role="status">The doctor is looking…</p>;
+  const { verdict, findings } = query.data;
+  const shown = findings.filter((finding) => finding.code !== "solved"); // the verdict says so
   return (
     <div>
-      <p className="said" style={{ margin: "0 0 6px", fontSize: 14 }}>{textOf(query.data.verdict)}</p>
-      {query.data.findings.map((finding) => <FindingView key={finding.code} finding={finding} />)}
+      {shown.some((finding) => verdict.includes(finding.words)) || <p className="said" style={{ margin: "0 0 6px", fontSize: 14 }}>{textOf(verdict)}</p>}
+      {shown.map((finding) => <FindingView key={finding.code} finding={finding} />)}
+      <Measured numbers={query.data.measured} />
     </div>
+  );
+}
+
+const share = (value: number) => `${Math.round(100 * value)} %`;
+/** What the doctor measured that no curve shows: its name there, its name for people, what that means, how it is written. */
+const MEASURED: [string, string, string, (value: number) => string][] = [
+  ["flat_groups", "Flat groups", "Groups whose siblings all earned the same, which teach nothing", share],
+  ["failed", "Failed", "Rollouts that failed", share],
+  ["truncated", "Cut off", "Rollouts that ran into a limit of tokens or calls", share],
+  ["masked", "Left out of updates", "Rollouts that are not learned from, because of how they ended", share],
+  ["prompt_tokens_lost", "Tokens lost to breaks", "Prompt tokens computed again because a call did not continue the one before it", share],
+  ["same_answers", "Same answers", "Rollouts that say word for word what a sibling said", share],
+  ["repeated_phrases", "Repeat a phrase", "Rollouts that repeat a phrase over and over", share],
+  ["rewarded_without_tools", "Paid without tools", "Rollouts with the highest reward that used none of their tools", share],
+  ["length_reward_correlation", "Length pays", "Rank correlation of length and reward among siblings", metric],
+  ["effective_sample_size", "Effective samples", "Tokens that as many equal importance weights would be", share],
+  ["signal_to_noise", "Signal to noise", "Of the gradient, from two halves of a step", metric],
+];
+
+function Measured({ numbers }: { numbers: Record<string, unknown> }) {
+  const known = MEASURED.filter(([name]) => typeof numbers[name] === "number");
+  const tasks = numbers.reward_by_difficulty as Record<string, { groups: number }> | undefined;
+  if (known.length === 0) return null;
+  return (
+    <dl className="measured" aria-label="Measured">
+      {known.map(([name, title, meaning, written]) => <div key={name} title={meaning}><dt>{title}</dt><dd>{written(numbers[name] as number)}</dd></div>)}
+      {tasks && Object.keys(tasks).length > 0 && <div className="whole"><dt>Groups rewarded</dt><dd>{Object.entries(tasks).map(([name, of]) => `${name} ${of.groups}`).join(" · ")}</dd></div>}
+    </dl>
   );
 }
 
@@ -85,13 +123,14 @@ export function Log({ events }: { events: RunEvent[] }) {
   return (
     <div className="card scroll-x">
       <table className="list">
-        <thead><tr><th>Time</th><th>Kind</th><th>What it said</th></tr></thead>
+        <thead><tr><th>Time</th><th className="num">Step</th><th>Kind</th><th>What it said</th></tr></thead>
         <tbody>
           {events.map((event, index) => {
             const finding = findingOf(event);
             return (
               <tr key={index}>
-                <td className="small muted">{clock(event.time)}</td>
+                <td className="small muted keep">{clock(event.time)}</td>
+                <td className="num small muted">{typeof event.data.step === "number" ? event.data.step : (event.step ?? "–")}</td>
                 <td><span className={`badge ${TONE[finding.severity] ?? ""}`}>{finding.severity}</span></td>
                 <td><span className="said">{finding.words}</span>{finding.fix && <div className="muted small"><b>Try:</b> {finding.fix}</div>}</td>
               </tr>

@@ -19,7 +19,7 @@ export function Waterfall({ spans, leftOut }: { spans: Span[]; leftOut: number }
   const whole = Math.max(ends - begins, 1e-6);
   return (
     <div className="card fall" style={{ padding: "8px 0" }}>
-      <div className="fall-row muted small" style={{ cursor: "default" }}><span>Span</span><span className="row" style={{ justifyContent: "space-between" }}><span>0</span><span>{seconds(whole)}</span></span><span style={{ textAlign: "right" }}>Took</span></div>
+      <div className="fall-row fall-head"><span>Span</span><span className="row" style={{ justifyContent: "space-between" }}><span>0</span><span>{seconds(whole)}</span></span><span style={{ textAlign: "right" }}>Took</span></div>
       {rows.map(({ span, depth }) => {
         const start = (span.start_time ?? begins) - begins;
         const took = (span.end_time ?? span.start_time ?? begins) - (span.start_time ?? begins);

@@ -1,6 +1,6 @@
 // Segments put together: which tokens a call saw and sampled, with what was recorded of each.
 
-import type { Segment, TokenCall, Tokens } from "../types.ts";
+import type { Scores, Segment, TokenCall, Tokens } from "../types.ts";
 
 export interface Token {
   index: number;
@@ -15,6 +15,9 @@ export interface Token {
   plain: number | null;
   advantage: number | null;
   version: number | null;
+  /** Of the weights that were asked, where they were: π now / π then, and the entropy in nats. */
+  ratio: number | null;
+  entropy: number | null;
 }
 
 export interface Placed {
@@ -26,7 +29,7 @@ export interface Placed {
 }
 
 /** The tokens from the root to the end of a call's response. */
-export function tokensOf(data: Tokens, call: TokenCall): Token[] {
+export function tokensOf(data: Tokens, call: TokenCall, scores?: Scores): Token[] {
   const segments = new Map(data.segments.map((segment) => [segment.segment_id, segment]));
   const byResponse = new Map(data.calls.map((one, index) => [one.response_segment, { call: one, index }]));
   const chain: { segment: Segment; take: number }[] = [];
@@ -41,6 +44,7 @@ export function tokensOf(data: Tokens, call: TokenCall): Token[] {
   const sampledSoFar = new Map<string, number>();
   for (const { segment, take: count } of chain) {
     const owner = segment.response === null ? undefined : byResponse.get(segment.response);
+    const scored = owner && scores?.calls[owner.call.call_id];
     const before = owner ? (sampledSoFar.get(owner.call.call_id) ?? 0) : 0;
     for (let n = 0; n < count; n++) {
       tokens.push({
@@ -55,6 +59,8 @@ export function tokensOf(data: Tokens, call: TokenCall): Token[] {
         plain: segment.plain_logprobs?.[n] ?? null,
         advantage: owner?.call.advantages?.[before + n] ?? null,
         version: versionAt(segment, n),
+        ratio: scored?.ratios[before + n] ?? null,
+        entropy: scored?.entropies[before + n] ?? null,
       });
     }
     if (owner) sampledSoFar.set(owner.call.call_id, before + count);
