@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm import Baseline
+from agentlightning.algorithm.stall import phase_of
 from agentlightning.cli.opened import opened_run
 from agentlightning.cli.safe import terminal
 from agentlightning.cli.why import decoder_of_model, shown, template_of_model
@@ -93,11 +95,13 @@ async def _read(trainer: Trainer, plan: Plan, options: Options, blocked: list[st
         evidence = await opened.evidence()
         total = (await opened.store.query_rollouts(limit=0)).total
     done = [e for e in evidence.episodes if e.outcome != "cancelled"]
+    late = [evidence.spans.get(e.rollout.rollout_id, ()) for e in evidence.episodes if e not in done]
+    phases = Counter(phase_of(spans[-1] if spans else None, waits_for_model=False) for spans in late)
     provider = options.endpoint is not None
     turned_away = trainer.algorithm.context.turned_away
     evidence = replace(evidence, episodes=done, provider=provider, turned_away=dict(turned_away))
     known = {"decode": decoder_of_model(model), "template": template_of_model(model)}
-    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), **known)
+    return examine(evidence, plan, blocked=blocked, unfinished=total - len(done), phases=phases, **known)
 
 
 def _trainer(options: Options, folder: Path) -> tuple[Trainer, str | None]:

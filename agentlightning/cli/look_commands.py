@@ -175,7 +175,7 @@ def doctor(
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Look at so many tasks.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each, to compare; of one task more.")] = 4,
-    seconds: Annotated[float, typer.Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 50.0,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 45.0,
     group_size: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 16,
     max_context: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 4096,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ def examine(
     *,
     blocked: Sequence[str] = (),
     unfinished: int = 0,
+    phases: Mapping[str, int] | None = None,
     decode: Decode | None = None,
     template: Template | None = None,
 ) -> Diagnosis:
@@ -50,13 +51,14 @@ def examine(
 
     blocked: what was said of async code that blocks its event loop.
     unfinished: rollouts that did not come to their end in the time there was.
+    phases: how many of them were where, as far as that is known (`algorithm.stall.Phase`).
     """
     found = diagnose(evidence, decode, template)
     measured = {**found.measured, **costs(evidence, plan)}
     findings = worst_first(
         [
-            *(f for f in found.findings if f.code not in ("solved", "nothing_ran" if unfinished else "")),
-            *_slow(evidence, unfinished),
+            *(f for f in found.findings if f.code not in ("solved", "nothing_ran")),
+            *_slow(evidence, unfinished, phases or {}),
             *_costly(measured, plan),
             *_blocking(blocked),
         ]
@@ -98,14 +100,23 @@ def costs(evidence: Evidence, plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _slow(evidence: Evidence, unfinished: int) -> Iterator[Finding]:
+def _slow(evidence: Evidence, unfinished: int, phases: Mapping[str, int]) -> Iterator[Finding]:
     if unfinished:
         total = unfinished + len(evidence.episodes)
+        where = "; ".join(f"{count} {phase}" for phase, count in phases.items())
         yield (warning if evidence.episodes else problem)(
             "too_slow",
-            f"{share(unfinished, total)} rollouts did not come to their end in the time the doctor had.",
+            f"{share(unfinished, total)} rollouts did not come to their end in the time the doctor had"
+            f"{f' ({where})' if where else ''}.",
             "See where it waits: a tool or a service that does not answer needs a timeout. If it is meant to take so "
             "long, give the doctor more (--seconds).",
+            phases=dict(phases),
+        )
+    elif not evidence.episodes:
+        yield problem(
+            "too_slow",
+            "No rollout began in the time the doctor had: loading the model took all of it.",
+            "Give the doctor more time (--seconds), or a smaller model to ask (--model).",
         )
 
 

@@ -65,8 +65,15 @@ async def test_slow_and_blocking_agents_are_told() -> None:
     found = examine(replace(evidence, episodes=late), Plan(rollouts_per_step=256), blocked=[said], unfinished=3)
     assert {f.code for f in found.findings} == {"too_slow", "slow_steps", "blocks_the_loop"}
     assert [f.fix for f in found.findings if f.code == "blocks_the_loop"] == ["Await an async client instead."]
-    nothing = examine(Evidence(), Plan(), unfinished=16)
+    nothing = examine(Evidence(), Plan(), unfinished=16, phases={"in a tool": 12, "claimed, nothing recorded yet": 4})
     assert [(f.code, f.severity) for f in nothing.findings] == [("too_slow", "problem")]
+    assert "(12 in a tool; 4 claimed, nothing recorded yet)" in nothing.findings[0].words
+
+
+async def test_an_agent_of_which_nothing_was_seen_is_not_called_ready() -> None:
+    found = examine(Evidence(), Plan())
+    assert [(f.code, f.severity) for f in found.findings] == [("too_slow", "problem")]
+    assert "No rollout began" in found.verdict
 
 
 async def test_the_client_and_the_address_of_calls_that_go_elsewhere_are_named() -> None:

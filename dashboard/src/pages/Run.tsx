@@ -113,7 +113,7 @@ function Overview({ run }: { run: Run }) {
         const names = metricNames(rows).filter((name) => titleOf(name).toLowerCase().includes(wanted.toLowerCase()) || name.includes(wanted.toLowerCase()));
         return (
           <div className="stack">
-            <div style={{ display: "grid", gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 380px), 1fr))", gap: 14 }}>
+            <div style={{ display: "grid", gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 380px), 1fr))", gap: 14, alignItems: "start" }}>
               <section className="card card-pad" aria-label="Reward">
                 <div className="card-title"><h2>Mean reward</h2><Legend series={rewards} /></div>
                 <Chart title="Mean reward" series={rewards} height={260} onStep={toStep} />

@@ -31,7 +31,7 @@ function Mark({ call, number, before, numbers, compact }: { call: Call; number: 
       {follows && <span className="badge warn">{follows}</span>}
       {call.divergence && <span className="badge warn" title={`The history of the calls before was left at token ${call.divergence.position}. ${call.divergence.advice ?? ""}`}>{textOf(call.divergence.cause.replaceAll("_", " "))}: {amount(call.divergence.tokens_lost)} tokens lost</span>}
       {call.finish_reason === "length" && <span className="badge warn">cut off by length</span>}
-      {!compact && <span>{amount(call.prompt_tokens)} → {amount(call.response_tokens)} tokens</span>}
+      {!compact && (call.prompt_tokens !== null || call.response_tokens !== null) && <span>{amount(call.prompt_tokens)} → {amount(call.response_tokens)} tokens</span>}
       {!compact && call.start_time && call.end_time && <span>{seconds(call.end_time - call.start_time)}</span>}
       {!compact && call.versions.length > 0 && <span>weights v{call.versions.join(", v")}</span>}
     </div>
