@@ -55,7 +55,7 @@ def run_agent(
         max_concurrency=concurrency,
         rollout_config=RolloutConfig(timeout_seconds=timeout),
     )
-    told = {"console": SilentConsole()} if as_json else {}
+    told: dict[str, Any] = {"console": SilentConsole()} if as_json else {}
     trainer = Trainer(algorithm=algorithm, models=providers, concurrency=concurrency, run_dir=run_dir, **told)
     result = trainer.fit(agent, tasks)
     if result.stopped:

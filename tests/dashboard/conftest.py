@@ -12,8 +12,11 @@ import aiohttp
 import pytest
 
 from agentlightning.dashboard import served_with_dashboard
+from agentlightning.models import resolve_model
+from agentlightning.rendering.tokenizer import load_tokenizer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode, Run, RunEvent, RunEventKind
+from agentlightning.types.call import Divergence
 from agentlightning.types.names import CALL_ID
 from agentlightning.types.reward import reward_attributes
 from tests.store.builders import make_call, make_segment, make_span
@@ -69,6 +72,23 @@ async def add_rollout(
     await store.update_attempt(
         claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK
     )
+
+
+async def add_broken_rollout(store: SqliteLightningStore) -> int:
+    """A rollout `broke` whose second call, `c2`, has another time in its prompt; returns where they differ."""
+    tokenizer = load_tokenizer(resolve_model("calc"))
+    begins, was, now = (tokenizer.encode(text) for text in ("user: it is 10:31:0", "7 now", "9 now"))
+    claim = await store.start_rollout("x", RolloutMode.TRAIN, worker_id="w", rollout_id="broke", run_id="run-1")
+    prompts = make_segment("p1", None, 0, [*begins, *was]), make_segment("p2", "p1", len(begins), now)
+    sampled = make_segment("r1", "p1", len(begins + was), [7], 3), make_segment("r2", "p2", len(now), [8], 3)
+    first, second = (make_call(claim, f"c{n}", f"p{n}", f"r{n}", prompts[n - 1], sampled[n - 1]) for n in (1, 2))
+    left = Divergence(len(begins), 9, "system_prompt_changed")
+    info = dataclasses.replace(second.info, divergence=left, start_time=3.0)
+    spans = [make_span(claim, "chat policy", **{CALL_ID: f"c{n}"}) for n in (1, 2)]
+    await store.add_calls(
+        [dataclasses.replace(first, span=spans[0]), dataclasses.replace(second, info=info, span=spans[1])]
+    )
+    return len(begins)
 
 
 @pytest.fixture

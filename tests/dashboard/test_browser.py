@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from agentlightning.errors import StoreError
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.types import PromptTemplate
-from tests.dashboard.conftest import add_rollout
+from tests.dashboard.conftest import add_broken_rollout, add_rollout
 from tests.dashboard.test_pages import PATIENCE, check_accessible_async, find_chromium
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -118,3 +119,20 @@ async def test_what_was_said_harms_no_page(
     assert "<script>window.owned=2</script>" in await page.locator(".msg.assistant").first.inner_text(), (
         "shown, not run"
     )
+
+
+async def test_where_a_history_broke_is_shown_in_its_text(
+    page: Any, store: SqliteLightningStore, server: LightningStoreServer
+) -> None:
+    await add_broken_rollout(store)
+    await page.goto(f"{server.endpoint}/dashboard/rollouts/broke?tab=tree")
+    row = page.get_by_role("row").filter(has_text="clock")
+    assert (await row.locator("del").inner_text()).startswith("7 now")
+    assert (await row.locator("ins").inner_text()).startswith("9 now")
+    assert "last user message" in await row.inner_text()
+    await check_accessible_async(page)
+    await page.goto(f"{server.endpoint}/dashboard/rollouts/broke")
+    await page.get_by_text(re.compile("^clock: .* tokens lost$")).wait_for()
+    await page.goto(f"{server.endpoint}/dashboard/runs/run-1")
+    await page.get_by_text("Flat groups").wait_for()
+    await check_accessible_async(page)

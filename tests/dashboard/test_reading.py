@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,11 @@ import pytest
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.neighbours import neighbours
-from agentlightning.models import resolve_model
-from agentlightning.rendering.tokenizer import load_tokenizer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
-from agentlightning.types import LLM, RolloutMode, Run, RunEvent, RunStatus
-from agentlightning.types.call import Divergence
+from agentlightning.types import LLM, Run, RunEvent, RunStatus
 from agentlightning.types.names import CALL_ID
-from tests.dashboard.conftest import EVIL, Ask, send
-from tests.store.builders import make_call, make_segment, make_span
+from tests.dashboard.conftest import EVIL, Ask, add_broken_rollout, send
+from tests.store.builders import make_span
 
 
 async def test_runs_have_curves_settings_and_verdicts(ask: Ask) -> None:
@@ -127,7 +123,8 @@ async def test_news_come_at_once_when_something_changes_and_when_it_ends(
 async def test_the_doctor_says_what_a_run_comes_to(ask: Ask) -> None:
     told = await ask("/why?run=run-1")
     assert told["verdict"]
-    assert [{"severity", "words", "fix"} <= set(finding) for finding in told["findings"]].count(False) == 0
+    assert all({"severity", "words", "fix", "evidence"} <= set(finding) for finding in told["findings"])
+    assert told["measured"]["rollouts_read"] == 2
     assert "no such run" in (await ask("/why?run=none", 404))["detail"]
 
 
@@ -197,30 +194,10 @@ async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
 
 
 async def test_where_a_call_left_its_history_is_told_in_text(ask: Ask, store: SqliteLightningStore) -> None:
-    tokenizer = load_tokenizer(resolve_model("calc"))
-    begins, was, now = (tokenizer.encode(text) for text in ("user: it is 10:31", ":07 now", ":09 now"))
-    claim = await store.start_rollout("x", RolloutMode.TRAIN, worker_id="w", rollout_id="broke", run_id="run-1")
-    first = make_call(
-        claim,
-        "c1",
-        "p1",
-        "r1",
-        make_segment("p1", None, 0, [*begins, *was]),
-        make_segment("r1", "p1", len(begins + was), [7], 3),
-    )
-    second = make_call(
-        claim, "c2", "p2", "r2", make_segment("p2", "p1", len(begins), now), make_segment("r2", "p2", len(now), [8], 3)
-    )
-    info = dataclasses.replace(
-        second.info, divergence=Divergence(len(begins), 9, "system_prompt_changed"), start_time=3.0
-    )
-    spans = [make_span(claim, "chat policy", **{CALL_ID: call_id}) for call_id in ("c1", "c2")]
-    await store.add_calls(
-        [dataclasses.replace(first, span=spans[0]), dataclasses.replace(second, info=info, span=spans[1])]
-    )
+    begins = await add_broken_rollout(store)
     for path in ("/rollouts/broke", "/rollouts/broke/tokens"):
         left = next(call["divergence"] for call in (await ask(path))["calls"] if call["call_id"] == "c2")
-        assert (left["cause"], left["position"]) == ("clock", len(begins) + 2)
+        assert (left["cause"], left["position"]) == ("clock", begins)
         assert (left["was"][:2], left["now"][:2]) == ("7 ", "9 ")
         assert left["before"].endswith("10:31:0")
         assert "last user message" in left["advice"]

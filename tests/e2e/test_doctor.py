@@ -15,7 +15,7 @@ from agentlightning.cli.example import load_example
 CALC = Path(agentlightning.__file__).parent.parent / "examples" / "calc" / "calc_agent.py"
 
 AGENTS = """
-import time, agentlightning as agl
+import asyncio, time, agentlightning as agl
 
 @agl.rollout
 def silent(task, llm):
@@ -35,6 +35,11 @@ def forgets(task, llm):
     from openai import OpenAI
     client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
     client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": "2 + 2?"}])
+
+@agl.rollout
+async def hangs(task, llm):
+    await asyncio.sleep(999)
+    return float(task % 2)
 
 @agl.rollout
 async def blocks(task, llm):
@@ -58,12 +63,13 @@ def doctor(cwd: Path, agent: str, *more: str) -> dict[str, object]:
         ("elsewhere", "calls_not_captured", "http://127.0.0.1:9/v1"),
         ("forgets", "no_reward", "without a reward"),
         ("blocks", "blocks_the_loop", "time.sleep(1.0)"),
+        ("hangs", "too_slow", "claimed, nothing recorded yet"),
     ],
 )
 def test_broken_agents_are_named(tmp_path: Path, agent: str, code: str, words: str) -> None:
     (tmp_path / "agents.py").write_text(AGENTS)
     (tmp_path / "tasks.jsonl").write_text("1\n2\n3\n4\n")
-    found = doctor(tmp_path, f"agents.py:{agent}", "--seconds", "60")
+    found = doctor(tmp_path, f"agents.py:{agent}")
     by_code = {f["code"]: f for f in found["findings"]}  # type: ignore[attr-defined]
     assert words in by_code[code]["words"]
     assert by_code[code]["fix"]
