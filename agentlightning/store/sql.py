@@ -10,7 +10,7 @@ import asyncio
 import functools
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, Unpack
 
 from agentlightning.errors import StoreError
@@ -64,7 +64,12 @@ _call = functools.partial
 class Database(Protocol):
     """Where operations run; see `sqlite` for what a database promises."""
 
-    def write(self, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]: ...
+    def write(
+        self,
+        operation: Operation[T],
+        undo: Callable[[T], None] | None = None,
+        rollout_ids: Collection[str] = (),
+    ) -> asyncio.Future[T]: ...
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]: ...
 
@@ -171,13 +176,16 @@ class SqlLightningStore:
             attempt = rollout.attempt
             heard = attempt.last_heartbeat_time
             self._db.write(
-                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id, heard=heard)
+                _call(rollouts.unclaim, rollout_id=rollout.rollout_id, attempt_id=attempt.attempt_id, heard=heard),
+                rollout_ids=[rollout.rollout_id],
             )
 
     async def start_attempt(
         self, rollout_id: str, worker_id: str | None = None, attempt_id: str | None = None
     ) -> AttemptedRollout:
-        return await self._db.write(lambda tx: rollouts.start_attempt(tx, rollout_id, worker_id, attempt_id))
+        return await self._db.write(
+            lambda tx: rollouts.start_attempt(tx, rollout_id, worker_id, attempt_id), rollout_ids=[rollout_id]
+        )
 
     async def update_rollout(
         self,
@@ -191,7 +199,9 @@ class SqlLightningStore:
     ) -> Rollout:
         changes = rollouts.changed_columns(input, mode, resources_id, config, metadata)
         new = status if isinstance(status, Unset) else RolloutStatus(status)
-        return await self._db.write(lambda tx: rollouts.update_rollout(tx, rollout_id, new, changes))
+        return await self._db.write(
+            lambda tx: rollouts.update_rollout(tx, rollout_id, new, changes), rollout_ids=[rollout_id]
+        )
 
     async def update_attempt(
         self,
@@ -212,7 +222,9 @@ class SqlLightningStore:
             outcome=outcome if isinstance(outcome, Unset) else Outcome(outcome),
             error=error,
         )
-        return await self._db.write(lambda tx: attempts.update_attempt(tx, rollout_id, attempt_id, change))
+        return await self._db.write(
+            lambda tx: attempts.update_attempt(tx, rollout_id, attempt_id, change), rollout_ids=[rollout_id]
+        )
 
     async def query_rollouts(self, **query: Unpack[RolloutKeywords]) -> PaginatedResult[Rollout]:
         wanted = queries.make(queries.RolloutQuery, query)
@@ -269,7 +281,8 @@ class SqlLightningStore:
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         values = [span_rows.to_values(span) for span in spans]
-        numbers = await self._db.write(lambda tx: span_rows.add(tx, values))
+        touched = {span.rollout_id for span in spans}
+        numbers = await self._db.write(lambda tx: span_rows.add(tx, values), rollout_ids=touched)
         return [
             span if span.sequence_id == number else span.model_copy(update={"sequence_id": number})
             for span, number in zip(spans, numbers, strict=True)
@@ -286,7 +299,10 @@ class SqlLightningStore:
 
     async def get_many_span_sequence_ids(self, rollout_attempt_ids: Sequence[tuple[str, str]]) -> Sequence[int]:
         wanted = list(rollout_attempt_ids)
-        return await self._db.write(lambda tx: [span_rows.next_sequence_id(tx, *pair) for pair in wanted])
+        return await self._db.write(
+            lambda tx: [span_rows.next_sequence_id(tx, *pair) for pair in wanted],
+            rollout_ids={rollout_id for rollout_id, _ in wanted},
+        )
 
     async def query_spans(
         self, rollout_id: str, attempt_id: str | Literal["latest"] | None = None, **query: Unpack[SpanKeywords]
@@ -297,7 +313,8 @@ class SqlLightningStore:
     async def add_calls(self, records: Sequence[CallRecord]) -> None:
         rows = [calls.to_rows(record) for record in records]
         if rows:
-            await self._db.write(lambda tx: calls.add(tx, rows))
+            touched = {record.span.rollout_id for record in records}
+            await self._db.write(lambda tx: calls.add(tx, rows), rollout_ids=touched)
 
     async def query_calls(
         self, rollout_ids: Sequence[str], *, latest_attempt_only: bool = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ from agentlightning.store import LightningStoreClient, LightningStoreServer, Pos
 from agentlightning.store.database.migrate import alembic_config, create_statements, upgrade
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, RolloutStatus
 from agentlightning.types.reward import reward_attributes
-from tests.store.builders import make_call, make_segment
+from tests.store.builders import make_call, make_segment, make_span
 from tests.store.test_lists import finished
 
 psycopg = pytest.importorskip("psycopg")
@@ -167,3 +168,34 @@ async def test_data_of_before_the_columns_is_found_by_them(postgres_dsn: str) ->
         for statement in create_statements("postgresql"):
             connection.execute(statement)
     assert migrated == _describe(postgres_dsn), "a store that was migrated is as a new one"
+
+
+async def test_writers_do_not_lock_each_other_out(pair: list[PostgresLightningStore], postgres_dsn: str) -> None:
+    """Both change the same rollouts, each in an order of its own, while their workers say that they are alive."""
+    await pair[0].enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(60)])
+    claims = [claim for n in range(6) for claim in await pair[0].dequeue_many_rollouts(10, f"w{n}")]
+    held = {f"w{n}": [claim.attempt.attempt_id for claim in claims[10 * n : 10 * n + 10]] for n in range(6)}
+    rng = random.Random(0)
+
+    async def change(store: PostgresLightningStore) -> None:
+        for number in range(6):
+            order = rng.sample(claims, len(claims))
+            updates = [
+                store.update_attempt(c.rollout_id, c.attempt.attempt_id, metadata={"number": number}) for c in order
+            ]
+            spans = [store.add_many_spans([make_span(c, f"{id(store)}-{number}")]) for c in reversed(order)]
+            beats = [store.update_worker(worker, attempt_ids=ids) for worker, ids in held.items()]
+            await asyncio.gather(*updates, *beats, *spans)
+
+    await asyncio.gather(*[change(store) for store in pair])
+    await asyncio.gather(
+        *[
+            pair[n % 2].update_attempt(c.rollout_id, "latest", status=AttemptStatus.SUCCEEDED)
+            for n, c in enumerate(claims)
+        ]
+    )
+    for store in pair:
+        await store.close()  # what a connection has counted is seen when it ends
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        assert found.fetchone() == (0,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -42,7 +42,7 @@ class Complaints:
 class Job:
     """One operation and the future its caller waits for."""
 
-    __slots__ = ("error", "future", "loop", "operation", "result", "undo")
+    __slots__ = ("error", "future", "loop", "operation", "result", "rollout_ids", "undo")
 
     def __init__(
         self,
@@ -50,8 +50,11 @@ class Job:
         undo: Callable[[Any], None] | None,
         future: asyncio.Future[Any],
         loop: asyncio.AbstractEventLoop,
+        rollout_ids: Collection[str] = (),
     ):
         self.operation = operation
+        self.rollout_ids = rollout_ids
+        """Those that exist and that the operation may change, as far as they are known before."""
         self.undo = undo
         """Called on the event loop with the result if the caller was cancelled before it could be delivered."""
         self.future = future
@@ -71,18 +74,19 @@ class Tick(Job):
 
     def __init__(self, operation: Operation[None]):
         self.operation = operation
+        self.rollout_ids = ()
         self.result = None
         self.error = None
 
 
-def next_batch(queue: JobQueue, wait: float) -> tuple[list[Job], bool]:
+def next_batch(queue: JobQueue, wait: float, most: int = MAX_BATCH) -> tuple[list[Job], bool]:
     """What is queued, after waiting up to `wait` seconds for the first job; False with the last batch of all."""
     batch: list[Job] = []
     try:
         job = queue.get(timeout=max(wait, 0.0))
         while job is not None:
             batch.append(job)
-            if len(batch) >= MAX_BATCH:
+            if len(batch) >= most:
                 return batch, True
             job = queue.get_nowait()
     except Empty:
@@ -90,11 +94,16 @@ def next_batch(queue: JobQueue, wait: float) -> tuple[list[Job], bool]:
     return batch, False
 
 
-def submit(queue: JobQueue, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+def submit(
+    queue: JobQueue,
+    operation: Operation[T],
+    undo: Callable[[T], None] | None = None,
+    rollout_ids: Collection[str] = (),
+) -> asyncio.Future[T]:
     """Hand an operation to a database thread, from any event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    queue.put(Job(operation, undo, future, loop))
+    queue.put(Job(operation, undo, future, loop, rollout_ids))
     return future
 
 

@@ -1,9 +1,10 @@
 """The PostgreSQL database of a store that several machines share.
 
 Keeps the promises of `sqlite`: results are delivered after their commit, and a failing operation does not disturb the
-others of its group. Rows that decide about a status are locked when they are read, claims skip what others have
-locked, and news travels by NOTIFY. A transaction that lost against another one (a deadlock, the same id at the same
-moment) is run again.
+others of its group. Rows that decide about a status are locked when they are read, those of a group's rollouts before
+anything else and always in the same order; claims and heartbeats skip what others have locked. So hardly anybody waits for
+somebody who waits for him. News travels by NOTIFY. A transaction that lost against another one (a deadlock, the same id
+at the same moment) is run again.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 from typing import LiteralString, TypeVar, cast
 
@@ -51,7 +52,13 @@ News = tuple[str, list[tuple[str | None, int]], list[str]]
 """A notification holds 8,000 bytes."""
 COUNTER_SHARDS = 64
 TRIES = 6
+MAX_BATCH = 64
+"""Operations per commit: others wait for what a batch has locked. The server groups the commits of several writers."""
 RECONNECT_SECONDS = 1.0
+_LOCK = """
+WITH locked AS MATERIALIZED (SELECT rollout_id FROM rollouts WHERE rollout_id = ANY(%s) ORDER BY rollout_id FOR UPDATE)
+SELECT 1 FROM attempts WHERE rollout_id = ANY(ARRAY(SELECT rollout_id FROM locked)) ORDER BY attempt_id FOR UPDATE
+"""
 _LOST_RACE = (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation)
 
 Connection = psycopg.Connection[Row]
@@ -135,11 +142,16 @@ class PostgresDatabase:
             thread.daemon = True
             thread.start()
 
-    def write(self, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+    def write(
+        self,
+        operation: Operation[T],
+        undo: Callable[[T], None] | None = None,
+        rollout_ids: Collection[str] = (),
+    ) -> asyncio.Future[T]:
         """See `SqliteDatabase.write`."""
         if self._closed.is_set():
             raise closed_error()
-        return submit(self._writes, operation, undo)
+        return submit(self._writes, operation, undo, rollout_ids)
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]:
         """See `SqliteDatabase.read`."""
@@ -171,7 +183,7 @@ class PostgresDatabase:
         next_tick = time.monotonic() if number == 0 else float("inf")
         open_ = True
         while open_:
-            batch, open_ = next_batch(self._writes, min(next_tick - time.monotonic(), 3600.0))
+            batch, open_ = next_batch(self._writes, min(next_tick - time.monotonic(), 3600.0), MAX_BATCH)
             if batch:
                 self._commit(writer, batch, shard)
                 deliver(batch)
@@ -211,6 +223,10 @@ class PostgresDatabase:
         committing = False
         try:
             with connection.transaction():
+                # Two batches that lock the same rollouts one by one, each in its own order, would wait for each other.
+                touched = sorted({rollout_id for job in batch for rollout_id in job.rollout_ids})
+                if touched:
+                    connection.execute(_LOCK, (touched,))
                 for job in batch:
                     _run_job(connection, job, changes, savepoints)
                 # Always in the same order, so that writers do not deadlock.

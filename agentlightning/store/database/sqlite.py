@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any, TypeVar
@@ -130,10 +130,16 @@ class SqliteDatabase:
         for thread in self._threads:
             thread.start()
 
-    def write(self, operation: Operation[T], undo: Callable[[T], None] | None = None) -> asyncio.Future[T]:
+    def write(
+        self,
+        operation: Operation[T],
+        undo: Callable[[T], None] | None = None,
+        rollout_ids: Collection[str] = (),
+    ) -> asyncio.Future[T]:
         """Run an operation that changes something; the future resolves after the commit.
 
-        `undo` is called with the result if the future was cancelled in the meantime.
+        `undo` is called with the result if the future was cancelled in the meantime. `rollout_ids` are those that the
+        operation may change; a database with several writers locks them first.
         """
         if self._closed:
             raise closed_error()

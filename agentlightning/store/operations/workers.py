@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import and_, bindparam, case, select, update
+from sqlalchemy import ColumnElement, and_, bindparam, case, select, update
 
 from agentlightning.store.base import Unset
 from agentlightning.store.database.schema import attempts, workers
@@ -24,17 +24,19 @@ _insert = Statement(
 )
 _by_id = workers.c.worker_id == bindparam("worker")
 _select = Statement(select(*WORKER_COLUMNS).where(_by_id))
+_free = workers.c.worker_id.in_(select(workers.c.worker_id).where(_by_id).with_for_update(skip_locked=True))
+"""The worker, unless somebody else is changing it: its next heartbeat makes up for what is left out then."""
 _busy = Statement(
-    update(workers).where(_by_id),
+    update(workers).where(_free),
     ["status", "last_dequeue_time", "last_busy_time", "current_rollout_id", "current_attempt_id"],
 )
-_asked = Statement(update(workers).where(_by_id), ["last_dequeue_time"])
-_holds = Statement(update(workers).where(_by_id), ["current_rollout_id", "current_attempt_id"])
+_asked = Statement(update(workers).where(_free), ["last_dequeue_time"])
+_holds = Statement(update(workers).where(_free), ["current_rollout_id", "current_attempt_id"])
 _idle = Statement(
-    update(workers).where(_by_id), ["status", "last_idle_time", "current_rollout_id", "current_attempt_id"]
+    update(workers).where(_free), ["status", "last_idle_time", "current_rollout_id", "current_attempt_id"]
 )
-_beat = Statement(update(workers).where(_by_id), ["status", "last_heartbeat_time"])
-_beat_stats = Statement(update(workers).where(_by_id), ["status", "last_heartbeat_time", "heartbeat_stats"])
+_beat = Statement(update(workers).where(_free), ["status", "last_heartbeat_time"])
+_beat_stats = Statement(update(workers).where(_free), ["status", "last_heartbeat_time", "heartbeat_stats"])
 _open_attempt = Statement(
     select(attempts.c.rollout_id, attempts.c.attempt_id)
     .where(attempts.c.worker_id == bindparam("worker"), attempts.c.deadline.is_not(None))
@@ -46,9 +48,18 @@ _extended = {
     "last_heartbeat_time": bindparam("now"),
     "deadline": case((_now_plus_lease < attempts.c.timeout_at, _now_plus_lease), else_=attempts.c.timeout_at),
 }
-_extend = Statement(update(attempts).where(_open_of_worker).values(_extended))
+
+
+def _unless_locked(*which: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Attempts that nobody else is changing: whoever does so extends them, too, or ends them."""
+    return attempts.c.attempt_id.in_(select(attempts.c.attempt_id).where(*which).with_for_update(skip_locked=True))
+
+
+_extend = Statement(update(attempts).where(_unless_locked(_open_of_worker)).values(_extended))
 _extend_one = Statement(
-    update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), _open_of_worker).values(_extended)
+    update(attempts)
+    .where(_unless_locked(attempts.c.attempt_id == bindparam("attempt"), _open_of_worker))
+    .values(_extended)
 )
 
 
