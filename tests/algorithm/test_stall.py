@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,8 @@ from agentlightning.types import EnqueueRolloutRequest, Span
 from agentlightning.types.names import CALL_ID, OPERATION, REWARD
 
 SOON = 0.5
+PATIENCE = 10.0
+"""Seconds that a busy machine may take to notice."""
 
 
 class Listener(Sink):
@@ -35,10 +38,12 @@ class Listener(Sink):
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
+        self.first_at: float | None = None
         self._heard = asyncio.Event()
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)
+        self.first_at = self.first_at or time.monotonic()
         self._heard.set()
 
     async def one_more(self) -> str:
@@ -74,7 +79,10 @@ async def waiting_for(
 
 async def told(context: TrainingContext, ids: list[str], listener: Listener) -> str:
     """What is said of the stalled step, which goes on without its rollouts."""
+    began = time.monotonic()
     await finished_groups(context, [ids], 1, "step 3: sampling", StallRule(SOON, "cancel"))
+    assert listener.first_at is not None
+    assert SOON <= listener.first_at - began < SOON + PATIENCE, "at its deadline, and not before"
     return listener.warnings[0]
 
 

@@ -81,3 +81,10 @@ def test_every_command_shows_how_it_is_used() -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     told = {name: f"{c.help}{c.epilog}" for name, c in commands.items() if not c.hidden}
     assert {name for name, text in told.items() if f"agl {name} " not in text and f"agl {name}\n" not in text} == set()
+
+
+@pytest.mark.parametrize(("typed", "known"), [("agl da", "dashboard"), ("agl why --br", "--breaks")])
+def test_a_shell_completes_commands_and_options(typed: str, known: str) -> None:
+    asked = {"_AGL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    done = CliRunner(env=asked).invoke(app, prog_name="agl")
+    assert known in done.stdout.split(), done.output
