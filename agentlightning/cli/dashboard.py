@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -13,7 +14,7 @@ from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import RUN_FILE, find_live
+from agentlightning.trainer.live import RUN_FILE, SERVED_FILE, announced, find_live
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -45,7 +46,8 @@ def _store_file(where: str | None) -> Path:
 
 
 async def _show(location: Location, host: str, port: int, key: str | None, browser: bool) -> None:
-    if location.path is not None and (live := await find_live(location.path.parent)) is not None:
+    folder = location.path and location.path.parent
+    if folder is not None and (live := await find_live(folder) or await find_live(folder, SERVED_FILE)) is not None:
         _tell(dashboard_url(live.url), browser)
         return
     beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
@@ -54,9 +56,10 @@ async def _show(location: Location, host: str, port: int, key: str | None, brows
         server = served_with_dashboard(store, host, port, admin_key=key, live=live, folder=beside)
         await server.start()
         try:
-            console.print(f"{location}  (Ctrl-C stops)")
-            _tell(dashboard_url(server.endpoint), browser)
-            await interrupted()
+            with nullcontext() if location.path is None else announced(location.path.parent, server.endpoint, key):
+                console.print(f"{location}  (Ctrl-C stops)")
+                _tell(dashboard_url(server.endpoint), browser)
+                await interrupted()
         finally:
             await server.stop()
 

@@ -29,7 +29,7 @@ from agentlightning.store.base import LightningStore, Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import connect
+from agentlightning.trainer.live import SERVED_FILE, connect
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types.status import FINISHED_ROLLOUT
 
@@ -81,8 +81,10 @@ class Location:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[LightningStore]:
-        """To look at: of a run that goes on through its own server, else as `opened`."""
-        live = None if self.dsn is not None else await connect((self.path or DEFAULT_PATH).parent)
+        """To look at: of a run that goes on through its own server, of a store that somebody looks at already through
+        theirs, else as `opened`."""
+        folder = (self.path or DEFAULT_PATH).parent
+        live = None if self.dsn is not None else await connect(folder) or await connect(folder, SERVED_FILE)
         if live is None:
             async with self.opened() as store:
                 yield store

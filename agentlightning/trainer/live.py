@@ -11,8 +11,8 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ from agentlightning.types.ids import random_hex
 logger = logging.getLogger(__name__)
 
 LIVE_FILE = "live.json"
+SERVED_FILE = "served.json"
+"""The same of a store that is only looked at, as by `agl dashboard`."""
 ANSWER_SECONDS = 5.0
 """A run that does not answer for so long is taken for dead."""
 
@@ -150,16 +152,32 @@ def _write_privately(file: Path, live: Live) -> None:
     work.replace(file)
 
 
-async def connect(run_dir: Path) -> LightningStoreClient | None:
-    """A client of the run that goes on in this folder; None if none does."""
-    live = await find_live(run_dir)
+@contextmanager
+def announced(folder: Path, url: str, key: str | None) -> Iterator[None]:
+    """Let others read the store in this folder through the server at `url`, for the length of the block: one process
+    alone may open its file."""
+    file = folder / SERVED_FILE
+    try:
+        _write_privately(file, Live(url, key, os.getpid()))
+    except OSError as error:  # a folder that may only be read
+        logger.debug("Others cannot find the store in %s: %s", folder, error)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+async def connect(run_dir: Path, name: str = LIVE_FILE) -> LightningStoreClient | None:
+    """A client of the run that goes on in this folder, or with SERVED_FILE of who looks at it; None if nobody does."""
+    live = await find_live(run_dir, name)
     return None if live is None else LightningStoreClient(live.url, live.key, retry_seconds=ANSWER_SECONDS)
 
 
-async def find_live(run_dir: Path) -> Live | None:
+async def find_live(run_dir: Path, name: str = LIVE_FILE) -> Live | None:
     """Where the run that goes on in this folder is read; None if none does."""
     try:
-        live = Live(**json.loads((run_dir / LIVE_FILE).read_text()))
+        live = Live(**json.loads((run_dir / name).read_text()))
     except (OSError, ValueError, TypeError):
         return None
     probe = LightningStoreClient(live.url, live.key, retry_seconds=0.0, request_seconds=ANSWER_SECONDS)

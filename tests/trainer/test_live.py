@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.dashboard import served_with_dashboard
 from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import LIVE_FILE, connect
+from agentlightning.trainer.live import LIVE_FILE, SERVED_FILE, announced, connect
 from agentlightning.types import Run, RunStatus
 
 
@@ -170,3 +171,20 @@ async def test_a_door_that_a_killed_run_left_behind_is_recognised(tmp_path: Path
     assert await connect(tmp_path) is None
     (tmp_path / LIVE_FILE).write_text("half a fi")
     assert await connect(tmp_path) is None
+
+
+@pytest.mark.timeout(120)
+async def test_a_store_that_somebody_looks_at_is_read_by_others(tmp_path: Path) -> None:
+    """As while `agl dashboard` is open: one process alone may open the file."""
+    store = SqliteLightningStore(tmp_path / STORE_FILE)
+    await store.enqueue_rollout("a task")
+    server = served_with_dashboard(store, port=0, admin_key="a key")
+    await server.start()
+    with announced(tmp_path, server.endpoint, "a key"):
+        assert (tmp_path / SERVED_FILE).stat().st_mode & 0o777 == 0o600
+        assert await connect(tmp_path) is None, "no run goes on"
+        assert "queuing" in await agl_command("store", "statistics", str(tmp_path))
+        assert server.endpoint in await agl_command("dashboard", str(tmp_path), "--no-open")
+    assert not (tmp_path / SERVED_FILE).exists()
+    await server.stop()
+    await store.close()
