@@ -22,9 +22,9 @@ export function Runs() {
           <h1>Runs</h1>
           <div className="head-facts">{query.data ? `${amount(query.data.total)} ${query.data.total === 1 ? "run" : "runs"}${query.data.runs.some((run) => run.elsewhere) ? "; those whose folder is named have a store of their own" : ""}` : " "}</div>
         </div>
-        <Button disabled={chosen.length < 2} onClick={() => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)}>
+        {(query.data?.runs.length ?? 0) > 1 && <Button disabled={chosen.length < 2} onClick={() => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)}>
           {chosen.length < 2 ? "Choose two runs to compare" : `Compare ${chosen.length} runs`}
-        </Button>
+        </Button>}
       </div>
       <Loaded query={query}>
         {({ runs }) =>
