@@ -12,6 +12,7 @@ split.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,18 +43,38 @@ class ControlTokens:
         found = [self._message(message) for message in messages]
         if not tools or not self._control.search(msgspec.json.encode(tools).decode()):
             return found, list(tools) if tools else None
-        return found, _mapped(list(tools), lambda text: self._split(text, self._control))
+        return found, self._split_in(list(tools), self._control)
 
     def _message(self, message: Message) -> Message:
         pattern = self._all if message["role"] == "tool" else self._control
         changed: Message = {}
         for name, value in message.items():
-            if name in ("role", "tool_call_id"):
+            if name == "role":
                 continue
-            new = _mapped(value, lambda text: self._split(text, pattern))
-            if new is not value:
+            # An id is the same text in the answer that calls and in the result.
+            new = self._split_in(value, self._control if name == "tool_call_id" else pattern)
+            if name == "tool_calls" and new:
+                new = [self._unescaped(call) for call in new]
+            if new != value:
                 changed[name] = new
         return {**message, **changed} if changed else message
+
+    def _split_in(self, value: Any, pattern: re.Pattern[str]) -> Any:
+        return _mapped(value, lambda text: self._split(text, pattern))
+
+    def _unescaped(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The call without escapes in its arguments that hide a control token: many formats write them decoded."""
+        function = call["function"]
+        if "\\" not in function["arguments"]:
+            return call
+        try:
+            arguments = msgspec.json.decode(function["arguments"])
+        except (msgspec.DecodeError, RecursionError):
+            return call
+        split = self._split_in(arguments, self._control)
+        if split is arguments:
+            return call
+        return {**call, "function": {**function, "arguments": json.dumps(split, ensure_ascii=False)}}
 
     def _split(self, text: str, pattern: re.Pattern[str]) -> str:
         if SEAM in text:
@@ -75,8 +96,8 @@ def _mapped(value: Any, change: Any) -> Any:
         new = change(value)
         return value if new == value else new
     if isinstance(value, dict):
-        items = {key: _mapped(inner, change) for key, inner in value.items()}
-        return items if any(items[key] is not value[key] for key in value) else value
+        items = {_mapped(key, change): _mapped(inner, change) for key, inner in value.items()}
+        return items if any(key not in items or items[key] is not value[key] for key in value) else value
     if isinstance(value, list | tuple):
         parts = [_mapped(inner, change) for inner in value]
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import openai
@@ -213,6 +214,7 @@ async def test_a_broken_tool_call_stays_visible(site: Site) -> None:
         ({"frequency_penalty": 3}, "frequency_penalty"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 200}}, "logit_bias.5"),
+        ({"logit_bias": {str(token): 1 for token in range(301)}}, "logit_bias"),
         ({"no_such_field": 1}, "no_such_field"),
         ({"temperature": "hot"}, "temperature"),
         ({"n": 0}, "n"),
@@ -275,3 +277,22 @@ async def test_sync_client(site: Site) -> None:
             return client.chat.completions.create(model="policy", messages=ASK).choices[0].message.content
 
     assert await asyncio.to_thread(ask)
+
+
+async def test_many_log_probs_are_written_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    respond = site.gateway._app._dialects["/chat/completions"].respond  # pyright: ignore[reportPrivateUsage]
+
+    def watched(*given: Any) -> bytes:
+        threads.append(threading.current_thread().name)
+        return respond(*given)
+
+    monkeypatch.setattr(type(respond.__self__), "respond", lambda self, *given: watched(*given))
+    async with site.client() as client:
+        few = await client.chat.completions.create(model="policy", messages=ASK, logprobs=True, top_logprobs=2)
+        many = await client.chat.completions.create(model="policy", messages=ASK, logprobs=True, top_logprobs=20, n=128)
+    assert [name.startswith("agl-gateway-large") for name in threads] == [False, True]
+    rows = [choice.logprobs.content for choice in many.choices if choice.logprobs is not None]
+    assert len(rows) == 128
+    assert few.choices[0].logprobs is not None
+    assert [row.token for row in rows[0] or ()] == [row.token for row in few.choices[0].logprobs.content or ()]

@@ -64,14 +64,16 @@ EVERYWHERE = [*LOCAL, *(pytest.param(name, marks=pytest.mark.slow) for name in R
 
 def conversation(text: str, *, tools: bool) -> tuple[list[Message], list[Tool] | None]:
     """A text in every place that a client may write to."""
-    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": text})}}
+    escaped = "".join(f"\\u{ord(character):04x}" for character in text)  # some formats write arguments decoded
+    arguments = f'{{"at": "{escaped}", {json.dumps(text)}: {json.dumps([text])}}}'
+    call = {"id": f"c{text}1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     messages: list[Message] = [
         {"role": "system", "content": f"Be {text} exact."},
         {"role": "user", "content": f"What {text} is it?"},
     ]
     if not tools:
         return [*messages, {"role": "assistant", "content": f"It {text} is."}, messages[1]], None
-    properties = {"at": {"type": "string", "description": f"Where {text}."}}
+    properties = {"at": {"type": "string", "description": f"Where {text}."}, f"is {text}": {"type": "boolean"}}
     function = {
         "name": "look",
         "description": f"Looks {text}.",
@@ -79,7 +81,7 @@ def conversation(text: str, *, tools: bool) -> tuple[list[Message], list[Tool] |
     }
     messages += [
         {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": f"Seen {text} there.", "tool_call_id": "c1", "name": "look"},
+        {"role": "tool", "content": f"Seen {text} there.", "tool_call_id": f"c{text}1", "name": "look"},
     ]
     return messages, [{"type": "function", "function": function}]
 

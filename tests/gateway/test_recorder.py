@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from agentlightning.errors import StoreError, StoreUnavailableError
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.store import InMemoryLightningStore
@@ -65,6 +67,22 @@ class Stuck(InMemoryLightningStore):
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
         await self.open.wait()
         return await super().add_many_spans(spans)
+
+
+async def test_what_open_calls_will_put_counts_and_so_do_records_of_refusals() -> None:
+    recorder = Recorder(InMemoryLightningStore(), lambda *_: None, capacity=100, share=10)
+    one, other = ("ro-1", "at-1"), ("ro-2", "at-2")
+    async with recorder.admitted(one, 8), recorder.admitted(one, 2):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05), recorder.admitted(one):
+                raise AssertionError("ten records are to come, as many as the attempt may have")
+        async with asyncio.timeout(5), recorder.admitted(other, 50):
+            pass  # more than the share at once, for who has nothing else
+    for _ in range(10):
+        recorder.put(one, Span)  # the recorder has not been started: nothing is written
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(recorder.room(one), 0.05)
+    await asyncio.wait_for(recorder.room(other), 5)
 
 
 async def test_an_attempt_with_too_much_unwritten_waits_alone() -> None:

@@ -148,6 +148,10 @@ HUGE = "word, " * 200_000
 LONG_ROWS: dict[str, Callable[[], Any]] = {
     "count_tokens": lambda: {**ASK, "messages": [{"role": "user", "content": HUGE}]},
     "description": lambda: {**ASK, "tools": [{"name": "t", "description": HUGE, "input_schema": {}}]},
+    "schema": lambda: {
+        **ASK,
+        "tools": [{"name": "t", "input_schema": {"type": "object", "description": HUGE}}],
+    },
     "arguments": lambda: {
         **ASK,
         "messages": [

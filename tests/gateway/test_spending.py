@@ -268,3 +268,27 @@ def test_the_command_line_says_prices_and_limits() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             read_upstreams(given, None, prices, limits)
+
+
+async def test_a_call_whose_client_hangs_up_before_an_answer_is_counted_by_estimate(
+    site: Site, far: dict[str, Any]
+) -> None:
+    """A provider may charge it, and who hangs up each time would never come to a limit."""
+    seen = asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        seen.set()
+        await reader.read(-1)  # and never an answer
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        await serve(site, {**far, "base_url": f"http://127.0.0.1:{port}/v1"}, limits=SpendingLimits(tokens=4000))
+        async with site.client() as client:
+            call = asyncio.create_task(client.chat.completions.create(model="judge", messages=ASK, max_tokens=1))
+            await seen.wait()
+            call.cancel()
+            async with asyncio.timeout(5):
+                while site.gateway.spent["judge"].tokens < 10:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)

@@ -115,17 +115,21 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def logprob_rows(tokens: Choice | Delta, top: int, rendering: Rendering) -> list[dict[str, Any]]:
-    """OpenAI's list of log-probs, one entry per sampled token, each with its `top` alternatives."""
+def logprob_rows(tokens: Choice | Delta, top: int, rendering: Rendering) -> list[msgspec.Raw]:
+    """OpenAI's list of log-probs, one entry per sampled token, each with its `top` alternatives.
+
+    Each is encoded at once: of many choices they are millions of objects, which would hold up everything else.
+    """
     if tokens.ids is None or tokens.logprobs is None:
         return []
-    rows = [_token(rendering, i, p) for i, p in zip(tokens.ids.tolist(), tokens.logprobs.tolist(), strict=True)]
-    for at, row in enumerate(rows):
+    rows: list[msgspec.Raw] = []
+    for at, (token, logprob) in enumerate(zip(tokens.ids.tolist(), tokens.logprobs.tolist(), strict=True)):
         others: list[dict[str, Any]] = []
         if top and tokens.top_ids is not None and tokens.top_logprobs is not None:
             pairs = zip(tokens.top_ids[at].tolist(), tokens.top_logprobs[at].tolist(), strict=True)
             others = [_token(rendering, i, p) for i, p in pairs]
-        row["top_logprobs"] = others
+        row = {**_token(rendering, token, logprob), "top_logprobs": others}
+        rows.append(msgspec.Raw(msgspec.json.encode(row)))
     return rows
 
 

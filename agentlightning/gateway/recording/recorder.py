@@ -48,14 +48,16 @@ class Recorder:
         share: int = 256,
         batch_size: int = 32,
     ) -> None:
-        """`capacity` records may be unwritten, and `share` of one attempt, before further calls wait; a call that has
-        begun may put as many as it has choices."""
+        """`capacity` records may be unwritten before further calls wait, and `share` of one attempt, together with
+        those of its open calls."""
         self._store = store
         self._lost = lost
         self._journal = journal
         self._capacity = capacity
         self._share = share
         self._unwritten: Counter[Owner] = Counter()
+        self._expected: Counter[Owner] = Counter()
+        """Records of calls that have been admitted and go on."""
         self._batch_size = batch_size
         self._drafts: deque[tuple[Owner, Draft, bool]] = deque()
         self._put = 0
@@ -82,20 +84,37 @@ class Recorder:
         """How many records are put but not written."""
         return self._put - self._written
 
-    @asynccontextmanager
-    async def admitted(self, owner: Owner) -> AsyncIterator[None]:
-        """Answer a call in this context, and put its record: it begins when neither the backlog nor the attempt's share
-        of it is full."""
-        while self.backlog >= self._capacity or self._unwritten[owner] >= self._share:
+    def is_full(self, owner: Owner) -> bool:
+        """Whether as many records of the attempt are unwritten as its share."""
+        return self._unwritten[owner] >= self._share
+
+    async def room(self, owner: Owner) -> None:
+        """Wait while it is full: for requests that may be refused, which is recorded too."""
+        while self.is_full(owner):
             await self._next_move()
-        if self._journal is None:
-            yield
-            return
-        self._journal.hold(owner)
+
+    @asynccontextmanager
+    async def admitted(self, owner: Owner, records: int = 1) -> AsyncIterator[None]:
+        """Answer a call in this context, and put its records: it begins when there is room for so many of them in the
+        backlog and in the attempt's share of it."""
+        while self.backlog >= self._capacity or not self._fits(owner, records):
+            await self._next_move()
+        if self._journal is not None:
+            self._journal.hold(owner)
+        self._expected[owner] += records
         try:
             yield
         finally:
-            self._journal.release([owner])
+            self._expected[owner] -= records
+            if not self._expected[owner]:
+                del self._expected[owner]
+            if self._journal is not None:
+                self._journal.release([owner])
+            self._moved.set()
+
+    def _fits(self, owner: Owner, records: int) -> bool:
+        taken = self._unwritten[owner] + self._expected[owner]
+        return not taken or taken + records <= self._share
 
     def put(self, owner: Owner, draft: Draft, *, large: bool = False) -> None:
         """Have a record written. One that is `large` is made beside the event loop."""

@@ -29,6 +29,7 @@ from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.overheard import answer_in, overhear
+from agentlightning.gateway.routing.places import Places
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.types import Attributes, Span
@@ -54,7 +55,7 @@ class Provider(Settings, frozen=True, kw_only=True):
     model: str | None = None
     """The model's name at the provider; the alias itself if None."""
     max_concurrency: int = 64
-    """Calls at the same time; more wait."""
+    """Calls at the same time; more wait, and the attempts that do take turns."""
     timeout_seconds: float = 600.0
     """For one call, and between two pieces of a stream."""
     headers: Mapping[str, str] = {}
@@ -82,7 +83,7 @@ class Upstream:
         self.account = account
         urls = (provider.base_url,) if isinstance(provider.base_url, str) else provider.base_url
         self._urls = [url.rstrip("/") for url in urls]
-        self._places = asyncio.Semaphore(provider.max_concurrency)
+        self._places = Places(provider.max_concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
@@ -117,11 +118,11 @@ class Upstream:
         expected = await self._admit(live, place, call, sent)
         kept = bytearray()
         error: str | None = "cut off"
-        answers = False
+        answers = path not in dialect.counting_paths  # whose client goes away meanwhile may be charged nevertheless
         try:
             url = self._replica(live.rollout_id)
-            async with self._places, await self._post(url + path, dialect, call.request) as response:
-                answers = response.status < 400 and path not in dialect.counting_paths
+            async with self._places.one(live.key), await self._post(url + path, dialect, call.request) as response:
+                answers = answers and response.status < 400
                 yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 self._mark(live, response.status)
@@ -129,6 +130,7 @@ class Upstream:
             error = live.ended or "the client went away"
             raise
         except (aiohttp.ClientError, TimeoutError) as failure:
+            answers = answers and not isinstance(failure, aiohttp.ClientConnectorError)
             error = f"{type(failure).__name__}: {failure}"
             why = f"The provider of '{self._alias}' ({self._replica(live.rollout_id)}) did not answer: {error}."
             live.mark_infra_error(why)

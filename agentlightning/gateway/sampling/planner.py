@@ -29,13 +29,14 @@ from agentlightning.gateway.sampling.size import (
     LONG,
     MANY,
     fewest_tokens,
+    is_short,
     least_of,
     length_of,
     texts_in,
     texts_of,
     too_long,
 )
-from agentlightning.rendering import Message, Rendering, Tool
+from agentlightning.rendering import Rendering, Tool
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.arrays import Int32Array, np
 
@@ -127,7 +128,7 @@ class Planner:
         await self._check_texts(texts, live, most, marks=False)
         try:
             messages = with_tool_names(request.messages)
-            if _is_short(messages, request.tools):
+            if is_short(messages, request.tools):
                 return len(self._rendering.render(messages, request.tools))
             return len(await self._large.render(live.key, self._rendering, messages, request.tools))
         except ModelError as error:
@@ -218,14 +219,14 @@ class Planner:
         """`Session.tokenise`, elsewhere where it takes long."""
         bridging = session.bridging(question)
         if bridging is not None:
-            if _is_short(bridging.messages, None):
+            if is_short(bridging.messages, None):
                 added = bridging.by(self._rendering)
             else:
                 added = await self._large.bridge(live.key, self._rendering, bridging)
             if added is not None:
                 return Tokens(added, bridging.after)
         messages = with_tool_names(question.messages)
-        if _is_short(messages, question.tools):
+        if is_short(messages, question.tools):
             return Tokens(self._rendering.render(messages, question.tools), None)
         return Tokens(await self._large.render(live.key, self._rendering, messages, question.tools), None)
 
@@ -344,11 +345,6 @@ def _fresh(question: Question) -> list[str]:
     if question.goes_on:
         return list(texts_in(question.messages[question.walk.turn_depth :], None))
     return list(texts_in(question.messages, question.tools))
-
-
-def _is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
-    """Whether these are tokenised at once."""
-    return len(messages) <= MANY and length_of(texts_in(messages, tools)) <= LONG
 
 
 def _name(tool: Tool) -> str:

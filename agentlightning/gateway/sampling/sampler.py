@@ -227,11 +227,12 @@ class Sampler:
 
     def _record_failure(self, asked: Asked, index: int, chunks: list[Chunk], error: str) -> None:
         """A call that did not end well is data too: with the tokens it had, or with none."""
-        asked.arrival.live.count(failed=1)
         info = self._info_of(asked, index, "abort", error)
         empty = np.empty(0, np.int32), np.empty(0, np.float32)
         none = Chunk(ids=empty[0], logprobs=empty[1], plain_logprobs=empty[1], version=self._info.version)
         whole = concat(chunks) if chunks else none
+        # Who hangs up before the end has had these sampled as well.
+        asked.arrival.live.count(failed=1, response_tokens=len(whole.ids))
         message: Message = {"role": "assistant", "content": self.rendering.decode(whole.ids)}
         turn = self._grow(asked, index, message, chunks, whole, complete=False)
         self._put(asked, info, turn.prompt, turn.response, message, len(whole.ids))

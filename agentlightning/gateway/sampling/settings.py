@@ -17,6 +17,8 @@ SETTINGS = ("temperature", "top_p", "top_k", "min_p", *PENALTIES, "logit_bias", 
 """Sampling settings by their neutral names, as in `CallRequest.asked` and `CallInfo.used`."""
 
 
+MAX_BIASES = 300
+"""Tokens of a request's `logit_bias`, which is kept with every choice; the engines take no more."""
 _COLDEST = 1e-5
 """A temperature below it is meant as 0; log-probs divided by it would mean nothing any more."""
 
@@ -113,6 +115,10 @@ def _check_bias(bias: Any) -> None:
     if not isinstance(bias, Mapping) or not all(str(token).isdecimal() for token in bias):
         raise Refusal(
             "'logit_bias' must be an object of token ids with a number each.", code="invalid_type", param="logit_bias"
+        )
+    if len(bias) > MAX_BIASES:
+        raise Refusal(
+            f"'logit_bias' may hold {MAX_BIASES} tokens, not {len(bias)}.", code="invalid_value", param="logit_bias"
         )
     for token, value in bias.items():
         _within({f"logit_bias.{token}": value}, f"logit_bias.{token}", -100.0, 100.0)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from agentlightning.errors import ModelError
 from agentlightning.gateway.exchange import CallRequest, Refusal
@@ -73,3 +74,25 @@ def texts_in(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Itera
     for tool in tools or ():
         yield tool["function"]["name"]
         yield str(tool["function"].get("description", ""))
+        yield from strings_in(tool["function"].get("parameters"))
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """All texts in a value of JSON, the names of fields among them."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield str(name)
+            yield from strings_in(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from strings_in(inner)
+
+
+def is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
+    """Whether these are tokenised at once. Reasoning counts here, though a prompt may leave it out."""
+    if len(messages) > MANY:
+        return False
+    reasoning = sum(len(message.get("reasoning_content") or "") for message in messages)
+    return reasoning + length_of(texts_in(messages, tools)) <= LONG

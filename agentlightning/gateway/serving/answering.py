@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.dialects.base import StreamWriter
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.large.wire import Measure
+from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.sampling.planner import Arrival
 from agentlightning.gateway.sampling.sampler import Emit
 from agentlightning.gateway.serving.http import (
@@ -30,6 +31,8 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _GONE = object()
+_LONG = 5000
+"""Log-probs and characters up to which an answer is written on the event loop; it takes a few milliseconds."""
 
 
 class Target(Protocol):
@@ -97,7 +100,10 @@ class Exchange:
         if isinstance(outcome, Refusal):
             await send_body(send, outcome.status, self._dialect.refuse(outcome))
         else:
-            await send_body(send, 200, self._dialect.respond(self._arrival.request, outcome, self._target.rendering))
+            parts = self._arrival.request, outcome, self._target.rendering
+            respond = self._dialect.respond
+            body = await in_background(respond, *parts) if _is_long(*parts[:2]) else respond(*parts)
+            await send_body(send, 200, body)
 
     async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Answer], send: Send) -> None:
         """Headers wait for the first token, so that a request that is refused gets its status code."""
@@ -121,6 +127,12 @@ class Exchange:
         outcome = _outcome(await _finished(work))
         last = writer.fail(outcome) if isinstance(outcome, Refusal) else writer.finish(outcome)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _is_long(request: CallRequest, answer: Answer) -> bool:
+    """Whether writing an answer would hold up others."""
+    numbers = 1 + request.top_logprobs if request.logprobs else 0
+    return sum(numbers * len(choice.ids) + len(choice.content) for choice in answer.choices) > _LONG
 
 
 async def _next(events: asyncio.Queue[Any], seconds: float) -> Any:

@@ -135,6 +135,8 @@ class GatewayApp:
             unread = False
             async with self._received(receive, headers, key) as body:
                 live = await self._attempts.get(key.rollout_id, key.attempt_id)
+                if self._recorder.is_full(live.key):
+                    await while_connected(receive, live.running, self._recorder.room(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
                 handler = await self._handler(dialect, path, body, live, place, receive)
@@ -221,7 +223,8 @@ class GatewayApp:
         if incoming.path in self._counting:
             return _Count(dialect, target, asked, live)
         arrival = _arrive(live, asked, dialect, place, start)
-        return Exchange(dialect, target, arrival, self._recorder.admitted(live.key), self._keep_alive_seconds)
+        admitted = self._recorder.admitted(live.key, asked.n)
+        return Exchange(dialect, target, arrival, admitted, self._keep_alive_seconds)
 
     def _check_open(self, live: LiveAttempt) -> None:
         if len(live.running) >= self._limits.open_requests:

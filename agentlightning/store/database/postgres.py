@@ -2,9 +2,9 @@
 
 Keeps the promises of `sqlite`: results are delivered after their commit, and a failing operation does not disturb the
 others of its group. Rows that decide about a status are locked when they are read, those of a group's rollouts before
-anything else and always in the same order; claims and heartbeats skip what others have locked. So hardly anybody waits for
-somebody who waits for him. News travels by NOTIFY. A transaction that lost against another one (a deadlock, the same id
-at the same moment) is run again.
+anything else and always in the same order; claims and heartbeats skip what others have locked. So hardly anybody waits
+for somebody who waits for him. News travels by NOTIFY. A transaction that lost against another one (a deadlock, the
+same id at the same moment) is run again.
 """
 
 from __future__ import annotations
