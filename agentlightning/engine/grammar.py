@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -24,7 +25,9 @@ from agentlightning.errors import AgentLightningError, ConfigError, ModelError, 
 COMPILE_SECONDS = 10.0
 """A grammar that takes longer to compile is refused."""
 _SOON = 0.02
-"""Whoever brings a new grammar waits so long for it: most are ready by then."""
+"""Whoever brings a new grammar waits so long for it: most are ready by then. Sampling waits, too."""
+_NOT_SOONER = 0.2
+"""After such a wait there is none for so long, however many new grammars come."""
 _KEPT = 64
 """Compiled grammars that are kept for later requests."""
 
@@ -32,9 +35,14 @@ _KEPT = 64
 class Compiling:
     """A grammar on its way. All requests with the same text share it."""
 
-    def __init__(self, future: Future[Any], vocab_size: int) -> None:
-        self._future = future
+    future: Future[Any]
+
+    def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
+        self._deadline = float("inf")
+
+    def begun(self) -> None:
+        """It is being compiled now: the time that it waited for others is not its own."""
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
     def matcher(self, wait: float = 0.0) -> Matcher | None:
@@ -44,7 +52,7 @@ class Compiling:
         cannot be read.
         """
         try:
-            found = self._future.result(timeout=wait)
+            found = self.future.result(timeout=wait)
         except TimeoutError:
             if time.monotonic() < self._deadline:
                 return None
@@ -66,22 +74,26 @@ class Grammars:
         self._reader: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._kept: OrderedDict[str, Compiling] = OrderedDict()
+        self._wait_again = 0.0
 
     def begin(self, grammar: str) -> Compiling:
         """The grammar, compiled or on its way. Raises `ConfigError` for one that is larger than allowed."""
         found = self._kept.get(grammar)
         if found is None:
             check_grammar(grammar)
-            found = Compiling(self._thread.submit(self._compile, grammar), self._vocab_size)
-            with suppress(AgentLightningError):  # told to whoever asks for a matcher
-                found.matcher(_SOON)
-            self._kept[grammar] = found
+            found = self._kept[grammar] = Compiling(self._vocab_size)
+            found.future = self._thread.submit(self._compile, grammar, found.begun)
+            if time.monotonic() >= self._wait_again:
+                with suppress(AgentLightningError):  # told to whoever asks for a matcher
+                    found.matcher(_SOON)
+                self._wait_again = time.monotonic() + _NOT_SOONER
         self._kept.move_to_end(grammar)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
         return found
 
-    def _compile(self, grammar: str) -> Any:
+    def _compile(self, grammar: str, begun: Callable[[], None]) -> Any:
+        begun()
         try:
             from llguidance import LLMatcher
         except ImportError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
 from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Ended, Failed, Request
+from agentlightning.engine.grammar import Compiling
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.torch_engine import TorchEngine
@@ -155,11 +157,34 @@ def test_what_would_stall_everybody_is_refused_with_its_limit(policy: Policy, pa
 
 def test_a_grammar_that_takes_too_long_is_refused(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.engine.grammar.COMPILE_SECONDS", 0.0)
-    monkeypatch.setattr("agentlightning.engine.grammar._SOON", 0.0)
-    engine = make_engine(policy)
-    with pytest.raises(ConfigError, match="was not compiled within"):
-        engine.submit(request(1, random_ids(5, 1), grammar=SLOW))
-    assert not engine.active
+    engine, hold = make_engine(policy), threading.Event()
+    engine._queue._grammars._thread.submit(hold.wait)
+    engine.submit(request(1, random_ids(5, 1), grammar=SLOW))
+    assert not engine.step(), "what it waits for others is not its own time"
+    hold.set()
+    events = []
+    while engine.active:
+        events += engine.step()
+    (failed,) = events
+    assert isinstance(failed, Failed)
+    assert "was not compiled within" in failed.message
+
+
+def test_new_grammars_hold_up_sampling_for_a_moment_only(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    matcher = Compiling.matcher
+
+    def watched(self: Compiling, wait: float = 0.0) -> Any:
+        waits.append(wait)
+        return matcher(self, 0.0)
+
+    monkeypatch.setattr(Compiling, "matcher", watched)
+    grammars, hold = make_engine(policy)._queue._grammars, threading.Event()
+    grammars._thread.submit(hold.wait)
+    for number in range(50):
+        grammars.begin(f'start: "{number}"')
+    hold.set()
+    assert sum(wait > 0 for wait in waits) <= 2, "many at once are waited for once, or twice on a slow machine"
 
 
 def test_a_grammar_found_wanting_later_fails_its_request_alone(policy: Policy) -> None:
