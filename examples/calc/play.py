@@ -97,6 +97,7 @@ def sample(
     *,
     greedy: bool = False,
     generator: torch.Generator | None = None,
+    max_tokens: int = MAX_TOKENS,
 ) -> list[list[int]]:
     """Sample one response per prompt at temperature 1. What all prompts begin with is computed once."""
     shared = common_prefix(prompts)
@@ -109,7 +110,7 @@ def sample(
     ids = torch.tensor(rows)
     responses: list[list[int]] = [[] for _ in prompts]
     alive = list(range(len(prompts)))
-    for _ in range(MAX_TOKENS):
+    for _ in range(max_tokens):
         logits = model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
         ).logits[:, -1]

@@ -6,107 +6,56 @@ writes runs in a sandbox and nowhere else.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from openai import AsyncOpenAI
 
 import agentlightning as agl
 
-from .sandbox import Answer, run_code
+from .grading import code_block, code_in, score, tried
+from .prompts import NO_CODE, TEST_TOOL, conversation
 
 MAX_TURNS = 4
-MAX_TOKENS = 72
-SYSTEM_PROMPT = "Write a Python function f(xs). Run the tests until they pass."
-TEST_TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "run_tests",
-        "description": "Tests the code.",
-        "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
-    },
-}
-PASSED = "All tests pass."
+MAX_TOKENS = 96
 
 # One client for all rollouts: making an OpenAI client costs about 20 ms of CPU, `with_options` less than 0.1 ms.
 client = AsyncOpenAI(base_url="http://127.0.0.1/v1", api_key="set for each rollout")
 
 
 @agl.rollout
-async def code_agent(task: dict[str, Any], llm: agl.LLM) -> float:
-    """Write the function that `task["problem"]` describes; 1.0 if the code that was tested last is right on all tests,
-    the hidden ones too, else 0.0.
+async def code_agent(task: dict[str, Any], llm: agl.LLM) -> None:
+    """Write the function that `task["problem"]` describes; 1.0 if the last code is right on all tests, the hidden ones
+    too, else 0.0. The last code is what the final message holds in a block, or else what was tested last.
     """
     chat = client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
     messages: list[Any] = conversation(task["problem"])
-    code: str | None = None
+    tested: list[str] = []
+    handed_in: str | None = None
     for _ in range(MAX_TURNS):
         response = await chat.create(model=llm.model, messages=messages, tools=[TEST_TOOL], max_tokens=MAX_TOKENS)
         message = response.choices[0].message
         if not message.tool_calls:
+            handed_in = code_block(message.content or "")
             break
         messages.append(message)
         for call in message.tool_calls:
-            written = code_in(call.function.arguments) if call.type == "function" else None
-            code = written if written is not None else code
-            result = "Error: give the code" if written is None else await tried(written, task["tests"])
+            code = code_in(call.function.arguments) if call.type == "function" else None
+            tested += [] if code is None else [code]
+            result = NO_CODE if code is None else await tried(code, task["tests"])
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    return await score(code, task)
+    agl.emit_reward(await earned(tested, handed_in, task), primary_key="correct")
 
 
-def conversation(problem: str) -> list[dict[str, str]]:
-    """What the model is told first."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": f"f(xs): {problem}"}]
-
-
-def code_in(arguments: str) -> str | None:
-    """The code in a tool call's JSON; None if there is none."""
-    try:
-        code = json.loads(arguments)["code"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return code if isinstance(code, str) else None
-
-
-async def tried(code: str, tests: list[Any]) -> str:
-    """What the agent is told of its code."""
-    return verdict(await answer_of(code, [given for given, _ in tests]), tests)
-
-
-def verdict(answer: Answer, tests: list[Any]) -> str:
-    """That all is well, or the first thing that is not."""
-    if answer.error is not None:
-        return f"Error: {answer.error}"
-    for (given, wanted), found in zip(tests, answer.values, strict=True):
-        if not right(found, wanted):
-            return f"Error: f({given}) is {json.dumps(found)[:60]}, not {wanted}"
-    return PASSED
-
-
-def right(found: Any, wanted: Any) -> bool:
-    """Whether they are the same value of the same type: True is not 1."""
-    return json.dumps(found) == json.dumps(wanted)
-
-
-async def score(code: str | None, task: dict[str, Any]) -> float:
-    """What the code earns; hidden tests are run where those that can be seen pass."""
-    if code is None or await tried(code, task["tests"]) != PASSED:
-        return 0.0
-    return float(await tried(code, task["hidden"]) == PASSED)
-
-
-_known: dict[tuple[str, str], Answer] = {}
-KEEP = 4096
-
-
-async def answer_of(code: str, inputs: list[Any]) -> Answer:
-    """What the code gives; the same code is not run again on the same inputs."""
-    key = (code, json.dumps(inputs))
-    if key not in _known:
-        if len(_known) >= KEEP:
-            _known.clear()
-        _known[key] = await run_code(code, inputs)
-    return _known[key]
+async def earned(tested: list[str], handed_in: str | None, task: dict[str, Any]) -> dict[str, float]:
+    """The reward, `correct`, and what tells how it came about: whether the code that counts was `tested`, whether the
+    `first` was right, and, where that was wrong and another was written, whether the rollout was `repaired`.
+    """
+    written = tested if handed_in is None else [*tested, handed_in]
+    if not written:
+        return {"correct": 0.0, "tested": 0.0, "first": 0.0}
+    correct, first = await score(written[-1], task), await score(written[0], task)
+    found = {"correct": correct, "tested": float(written[-1] in tested), "first": first}
+    return found if first or len(written) == 1 else {**found, "repaired": correct}
 
 
 @agl.air.on_tool_failure

@@ -1,4 +1,4 @@
-"""Problems: a function of a list of numbers in words, an expression that is one, and tests that are seen or hidden.
+"""Problems: a function of a list in words, an expression that is one, and tests that are seen or hidden.
 
     python -m examples.code.problems data/code
 
@@ -16,33 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .grammar import KINDS, Part
+
 SIZES = {"train": 1000, "val": 60, "test": 200}
 TESTS, HIDDEN = 2, 8
-LENGTH = 5
-"""Numbers in an input."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a problem: in words, and in Python."""
-
-    words: str
-    python: str
-
-
-ENDS = (
-    Part("the sum of", "sum({})"),
-    Part("the largest of", "max({})"),
-    Part("the smallest of", "min({})"),
-    Part("in order,", "sorted({})"),
-    Part("a list of", "list({})"),
-)
+LENGTH, HIDDEN_LENGTH = 4, 12
+"""Numbers or words in an input; long ones tell `x > 7` from `x > 8`."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is done with the numbers of xs: which are kept, what becomes of each, and of all."""
+    """What is done with the items of xs: which are kept, what becomes of each, and of all."""
 
+    kind: str
     end: Part
     keep: Part
     change: Part
@@ -56,11 +42,13 @@ class Problem:
 
 
 def make_problem(rng: random.Random) -> Problem:
-    """One of 1,805."""
-    return Problem(rng.choice(ENDS), rng.choice(KEEPS)(rng), rng.choice(CHANGES)(rng))
+    """One of 2,525."""
+    name = rng.choice(list(KINDS))
+    kind = KINDS[name]
+    return Problem(name, rng.choice(kind.ends), rng.choice(kind.keeps)(rng), rng.choice(kind.changes)(rng))
 
 
-def solve(problem: Problem) -> Callable[[list[int]], Any]:
+def solve(problem: Problem) -> Callable[[list[Any]], Any]:
     """The function. It is our own expression that is run here, not a model's."""
     names: dict[str, Any] = {}
     exec(problem.code(), names)
@@ -71,9 +59,10 @@ def as_task(problem: Problem, rng: random.Random) -> dict[str, Any]:
     """The problem with tests, on inputs that have something to keep."""
     function, pairs = solve(problem), []
     while len(pairs) < TESTS + HIDDEN:
-        numbers = [rng.randint(-9, 20) for _ in range(LENGTH)]
+        length = LENGTH if len(pairs) < TESTS else HIDDEN_LENGTH
+        items = [KINDS[problem.kind].item(rng) for _ in range(length)]
         try:
-            pairs.append([numbers, function(numbers)])
+            pairs.append([items, function(items)])
         except ValueError:  # the largest of none
             continue
     return {"problem": problem.words(), "tests": pairs[:TESTS], "hidden": pairs[TESTS:]}
@@ -88,34 +77,6 @@ def make_tasks(seed: int = 0) -> dict[str, list[dict[str, Any]]]:
             found[problem.words()] = as_task(problem, rng)
     left = iter(found.values())
     return {part: [next(left) for _ in range(size)] for part, size in SIZES.items()}
-
-
-def _simple(words: str, python: str) -> Callable[[random.Random], Part]:
-    return lambda rng: Part(words, python)
-
-
-def _with_number(words: str, python: str) -> Callable[[random.Random], Part]:
-    def part(rng: random.Random) -> Part:
-        number = rng.randint(2, 9)
-        return Part(words.format(number), python.format(number))
-
-    return part
-
-
-KEEPS: tuple[Callable[[random.Random], Part], ...] = (
-    _simple("the numbers", ""),
-    _simple("the even numbers", "x % 2 == 0"),
-    _simple("the odd numbers", "x % 2 == 1"),
-    _with_number("the numbers above {}", "x > {}"),
-    _with_number("the numbers below {}", "x < {}"),
-)
-CHANGES: tuple[Callable[[random.Random], Part], ...] = (
-    _simple("", "x"),
-    _simple(", each squared", "x * x"),
-    _simple(", each negated", "-x"),
-    _with_number(", each plus {}", "x + {}"),
-    _with_number(", each times {}", "x * {}"),
-)
 
 
 def main() -> None:

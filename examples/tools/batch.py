@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
+from renderers import ToolCallParseStatus
 
 from agentlightning.cli.example import load_example
 
@@ -28,3 +30,39 @@ class Batch:
         stop = self._renderer.get_stop_token_ids()
         said = self._play.sample(self._model, prompts, stop, generator=self._generator)
         return [self._renderer.parse_response(response).content for response in said]
+
+    async def converse(
+        self,
+        conversations: Sequence[Messages],
+        tools: list[dict[str, Any]],
+        carry_out: Callable[[int, Any], Awaitable[str]],
+        *,
+        turns: int,
+        max_tokens: int,
+    ) -> list[str]:
+        """What the model says to each when it calls no tool any more; "" if it has not come to that in so many turns.
+
+        `carry_out` gives the result of a tool call from the number of its conversation and its arguments.
+        """
+        prompts = [self._renderer.render_ids(list(c), tools=tools, add_generation_prompt=True) for c in conversations]
+        last, active = [""] * len(prompts), list(range(len(prompts)))
+        stop = self._renderer.get_stop_token_ids()
+        for _ in range(turns):
+            asked = [prompts[i] for i in active]
+            said = self._play.sample(self._model, asked, stop, generator=self._generator, max_tokens=max_tokens)
+            calling: list[int] = []
+            for i, response in zip(active, said, strict=True):
+                parsed = self._renderer.parse_response(response, tools=tools, prompt_ids=prompts[i])
+                calls = [call for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK]
+                answers = await asyncio.gather(*(carry_out(i, call.arguments) for call in calls))
+                results = [{"role": "tool", "content": answer} for answer in answers]
+                following = results and self._renderer.bridge_to_next_turn(prompts[i], response, results, tools=tools)
+                if following:
+                    prompts[i] = following.token_ids
+                    calling.append(i)
+                else:
+                    last[i] = parsed.content
+            active = calling
+            if not active:
+                break
+        return last

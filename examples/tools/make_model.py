@@ -10,6 +10,7 @@ demonstrated, and how often it is done well, stands in the `demonstrations.py` o
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -106,6 +107,7 @@ def _texts(course: Course, rng: random.Random) -> list[str]:
     """What the tokenizer's merges are learnt from: demonstrations of every behaviour, and the chat format."""
     shown = [course.demonstrate(rng, course.mixed) for _ in range(3000)]
     texts = [t for d in shown for t in (*(str(m["content"]) for m in d.messages), *d.turns, *d.results)]
+    texts += [json.dumps(tool) for d in shown for tool in d.tools]
     frame = [_words.TEMPLATE.read_text().split("{%- elif")[0], "user\n", "assistant\n", "system\n"]
     return texts + frame * 300
 

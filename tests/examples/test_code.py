@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -15,8 +17,12 @@ from agentlightning.cli.configuration import make_algorithm
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.isolation import check_isolation
 from agentlightning.metrics import read_metrics
-from examples.code.code_agent import PASSED, code_in, failed_tests, right, score, tried, verdict
+from examples.code import recipe
+from examples.code.code_agent import earned, failed_tests
+from examples.code.demonstrations import END, MIXED, SKILL, demonstrate, held_out, run_here, spoiled
+from examples.code.grading import answer_of, code_block, code_in, right, score, tried, verdict
 from examples.code.problems import SIZES, as_task, make_problem, make_tasks, solve
+from examples.code.prompts import PASSED
 from examples.code.sandbox import Answer, run_code
 from tests.typed import typed
 
@@ -104,6 +110,42 @@ async def test_without_code_nothing_is_earned() -> None:
     assert await score(None, TASK) == 0.0
 
 
+@pytest.mark.usefixtures("sandbox")
+async def test_what_is_handed_in_counts_and_else_what_was_tested_last() -> None:
+    good, bad = "def f(xs): return sum(xs)", "def f(xs): return max(xs)"
+    assert await earned([bad, good], None, TASK) == {"correct": 1.0, "tested": 1.0, "first": 0.0, "repaired": 1.0}
+    assert await earned([good], bad, TASK) == {"correct": 0.0, "tested": 0.0, "first": 1.0}
+    assert await earned([], good, TASK) == {"correct": 1.0, "tested": 0.0, "first": 1.0}
+    assert await earned([bad], None, TASK) == {"correct": 0.0, "tested": 1.0, "first": 0.0}
+    assert await earned([], None, TASK) == {"correct": 0.0, "tested": 0.0, "first": 0.0}
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_the_same_code_is_run_once(tmp_path: Path) -> None:
+    """A group writes the same code at the same time. Each run of this gives another value."""
+    code = f"def f(xs): return open('/dev/urandom', 'rb').read(8).hex()  # {tmp_path.name}"
+    impatient = asyncio.create_task(answer_of(code, [1]))
+    others = [asyncio.create_task(answer_of(code, [1])) for _ in range(3)]
+    await asyncio.sleep(0)
+    impatient.cancel()
+    answers = await asyncio.gather(*others)
+    assert answers[0].error is None
+    assert len({answer.values[0] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("```python\na = 1\n```", "a = 1"),
+        ("So:\n```\na\n```\nor\n```python\nb\n```\nDone.", "b"),
+        ("Done.", None),
+        ("```python\na = 1", None),
+    ],
+)
+def test_code_is_found_in_a_last_message(text: str, code: str | None) -> None:
+    assert code_block(text) == code
+
+
 @pytest.mark.parametrize("arguments", ["", "[]", "{}", '{"code": 1}', "null", '{"code":'])
 def test_what_is_no_code_is_none(arguments: str) -> None:
     assert code_in(arguments) is None
@@ -136,13 +178,68 @@ def test_the_code_of_a_problem_is_right() -> None:
         assert verdict(Answer([solve(problem)(given) for given, _ in pairs]), pairs) == PASSED
 
 
+def test_hidden_tests_tell_neighbours_apart() -> None:
+    """Code with another number in its condition passes few of the hidden tests of problems that keep numbers."""
+    tasks = [task for task in make_tasks()["train"] if "numbers above 5" in task["problem"]]
+    passed = []
+    for task in tasks:
+        others = [make_problem(random.Random(i)) for i in range(2000)]
+        near = [o for o in others if o.words() == task["problem"].replace("above 5", "above 6")]
+        passed += [run_here(o.code(), task["hidden"]) == PASSED for o in near[:1]]
+    assert len(passed) > 5
+    assert sum(passed) / len(passed) < 0.3
+
+
+def test_spoiled_code_is_wrong() -> None:
+    """Mostly: where all words are short, keeping them all is right by chance."""
+    rng, found = random.Random(0), []
+    for _ in range(100):
+        problem = make_problem(rng)
+        task = as_task(problem, rng)
+        assert spoiled(problem)
+        found += [run_here(code, task["hidden"]) == PASSED for code in spoiled(problem)]
+    assert sum(found) / len(found) < 0.1
+
+
+def test_no_held_out_problem_is_demonstrated() -> None:
+    rng = random.Random(0)
+    assert len(held_out()) == SIZES["val"] + SIZES["test"]
+    for _ in range(300):
+        assert demonstrate(rng, SKILL).messages[-1]["content"].removeprefix("f(xs): ") not in held_out()
+
+
+def test_every_behaviour_is_demonstrated() -> None:
+    rng = random.Random(0)
+    shown = [demonstrate(rng, MIXED) for _ in range(400)]
+    assert {len(d.results) for d in shown} == {0, 1, 2, 3}
+    untested = [d for d in shown if not d.results]
+    assert all(code_block(d.turns[0]) for d in untested)
+    assert all(d.turns[-1] == END for d in shown if d.results)
+    failed = [d for d in shown if d.results and d.results[-1] != PASSED]
+    repaired = [d for d in shown if len(d.results) > 1 and d.results[-1] == PASSED]
+    broken = [d for d in shown if any("SyntaxError" in result for result in d.results)]
+    assert min(len(untested), len(failed), len(repaired), len(broken)) > 20
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_demonstrated_results_are_those_of_the_sandbox() -> None:
+    rng = random.Random(1)
+    for _ in range(4):
+        problem = make_problem(rng)
+        task = as_task(problem, rng)
+        for code in (problem.code(), problem.code()[:-1], spoiled(problem)[0]):
+            assert await tried(code, task["tests"]) == run_here(code, task["tests"])
+
+
 def test_a_rule_makes_each_failed_run_cost_a_little() -> None:
     assert failed_tests("run_tests", "Error: f([1]) is 2, not 3") == -0.05
     assert failed_tests("run_tests", "Error: SyntaxError: invalid syntax") == -0.1
     assert failed_tests("search", "Error: no") is None
 
 
-def test_the_settings_for_a_gpu_are_settings() -> None:
+def test_the_files_of_settings_are_settings() -> None:
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load((ROOT / "examples" / "code" / "config.yaml").read_text()) == recipe.SETTINGS
     algorithm = make_algorithm(None, None, ROOT / "examples" / "code" / "config.gpu.yaml", [])
     assert (algorithm.model, algorithm.credit) == ("Qwen/Qwen3-1.7B", "return_to_go")
 
@@ -151,12 +248,14 @@ def test_the_settings_for_a_gpu_are_settings() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("sandbox")
 def test_two_steps_of_it(tmp_path: Path) -> None:
-    """The calculator's model knows no code, so nothing is learned; every rollout is carried out and graded."""
+    """A model that was taught for three steps knows nothing, so nothing is learned; every rollout is graded."""
+    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    done = typed(tmp_path, "-c", make, "code", "--quick", "--out", "model")
+    assert done.returncode == 0, done.stderr
     tasks = make_tasks()["train"][:4]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
-    short = {"model": "calc", "steps": 2, "tasks_per_step": 2, "group_size": 4}
-    short |= {"credit": "return_to_go", "max_context": 512, "preflight": "warn"}
-    (tmp_path / "config.json").write_text(json.dumps(short))
+    short = {"model": "./model", "steps": 2, "tasks_per_step": 2, "group_size": 4, "preflight": "warn"}
+    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short))
     agent = ROOT / "examples" / "code" / "code_agent.py"
     command = f"train --agent {agent}:code_agent --tasks tasks.jsonl --config config.json --run-dir run"
     done = typed(tmp_path, "-m", "agentlightning", *command.split())
@@ -164,3 +263,19 @@ def test_two_steps_of_it(tmp_path: Path) -> None:
     assert "Nothing was learned" in done.stdout
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
     assert [(row["failed"], row["reward"]) for row in rows] == [(0, 0), (0, 0)]
+    assert all({"reward/correct", "reward/first", "reward/tested"} <= set(row) for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("sandbox")
+def test_it_learns(tmp_path: Path) -> None:
+    """On 200 problems that neither training nor validation saw, the gain is above nothing with 95 % confidence."""
+    own = {"AGL_CACHE": str(tmp_path / "cache")}
+    command = "-m agentlightning demo code --run-dir run"
+    done = typed(tmp_path, *command.split(), environment=own, timeout=2400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = typed(tmp_path, "-m", "agentlightning", "eval", "run", environment=own, timeout=900)
+    found = re.search(r"95 % interval ([+-]\d\.\d+) to", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) > 0, done.stdout

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from renderers import Qwen3Renderer
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
@@ -75,3 +77,27 @@ def test_the_script_makes_a_model_that_loads(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     load = "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('model').config.model_type)"
     assert typed(tmp_path, "-c", load).stdout.strip() == "qwen3"
+
+
+async def test_a_batch_converses_as_the_agent_does() -> None:
+    """The calculator's own way to play many tasks at once is the other implementation."""
+    calc, play, tasks = (load_example("calc", name) for name in ("calc_agent", "play", "tasks"))
+    folder = resolve_model("calc")
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    renderer = Qwen3Renderer(AutoTokenizer.from_pretrained(folder))
+    questions, _ = tasks.make_tasks(6, 0, seed=1)
+    episodes = play.play(model, renderer, questions, generator=torch.Generator().manual_seed(0))
+
+    async def carry_out(i: int, arguments: Any) -> str:
+        return calc.calculate(json.dumps(arguments))
+
+    asked = [
+        [{"role": "system", "content": calc.SYSTEM_PROMPT}, {"role": "user", "content": task["question"]}]
+        for task in questions
+    ]
+    batch = load_example("tools", "batch").Batch(model, renderer)
+    said = await batch.converse(asked, [calc.CALC_TOOL], carry_out, turns=calc.MAX_TURNS, max_tokens=play.MAX_TOKENS)
+    assert [calc.score(text, task["answer"]) for text, task in zip(said, questions, strict=True)] == [
+        episode.reward for episode in episodes
+    ]
+    assert any(episode.reward for episode in episodes)

@@ -1,0 +1,45 @@
+"""The settings `agl demo code` trains with, its model, and its tasks."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from agentlightning.cli.example import load_example
+
+from .problems import make_tasks
+
+SETTINGS: dict[str, Any] = {
+    "credit": "return_to_go",
+    "steps": 24,
+    "tasks_per_step": 8,
+    "group_size": 8,
+    "minibatches": 2,
+    "learning_rate": 3e-4,
+    "schedule": "linear",
+    "max_context": 640,
+    "val_every": 8,
+    "save_every": 8,
+}
+MODEL = partial(load_example("tools", "cached").cached_model, "code")
+"""Where the model is; it is made when it is first asked for."""
+CONCURRENCY = 64
+"""Rollouts that run at the same time: a whole step."""
+
+
+def train_tasks() -> list[dict[str, Any]]:
+    return _tasks()["train"]
+
+
+def val_tasks() -> list[dict[str, Any]]:
+    return _tasks()["val"]
+
+
+def test_tasks() -> list[dict[str, Any]]:
+    """Tasks that neither training nor validation has seen."""
+    return _tasks()["test"]
+
+
+@cache
+def _tasks() -> dict[str, list[dict[str, Any]]]:
+    return make_tasks()
