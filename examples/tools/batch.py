@@ -55,7 +55,7 @@ class Batch:
                 parsed = self._renderer.parse_response(response, tools=tools, prompt_ids=prompts[i])
                 calls = [call for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK]
                 answers = await asyncio.gather(*(carry_out(i, call.arguments) for call in calls))
-                results = [{"role": "tool", "content": answer} for answer in answers]
+                results: Any = [{"role": "tool", "content": answer} for answer in answers]
                 following = results and self._renderer.bridge_to_next_turn(prompts[i], response, results, tools=tools)
                 if following:
                     prompts[i] = following.token_ids
