@@ -18,6 +18,8 @@ from agentlightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_ALIKE = 0.65
+"""How much of two names must be the same, for one to be a slip of the other."""
 ELSEWHERE_CALLED = {
     "lr": "learning_rate",
     "batch_size": "tasks_per_step",
@@ -62,6 +64,8 @@ ELSEWHERE_CALLED = {
     "checkpoint_dir": "run_dir",
     "num_workers": "n_workers",
     "workers": "n_runners",
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "cuda"), "device"),
+    **dict.fromkeys(("output", "out", "output_path", "save_dir", "save_path", "log_dir", "logdir"), "run_dir"),
     "lr_scheduler_type": "schedule",
     "max_grad": "max_grad_norm",
     "resume_from_checkpoint": "resume",
@@ -77,6 +81,7 @@ ELSEWHERE_CALLED = {
     **dict.fromkeys(("prompt", "text"), "template"),
     **dict.fromkeys(("reward", "score"), "value"),
     **dict.fromkeys(("file", "filename", "db", "db_path"), "path"),
+    **dict.fromkeys(("store", "store_url", "address", "host"), "server"),
 }
 """Other trainers' words for arguments of ours."""
 
@@ -207,4 +212,4 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     other = ELSEWHERE_CALLED.get(name.lower())
     if other in known:
         return other
-    return next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)

@@ -17,11 +17,6 @@ from agentlightning.metrics import Reporter
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
 
-OF_THE_TRAINER = {
-    "models": "Models that agents ask besides the policy are the trainer's: Trainer(algorithm=…, models={'judge': …})."
-}
-"""Settings that people look for in algorithms, and where they belong."""
-
 
 @explained_class
 @dataclass(frozen=True, slots=True)

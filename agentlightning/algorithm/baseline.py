@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
+from agentlightning.algorithm.base import Algorithm, PolicySpec
+from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
 from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
@@ -57,6 +58,8 @@ class Baseline(GivenByName, Algorithm):
     """Serve exactly this, instead of what `model` and the settings around it say."""
 
     def __post_init__(self) -> None:
+        if self.repeats < 1:
+            raise ConfigError(f"repeats is {self.repeats!r}; each task is run at least once.")
         self.episodes: Sequence[Episode] = ()
 
     @property

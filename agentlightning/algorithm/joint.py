@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec, TrainingContext
+from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
+from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.prompts.candidate import Candidate, templates_in
 from agentlightning.algorithm.prompts.evaluation import Asked, pairs

@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
+from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.baselines import BaselineKey
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
+from agentlightning.algorithm.elsewhere import OF_TRAINING
 from agentlightning.algorithm.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.scales import RewardScale
@@ -51,7 +52,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("fit", "train", "dev", "learn"), "Give it to a trainer: Trainer(algorithm=…).fit(agent, tasks)."
     )
-    _others = OF_THE_TRAINER
+    _others = OF_TRAINING
     _needed: ClassVar[Mapping[str, str]] = {
         "model": "a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', which ships with the package"
     }

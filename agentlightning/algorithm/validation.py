@@ -20,7 +20,7 @@ from agentlightning.algorithm.units import Use
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import DTYPES
 from agentlightning.learner.catalog import LOSSES, check_loss
-from agentlightning.types import Outcome
+from agentlightning.types import Outcome, RolloutConfig
 
 AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
@@ -123,6 +123,14 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
 """Where a setting plays a part, and how to say so. One that was changed and plays none is a mistake."""
 
 
+_BY_NAME = {
+    "reward_weights": "{'correct': 1.0, 'short': 0.1}",
+    "outcome_use": "{'timeout': 'zero'}",
+    "backend_options": "{'replicas': 2}",
+}
+"""Settings that are mappings, with an example of each."""
+
+
 def validate(settings: TrainingSettings) -> None:
     """Raises ConfigError for the first thing that is wrong."""
     if not settings.model or not isinstance(settings.model, str | PathLike):
@@ -130,6 +138,7 @@ def validate(settings: TrainingSettings) -> None:
             f"model is {settings.model!r}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
             "which ships with the package."
         )
+    _refuse_other_types(settings)
     _refuse_unknown_choices(settings)
     _refuse_numbers_out_of_range(settings)
     _refuse_what_is_unused(settings)
@@ -149,6 +158,22 @@ def _types(settings: type[TrainingSettings]) -> dict[str, Any]:
     """The type of each setting. Resolving them takes milliseconds, so it is done once for each algorithm."""
     hints = get_type_hints(settings)
     return {f.name: hints[f.name] for f in fields(settings)}
+
+
+def _refuse_other_types(s: TrainingSettings) -> None:
+    for name, example in _BY_NAME.items():
+        value = getattr(s, name)
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} is {value!r}; it takes values by name, for example {name}={example}.")
+    if not isinstance(s.rollout_config, RolloutConfig):
+        raise ConfigError(
+            f"rollout_config is {s.rollout_config!r}; give an object: agl.RolloutConfig(timeout_seconds=60)."
+        )
+    if not isinstance(s.device, str) or not re.fullmatch(r"(?!gpu)[a-z]+(:\d+)?", s.device):
+        raise ConfigError(
+            f"device is {s.device!r}; it can be 'auto' (a GPU where there is one), 'cpu', 'cuda', or one of several: "
+            "'cuda:1'."
+        )
 
 
 def _refuse_unknown_choices(s: TrainingSettings) -> None:
@@ -186,7 +211,7 @@ def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
         low, high = AT_LEAST.get(name), AT_MOST.get(name)
         bounds = "above 0" if low is None else f"at least {low:g}"
         bounds += "" if high is None else f" and at most {high:g}"
-        number = value if isinstance(value, int | float) else math.nan
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
         inside = number > 0 if low is None else number >= low
         if types[name] in (int, int | None) and number != int(number if math.isfinite(number) else 0):
             raise ConfigError(f"{name} is {value!r}; it must be a whole number.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 from dataclasses import dataclass
@@ -55,4 +56,17 @@ def _check_command(command: str) -> None:
     if program.endswith(".py") and not os.access(program, os.X_OK):
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
     if shutil.which(program) is None:
-        raise ConfigError(f"There is no program '{program}'. Give a command that runs in a shell, or file.py:name.")
+        raise ConfigError(f"There is no program '{program}'. {_meant(program)}")
+
+
+def _meant(program: str) -> str:
+    """What to give instead of what is neither a program nor file.py:name."""
+    file, colon, name = program.partition(":")
+    if colon and file.endswith(".py"):
+        return f"Behind {file}: stands the name of a function in it, without brackets: {file}:agent."
+    if colon and re.fullmatch(r"[\w.]+", file):
+        path = file.replace(".", "/") + ".py"
+        return f"An agent is named by its file: {path}:{name or 'agent'}."
+    if Path(program).is_dir():
+        return "It is a folder: give file.py:name of a function in one of its files, or a command."
+    return "Give a command that runs in a shell, or file.py:name."

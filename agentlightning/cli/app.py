@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
-from agentlightning.arguments import nearest
 from agentlightning.cli import agent_commands, export_command, look_commands, optimize_command
 from agentlightning.cli.store_commands import store_app
-
-
-class Commands(TyperGroup):
-    """All commands. An option that does not exist is answered with the one that was meant, in others' words too."""
-
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:  # typer keeps the class of this error to itself
-            if (name := getattr(error, "option_name", None)) and (of := getattr(error, "ctx", None)):
-                vars(error)["possibilities"] = _meant(name, [o for p in of.command.params for o in p.opts])
-            raise
-
-
-def _meant(typed: str, options: list[str]) -> list[str]:
-    """The option that was probably meant, or the setting that `--set` takes."""
-    name = typed.lstrip("-").replace("-", "_")
-    known = {option.lstrip("-").replace("-", "_"): option for option in options if option != "--help"}
-    if "--set" in options:
-        from inspect import signature
-
-        from agentlightning.algorithm import GRPO
-
-        known = {**{setting: f"--set {setting}=…" for setting in signature(GRPO).parameters}, **known}
-    meant = nearest(name, known)
-    return [] if meant is None else [known[meant]]
-
+from agentlightning.cli.usage import Commands
 
 app = typer.Typer(
     name="agl",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
@@ -15,6 +17,7 @@ from agentlightning.arguments import nearest
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
+_NUMBER = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 FAMILY: dict[str, type[GRPO]] = {
     name: kind
     for name in algorithms.__all__
@@ -22,6 +25,11 @@ FAMILY: dict[str, type[GRPO]] = {
 }
 """GRPO and the algorithms that are settings of it, by name."""
 _OF_THE_COMMAND = ("rollout_config",)
+_ON_THE_COMMAND_LINE = (
+    *("agent", "tasks", "val_tasks", "run_dir", "resume", "timeout", "concurrency", "n_runners", "strategy"),
+    *("remote", "grader", "reward", "files", "workspaces", "isolation", "task_as"),
+)
+"""What `agl train` is told by options, and no file of settings says."""
 
 
 def make_algorithm(
@@ -29,12 +37,18 @@ def make_algorithm(
 ) -> GRPO:
     """The command line wins over the file. Raises ConfigError for names that mean nothing, with those there are."""
     given = dict(read_config(config)) if config is not None else {}
+    file = dict(given)
     chosen = _algorithm(str(name or given.pop("algorithm", "GRPO")))
     given.pop("algorithm", None)
     known = sorted(f.name for f in fields(chosen) if f.init and f.name not in _OF_THE_COMMAND)
     given |= parsed_settings(settings, known)
     given["model"] = model or given.get("model", "calc")
-    return chosen(**others, **given)
+    try:
+        return chosen(**others, **given)
+    except ConfigError as error:
+        if any(name in str(error) for name in file):
+            error.add_note(f"Settings were read from {config}.")
+        raise
 
 
 def backend_settings(backend: str | None, options: Sequence[str]) -> dict[str, Any]:
@@ -56,9 +70,24 @@ def read_config(file: Path) -> Mapping[str, Any]:
         found = _parse(file)
     except ValueError as error:
         raise ConfigError(f"{file} cannot be read: {error}.") from error
+    if found is None:
+        raise ConfigError(f"{file} is empty. It holds settings by name, for example  steps: 20")
     if not isinstance(found, dict):
         raise ConfigError(f"{file} holds a {type(found).__name__}, not settings by name.")
-    return of_a_run(found) if is_of_a_run(found) else found
+    if is_of_a_run(found):
+        return of_a_run(found)
+    _refuse_other_names(file, found)
+    return found
+
+
+def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what the command line says, and for settings below a heading."""
+    settings = {f.name for kind in FAMILY.values() for f in fields(kind)}
+    for name, value in found.items():
+        if name in _ON_THE_COMMAND_LINE:
+            raise ConfigError(f"{file} has '{name}', which is given on the command line: --{name.replace('_', '-')} …")
+        if isinstance(value, dict) and name not in settings and settings & value.keys():
+            raise ConfigError(f"{file} has settings below '{name}'; they stand at the top, without a heading.")
 
 
 def is_of_a_run(found: Mapping[str, Any]) -> bool:
@@ -95,10 +124,11 @@ def agent_and_tasks(config: Path | None) -> tuple[str | None, Path | None, Path 
     """Of a run that is to be repeated: its agent, and the files with its tasks; None for what is not known."""
     if config is not None and not config.is_file():
         raise ConfigError(f"There is no file '{config}' with settings.")
-    if config is None or config.suffix != ".json":
+    if config is None:
         return None, None, None
-    about = json.loads(config.read_text())
-    if not isinstance(about, dict) or not is_of_a_run(about):
+    read_config(config)  # what is wrong with the file is said before what is missing besides
+    about = _parse(config)
+    if not is_of_a_run(about):
         return None, None, None
     agent = f"{about['source']}:{about['agent']}" if about.get("source") and about.get("agent") else None
     files = [config.parent / name for name in (TASKS_FILE, VAL_TASKS_FILE)]
@@ -117,16 +147,26 @@ def _parse(file: Path) -> Any:
         import yaml
     except ImportError:
         raise ConfigError(f"Reading {file} needs the package 'pyyaml': pip install pyyaml, or write JSON.") from None
+
+    class Loader(yaml.SafeLoader):
+        """Reads 1e-4 as a number, as YAML 1.2 and everybody else does; YAML 1.1 wants 1.0e-4."""
+
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+.0123456789"))
     try:
-        return yaml.safe_load(file.read_text())
+        return yaml.load(file.read_text(), Loader)
     except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
+        tab = ". Indent with blanks: YAML takes no tabs" if r"'\t'" in str(error) else ""
+        raise ValueError(f"{error}{tab}") from error
 
 
 def _algorithm(name: str) -> type[GRPO]:
     by_name = {known.lower(): kind for known, kind in FAMILY.items()}
+    if name.lower() in ("apo", "gepa"):
+        raise ConfigError(f"{name.upper()} tunes prompts, and no weights:  agl optimize --algorithm {name.lower()} …")
     if name.lower() not in by_name:
-        raise ConfigError(f"There is no algorithm '{name}'; there are: {', '.join(FAMILY)}.")
+        meant = [by_name[one].__name__ for one in difflib.get_close_matches(name.lower(), by_name, n=2)]
+        hint = f" Did you mean {' or '.join(meant)}?" if meant else ""
+        raise ConfigError(f"There is no algorithm '{name}'; there are: {', '.join(FAMILY)}.{hint}")
     return by_name[name.lower()]
 
 
@@ -135,6 +175,8 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
     given: dict[str, Any] = {}
     for text in settings:
         name, equals, value = text.partition("=")
+        if not equals and name in known:
+            raise ConfigError(f"--set {text}: give its value behind =, without blanks, for example --set {text}=….")
         if not equals or name not in known:
             meant = nearest(name, known)
             hint = (

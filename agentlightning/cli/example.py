@@ -9,12 +9,14 @@ import re
 import sys
 import traceback
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from zlib import crc32
 
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.importing import MAIN_GUARD, loading
 from agentlightning.installation import pip_command
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer.checks import as_agent
@@ -73,9 +75,12 @@ def load_agent(reference: str) -> LitAgent[Any]:
     if not file or not path.is_file():
         raise ConfigError(f"'{reference}' names no agent: give path/to/file.py:name of a function or a LitAgent.")
     try:
-        module = _load_file(path)
-    except Exception as error:  # whatever the user's file raises
-        raise ConfigError(f"{path} cannot be loaded: {_what_it_raised(error)}") from error
+        with loading(path):
+            module = _load_file(path)
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the user's file raises
+        raise ConfigError(f"{path} cannot be loaded: {_what_it_raised(error)}{_mended(error, path)}") from error
     found = vars(module).get(name)
     if found is None:
         known = [
@@ -85,6 +90,8 @@ def load_agent(reference: str) -> LitAgent[Any]:
         raise ConfigError(f"{path} has no '{name}' at its top level.{f' Did you mean {meant[0]!r}?' if meant else ''}")
     if isinstance(found, type) and issubclass(found, LitAgent):
         found = found()
+    if not callable(found) and not isinstance(found, LitAgent):
+        raise ConfigError(f"{reference} is {found!r:.60}, and an agent is a function or a LitAgent.")
     return as_agent(found)
 
 
@@ -106,7 +113,36 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
-def _what_it_raised(error: Exception) -> str:
+def _mended(error: BaseException, path: Path) -> str:
+    """What to do about it, where that is known."""
+    if isinstance(error, SystemExit):
+        return f"\nIt ends the program when it is imported: put that under  {MAIN_GUARD}"
+    if isinstance(error, ImportError) and "attempted relative import" in str(error):
+        return (
+            f"\nRelative imports are for packages: put an empty __init__.py into {path.parent.resolve()}, or import "
+            "without the dot, as its folder is on the path."
+        )
+    if (hidden := _hidden_package(error, path.parent)) is not None:
+        own = path.parent / f"{hidden}.py"
+        return f"\nYour own {own} is found in place of the package '{hidden}': give the file another name."
+    if isinstance(error, ModuleNotFoundError):
+        return f"\nInstall it into this environment:  {pip_command()} install …"
+    return ""
+
+
+def _hidden_package(error: BaseException, folder: Path) -> str | None:
+    """The package whose name a file of the user's has taken, where that is what the error comes from."""
+    module = getattr(error, "obj", None)
+    full = error.name if isinstance(error, ImportError) else getattr(module, "__spec__", None) and module.__name__
+    name = (full or "").partition(".")[0]
+    if not (folder / f"{name}.py").is_file():
+        return None
+    elsewhere = [place for place in sys.path if Path(place).resolve() != folder.resolve()]
+    there = name in sys.stdlib_module_names or PathFinder.find_spec(name, elsewhere) is not None
+    return name if there else None
+
+
+def _what_it_raised(error: BaseException) -> str:
     """The error with its traceback, from the user's file on."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     own = itertools.dropwhile(lambda frame: frame.filename.startswith("<frozen"), frames)

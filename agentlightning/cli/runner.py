@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import read_secret
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -30,7 +32,8 @@ def run_runner(
 ) -> None:
     """Claim and run rollouts until Ctrl-C. Raises StoreError when the server is not there to begin with."""
     secret = read_secret(secret_file, create=False) if secret_file else None
-    run_sync(_serve(agent, Address(server, key, secret, run), concurrency, max_rollouts, give_up_after))
+    if run_sync(_serve(agent, Address(server, key, secret, run), concurrency, max_rollouts, give_up_after)):
+        exit_interrupted()
 
 
 async def _serve(
@@ -39,14 +42,17 @@ async def _serve(
     concurrency: int,
     max_rollouts: int | None,
     give_up_after: float | None,
-) -> None:
+) -> bool:
+    """Whether Ctrl-C ended it."""
     client = LightningStoreClient(address.url, key=address.key)
     try:
         await client.statistics()  # is it there, and may we?
     finally:
         await client.close()
     stop = asyncio.Event()
-    with stop_on_interrupt(stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")):
+    with stop_on_interrupt(
+        stop, lambda _: console.print("Finishing what runs (Ctrl-C again to stop at once)")
+    ) as heard:
         console.print(f"Running rollouts of [bold]{address.url}[/bold], {concurrency} at once (Ctrl-C stops)")
         await serve_rollouts(
             agent,
@@ -57,3 +63,4 @@ async def _serve(
             give_up_seconds=give_up_after,
         )
     console.print("Stopped.")
+    return signal.SIGINT in heard

@@ -138,7 +138,9 @@ def location_of(run: Path) -> Location:
     file = run / STORE_FILE if run.is_dir() else run
     if not file.is_file():
         where = f"in '{run}': it has no {STORE_FILE}" if run.is_dir() else f"'{file}'"
-        raise ConfigError(f"There is no store {where}. Give a run's folder, or the file of a store.")
+        inside = max(run.glob(f"*/{STORE_FILE}"), key=lambda found: found.stat().st_mtime, default=None)
+        latest = f" The latest run in it is {inside.parent}." if inside is not None else ""
+        raise ConfigError(f"There is no store {where}. Give a run's folder, or the file of a store.{latest}")
     return Location(file, None)
 
 

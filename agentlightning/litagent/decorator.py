@@ -15,6 +15,7 @@ from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTe
 Function = Callable[..., Any]
 
 _BY_TYPE: dict[str, type[Resource]] = {"llm": LLM, "prompt_template": PromptTemplate}
+_FILLED_BY_NAME = (*_BY_TYPE, "resources", "rollout")
 
 
 class FunctionAgent(LitAgent[Any]):
@@ -85,6 +86,18 @@ def _parameters(function: Function) -> tuple[str, ...]:
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise ConfigError(f"The agent {_name(function)} takes no arguments; its first one must be the task.")
+    name, first = _name(function), parameters[0].name
+    if first == "self":
+        raise ConfigError(
+            f"The agent {name} is a method that belongs to no object: its 'self' would be given the task. Leave "
+            f"@agl.rollout off and give fit the method of an object, fit(MyClass().{name}, tasks); or make the class a "
+            "LitAgent."
+        )
+    if first in _FILLED_BY_NAME:
+        raise ConfigError(
+            f"The first parameter of the agent {name} is '{first}', and the first one is given the task, whatever its "
+            f"name. Write def {name}(task, {first})."
+        )
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return tuple(p.name for p in parameters[1:] if p.kind not in variable and p.default is inspect.Parameter.empty)
 

@@ -5,6 +5,8 @@ Clients are told apart by the names of their errors: none of them is imported.
 
 from __future__ import annotations
 
+import re
+
 from agentlightning.errors import message_of
 
 OWN_ADDRESS = (
@@ -15,8 +17,24 @@ OWN_KEY = (
     "No account is needed, and no environment variable: give the client the key of the rollout,  "
     "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
 )
+NO_SUCH_PART = (
+    "What the agent is given as llm has three parts: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
+    "model=llm.model."
+)
+AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
+IN_A_LOOP = "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…)."
+SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NOT_HERE = "Install the package into the environment that runs the agent."
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
+_PYTHONS_WORDS = {
+    r"'LLM' object (has no attribute|is not callable)": NO_SUCH_PART,
+    r"'coroutine' object (has no attribute|is not)": AWAIT_IT,
+    r"asyncio\.run\(\) cannot be called from a running event loop": IN_A_LOOP,
+    r"^object (ChatCompletion|Completion|Message|Response|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
+    r"^No module named": NOT_HERE,
+}
+"""What Python says of a mistake, and what mends it."""
 _NOT_CONNECTED = ("APIConnectionError", "ConnectError", "ClientConnectorError", "ConnectionError", "APITimeoutError")
 _WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
 
@@ -27,8 +45,10 @@ def hint_for(error: BaseException) -> str | None:
     if type(error).__module__.split(".")[0] in ("openai", "anthropic", "httpx", "builtins"):
         if type(error).__name__ != "AuthenticationError" and any(words in text for words in _WANTS_A_KEY):
             return OWN_KEY
-        if "/chat/completions/chat/completions" in text:
+        if "/chat/completions/chat/completions" in text or "/v1/v1/" in text:
             return ONE_V1_ONLY
+    if type(error).__module__ == "builtins":
+        return next((hint for said, hint in _PYTHONS_WORDS.items() if re.search(said, text)), None)
     return None
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
+from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Sink
+from agentlightning.metrics.console import Console
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.trainer.tasks import load_tasks
@@ -22,7 +25,9 @@ _PARTS: dict[str, tuple[type, str]] = {
     "resource": (Resource, "PromptTemplate(template='…', engine='f-string')"),
     "sink": (Sink, "metrics.Sink(), with your methods in a subclass of it"),
     "hook": (Hook, "Hook(), with your methods in a subclass of it"),
+    "console": (Console, "metrics.SilentConsole()"),
 }
+_HIGHEST_PORT = 65535
 
 
 def check_parts(**parts: object) -> None:
@@ -32,6 +37,53 @@ def check_parts(**parts: object) -> None:
         if value is not None and not isinstance(value, kind):
             shown = value.__name__ if isinstance(value, type) else repr(value)
             raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")
+
+
+def check_whole_numbers(**given: object) -> None:
+    """Raises ConfigError for a setting that is no whole number of at least 1; None leaves it to its default."""
+    for name, value in given.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number, and at least 1.")
+
+
+def check_places(*, run_dir: object, resume: object, port: object) -> None:
+    """Raises ConfigError for a folder that is no path, and for a port that there is not."""
+    for name, value in (("run_dir", run_dir), ("resume", resume)):
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise ConfigError(f"{name} is {value!r}; give a path, for example {name}='runs/mine'.")
+    if port is not None and (isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= _HIGHEST_PORT):
+        raise ConfigError(f"port is {port!r}; give a number up to {_HIGHEST_PORT}, or leave it out for a free one.")
+
+
+def check_models(models: object) -> None:
+    """Raises ConfigError for other providers that are not named, or are something else than providers."""
+    if not models:
+        return
+    from agentlightning.gateway.routing.upstream import Provider
+
+    example = "models={'judge': agl.Provider(base_url='https://api.example.com/v1', api_key=…, model=…)}"
+    if not isinstance(models, Mapping):
+        raise ConfigError(f"models is {models!r}; give providers by alias: {example}.")
+    for alias, provider in models.items():
+        if not isinstance(provider, Provider):
+            raise ConfigError(f"models has {alias!r}: {provider!r}, which is no Provider: {example}.")
+
+
+def check_resources(resources: object) -> None:
+    """Raises ConfigError for resources that are not named, or are something else than resources."""
+    if resources is not None and not isinstance(resources, Mapping):
+        raise ConfigError(f"initial_resources is {resources!r}; give resources by name: {{'llm': agl.LLM(…)}}.")
+    for resource in (resources or {}).values():
+        check_parts(resource=resource)
+
+
+def refuse_while_loading() -> None:
+    """Raises ConfigError where a file trains while it is imported for the agent in it."""
+    if (file := file_being_loaded()) is not None:
+        raise ConfigError(
+            f"{file} trains when it is imported, and here only its agent is wanted. Put the lines that train under  "
+            f"{MAIN_GUARD}"
+        )
 
 
 def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
@@ -46,7 +98,24 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
         )
     if callable(agent):
         return FunctionAgent(agent)
-    raise ConfigError(f"The agent must be a function or a LitAgent, not {type(agent).__name__}.")
+    raise ConfigError(_no_agent(agent))
+
+
+def _no_agent(given: object) -> str:
+    """What somebody gave who meant an agent, and what to give."""
+    if isinstance(given, str | Path):
+        file = str(given).partition(":")[0]
+        named = f"{file if file.endswith('.py') else 'my_agent.py'}:name"
+        return (
+            f"The agent is the text {str(given)!r}; give the function itself: import it, then fit(function, tasks). "
+            f"By its name it is trained from the command line:  agl train --agent {named} --tasks FILE"
+        )
+    if isinstance(given, Mapping | Sequence):
+        return f"The agent is a {type(given).__name__}. It comes first, and the tasks behind it: fit(agent, tasks)."
+    return (
+        f"The agent is a {type(given).__name__}; an agent must be a function of a task, or a LitAgent: let the class "
+        "be one, class MyAgent(agl.LitAgent), with a method rollout(self, task, resources, rollout)."
+    )
 
 
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:

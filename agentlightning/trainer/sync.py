@@ -17,13 +17,15 @@ _stoppers: dict[asyncio.AbstractEventLoop, Callable[[], None]] = {}
 
 
 @contextmanager
-def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Iterator[None]:
-    """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts."""
+def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Iterator[list[signal.Signals]]:
+    """Within the block the first Ctrl-C (or SIGTERM) sets `stop`; the second one interrupts. Yields what was heard."""
+    heard: list[signal.Signals] = []
     loop = asyncio.get_running_loop()
     installed: list[signal.Signals] = []
     before = signal.getsignal(signal.SIGTERM)
 
-    def interrupted() -> None:
+    def interrupted(number: signal.Signals = signal.SIGINT) -> None:
+        heard.append(number)
         stop.set()
         note("Stopping: saving the last finished step (Ctrl-C again to stop at once)")
         restore()
@@ -39,12 +41,12 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
     if threading.current_thread() is threading.main_thread():
         with suppress(NotImplementedError):  # Windows
             for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, interrupted)
+                loop.add_signal_handler(number, interrupted, number)
                 installed.append(number)
     else:
         _stoppers[loop] = interrupted
     try:
-        yield
+        yield heard
     finally:
         restore()
 

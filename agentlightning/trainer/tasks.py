@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,16 +22,31 @@ def load_tasks(path: str | Path) -> list[Any]:
     file = Path(path).expanduser()
     read = _READERS.get(file.suffix.lower())
     if not file.is_file():
-        raise ConfigError(f"There is no file '{file}' with tasks. Give one that ends in {_ENDINGS}.")
+        raise ConfigError(_no_file(file))
     if read is None:
-        raise ConfigError(f"'{file}' ends in none of {_ENDINGS}. Rename it, or give a list of tasks.")
+        raise ConfigError(f"'{file}' ends in none of {_ENDINGS}. {_OTHERS.get(file.suffix.lower(), _RENAME)}")
     try:
         tasks = read(file)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{file} is not text in UTF-8: {error}.") from error
+        raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
     if not tasks:
         raise ConfigError(f"{file} holds no tasks.")
     return tasks
+
+
+def _no_file(file: Path) -> str:
+    """Why there are no tasks to be read at this place."""
+    if file.is_dir():
+        inside = sorted(f.name for f in file.iterdir() if f.suffix.lower() in _READERS)
+        example = f", for example {file / inside[0]}" if inside else ""
+        return f"'{file}' is a folder, and tasks are read from a file{example}."
+    hub = (
+        " A data set of the Hugging Face Hub is loaded first, and its rows are the tasks: "
+        f"fit(agent, datasets.load_dataset({str(file)!r}, split='train'))."
+        if re.fullmatch(r"[\w-]+/[\w-]+", str(file))
+        else ""
+    )
+    return f"There is no file '{file}' with tasks. Give one that ends in {_ENDINGS}.{hub}"
 
 
 def _lines(file: Path) -> list[Any]:
@@ -50,8 +66,15 @@ def _value(line: str, file: Path, number: int) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        hint = " It looks like a JSON array over many lines: let its name end in .json." if line.strip() in "[{" else ""
-        raise ConfigError(f"{file}, line {number} is not JSON: {error}.{hint}") from error
+        raise ConfigError(f"{file}, line {number} is not JSON: {error}.{_hint(line.strip())}") from error
+
+
+def _hint(line: str) -> str:
+    if line in "[{":
+        return " It looks like a JSON array over many lines: let its name end in .json."
+    if re.match(r"[\[{]+'", line):
+        return " It looks like Python, and JSON has double quotes: write each task with json.dumps(task)."
+    return ""
 
 
 def _array(file: Path) -> list[Any]:
@@ -74,7 +97,14 @@ def _array(file: Path) -> list[Any]:
 def _table(file: Path) -> list[dict[str, Any]]:
     """Each row by its header. Everything in CSV is text: numbers stay text too."""
     with file.open(encoding="utf-8-sig", newline="") as opened:
-        rows = list(csv.DictReader(opened))
+        reader = csv.DictReader(opened)
+        rows = list(reader)
+    header = (reader.fieldnames or [""])[0]
+    if len(reader.fieldnames or ()) == 1 and (other := next((c for c in ";\t|" if c in header), None)):
+        raise ConfigError(
+            f"{file} has one column, {header!r}: its fields stand between {other!r}. Save it with commas, or let its "
+            "rows be the tasks: list(csv.DictReader(open(…), delimiter=…))."
+        )
     odd = next((number for number, row in enumerate(rows, 2) if None in row or None in row.values()), None)
     if odd is not None:
         raise ConfigError(f"{file}, row {odd} has not as many fields as the header. Quote fields that hold commas.")
@@ -86,7 +116,10 @@ def _parquet(file: Path) -> list[dict[str, Any]]:
         from pyarrow import parquet
     except ImportError:
         raise missing_extra("parquet", "pyarrow") from None
-    return parquet.read_table(file).to_pylist()
+    try:
+        return parquet.read_table(file).to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's own are one of the two
+        raise ConfigError(f"{file} cannot be read as Parquet: {error}. Write it again, or give JSON lines.") from error
 
 
 _READERS: dict[str, Callable[[Path], list[Any]]] = {
@@ -97,3 +130,10 @@ _READERS: dict[str, Callable[[Path], list[Any]]] = {
     ".parquet": _parquet,
 }
 _ENDINGS = ", ".join(_READERS)
+_RENAME = "Rename it, or give a list of tasks."
+_OTHERS = {
+    **dict.fromkeys((".xlsx", ".xls", ".ods"), "Save the sheet as CSV."),
+    **dict.fromkeys((".gz", ".zip", ".bz2", ".xz", ".zst"), "Unpack it first."),
+    **dict.fromkeys((".yaml", ".yml", ".toml", ".pkl", ".py"), "Write them as JSON lines, or give a list of tasks."),
+}
+"""What to do with files of other kinds."""

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
@@ -36,6 +36,7 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
+from agentlightning.algorithm.elsewhere import REWARD
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
 from agentlightning.doctor.preflight import objections
@@ -49,7 +50,16 @@ from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.away import Away, away_runners
-from agentlightning.trainer.checks import as_agent, as_tasks, check_parts
+from agentlightning.trainer.checks import (
+    as_agent,
+    as_tasks,
+    check_models,
+    check_parts,
+    check_places,
+    check_resources,
+    check_whole_numbers,
+    refuse_while_loading,
+)
 from agentlightning.trainer.elsewhere import be_a_runner
 from agentlightning.trainer.folder import (
     METRICS_FILE,
@@ -134,7 +144,7 @@ class Trainer(GivenByName):
     )
 
     _elsewhere = dict.fromkeys(("train", "run", "learn"), "It trains with fit(agent, tasks).")
-    _others = frozenset(f.name for f in fields(TrainingSettings))
+    _others: ClassVar = {**dict.fromkeys((f.name for f in fields(TrainingSettings)), _otherwise), **REWARD}
 
     def __init__(
         self,
@@ -161,7 +171,13 @@ class Trainer(GivenByName):
     ) -> None:
         if n_runners is not None and n_workers is not None and n_runners != n_workers:
             raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
-        check_parts(algorithm=algorithm, store=store, tracer=tracer)
+        check_parts(algorithm=algorithm, store=store, tracer=tracer, console=console)
+        check_whole_numbers(
+            n_runners=n_runners, n_workers=n_workers, concurrency=concurrency, max_rollouts=max_rollouts
+        )
+        check_places(run_dir=run_dir, resume=resume, port=port)
+        check_models(models)
+        check_resources(initial_resources)
         self.algorithm = algorithm or Baseline()
         self.concurrency = concurrency
         self.store = store
@@ -178,8 +194,6 @@ class Trainer(GivenByName):
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
         for hook in self.hooks:
             check_parts(hook=hook)
-        for resource in self.initial_resources.values():
-            check_parts(resource=resource)
         self.max_rollouts = max_rollouts
         on_ray = isinstance(self.algorithm, TrainingSettings) and self.algorithm.backend == "ray"
         default = "ray" if on_ray and not self.algorithm.serial else "inline"
@@ -205,8 +219,6 @@ class Trainer(GivenByName):
         """What the agent says of which agents are trained, while `fit` runs."""
         if self.algorithm.serial:
             self.n_runners = self.concurrency = 1
-        if self.n_runners < 1 or concurrency < 1:
-            raise ConfigError("n_runners and concurrency must be at least 1.")
 
     @explained
     def fit(
@@ -260,6 +272,7 @@ class Trainer(GivenByName):
         """`fit` for code that has an event loop already. Who gives `stop` sets it to end the run after its last
         finished step, and answers signals himself.
         """
+        refuse_while_loading()
         agent = LitAgent() if agent is None and self.strategy.is_elsewhere else as_agent(agent)
         self._trained_agents = agent.trained_agents
         current_trainer.set(self)

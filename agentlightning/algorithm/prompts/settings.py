@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm
+from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic

@@ -32,6 +32,7 @@ from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.places import Places
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
+from agentlightning.keys import not_empty
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
 
@@ -69,6 +70,13 @@ class Provider(Settings, frozen=True, kw_only=True):
     """A call beyond one is refused, by its name. Limits of cost need a price."""
 
     def __post_init__(self) -> None:
+        for url in (self.base_url,) if isinstance(self.base_url, str) else self.base_url:
+            if not re.match(r"https?://", url):
+                raise ConfigError(
+                    f"The base_url of a Provider is {url!r}; it begins with http:// or https://, for example "
+                    "https://api.openai.com/v1."
+                )
+        not_empty(self.api_key, "The api_key of a Provider")
         if self.price is None and (self.limits.cost is not None or self.limits.run_cost is not None):
             raise ConfigError("A limit of cost needs a price: Provider(price=TokenPrice(input=…, output=…), …).")
 

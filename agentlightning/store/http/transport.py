@@ -18,7 +18,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from agentlightning.errors import ConflictError, NotFoundError, StoreClosedError, StoreError, StoreUnavailableError
+from agentlightning.errors import (
+    ConfigError,
+    ConflictError,
+    NotFoundError,
+    StoreClosedError,
+    StoreError,
+    StoreUnavailableError,
+)
 from agentlightning.keys import not_empty
 from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
@@ -35,6 +42,10 @@ class Http:
     """Requests to one server. `retry_seconds` is how long a request is tried before it fails."""
 
     def __init__(self, url: str, key: str | None, retry_seconds: float, request_seconds: float):
+        if not url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"The address of a store is {url!r}; it begins with http://, as http://10.0.0.1:4747 does."
+            )
         self.url = url.rstrip("/")
         not_empty(key, f"The key for the store at {url}")
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}

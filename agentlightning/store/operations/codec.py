@@ -52,9 +52,14 @@ def encode_task(value: Any, what: str) -> str:
         return text
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
-            f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. "
-            "Convert it first, for example with .model_dump(), dataclasses.asdict() or .tolist()."
+            f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. {_mended(error)}"
         ) from error
+
+
+def _mended(error: Exception) -> str:
+    if "float values" in str(error):
+        return "JSON has no NaN and no infinity: put None in their place, in a pandas frame before to_dict('records')."
+    return "Convert it first, for example with .model_dump(), dataclasses.asdict() or .tolist()."
 
 
 def _check_depth(value: Any, text: str) -> None:

@@ -1,0 +1,78 @@
+"""What is said of a command line that cannot be understood: the option, the argument or the command that was meant.
+
+Typer keeps the classes of its errors to itself, so they are told apart by their names and by what they hold.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePath
+from typing import Any
+
+from typer.core import TyperGroup
+
+from agentlightning.arguments import nearest
+
+_OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+_OTHER_COMMANDS = {
+    "resume": "A run is gone on with by the command that began it, and --resume RUN.",
+    "test": "agl eval RUN compares a trained model with the one it came from; agl run tries an agent.",
+    "init": "There is nothing to set up: agl train --agent FILE.py:NAME --tasks FILE begins.",
+    "help": "agl -h lists the commands, agl COMMAND -h their options.",
+    "list": "agl runs lists the runs, agl demo --list the examples.",
+    "stop": "Ctrl-C in the run's terminal stops it cleanly.",
+    "logs": "agl show RUN prints what was said, agl watch RUN how it goes.",
+    "chat": "agl serve RUN serves the model, and prints a command to try it.",
+}
+
+
+class Commands(TyperGroup):
+    """All commands. What cannot be understood is answered with what was meant, in others' words too."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            _explain(error)
+            raise
+
+
+def _explain(error: Any) -> None:
+    """Put into an error of Typer's what was meant; others are left as they are."""
+    of = getattr(error, "ctx", None)
+    if of is None or not hasattr(error, "message"):
+        return
+    options = [option for parameter in of.command.params for option in parameter.opts]
+    if name := getattr(error, "option_name", None):
+        vars(error)["possibilities"] = _meant(name, options)
+    elif type(error).__name__ == "MissingParameter":
+        error.message = error.message or getattr(error.param, "help", None) or ""
+    elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
+        error.message += f". {_of_extra(extra[1].split(), options)}"
+    elif command := re.fullmatch(r"No such command '(.+)'\.", error.message):
+        error.message += f" {_OTHER_COMMANDS.get(command[1], '')}".rstrip()
+
+
+def _of_extra(words: list[str], options: list[str]) -> str:
+    """Which option the words that stand by themselves belong to."""
+    if "--tasks" in options and any(PurePath(word).suffix in _OF_TASKS for word in words):
+        return f"Tasks are given by an option: --tasks {next(w for w in words if PurePath(w).suffix in _OF_TASKS)}"
+    if "--agent" in options and any(".py" in word for word in words):
+        return f"The agent is given by an option: --agent {next(w for w in words if '.py' in w)}"
+    if "--set" in options:
+        return "A setting is given as --set NAME=VALUE, and what holds blanks stands in quotes."
+    return "What holds blanks stands in quotes."
+
+
+def _meant(typed: str, options: list[str]) -> list[str]:
+    """The option that was probably meant, or the setting that `--set` takes."""
+    name = typed.lstrip("-").replace("-", "_")
+    known = {option.lstrip("-").replace("-", "_"): option for option in options if option != "--help"}
+    if "--set" in options:
+        from inspect import signature
+
+        from agentlightning.algorithm import GRPO
+
+        known = {**{setting: f"--set {setting}=…" for setting in signature(GRPO).parameters}, **known}
+    meant = nearest(name, known)
+    return [] if meant is None else [known[meant]]

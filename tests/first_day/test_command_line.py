@@ -1,0 +1,125 @@
+"""Slips on the command line: each answer names what was meant, and nothing is loaded for it."""
+
+from __future__ import annotations
+
+import colorsys
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import agentlightning as agl
+from agentlightning.cli.app import app
+from agentlightning.errors import in_words
+
+AGENT = "def agent(task, llm):\n    return 1.0\n\n\nVALUE = 5\n"
+FILES = {
+    "agent.py": AGENT,
+    "tasks.jsonl": "1\n",
+    "alone/agent.py": "from .names import NAME\n\n" + AGENT,
+    "missing.py": "import langchain_that_is_not_here\n\n" + AGENT,
+    "ends.py": "import sys\n\nsys.exit(2)\n\n" + AGENT,
+    "shadow/colorsys.py": "from colorsys import rgb_to_hsv\n\n" + AGENT,
+    "trains.py": "import agentlightning as agl\n\n" + AGENT + "\nagl.Trainer().fit(lambda task: 1.0, [1])\n",
+    "slip.yaml": "learning_rte: 1\n",
+    "tab.yaml": "steps: 5\n\tgroup_size: 4\n",
+    "words.yaml": "steps: five\n",
+    "empty.yaml": "",
+    "agent.yaml": "agent: agent.py:agent\n",
+    "tasks.toml": 'tasks = "tasks.jsonl"\n',
+    "heading.yaml": "grpo:\n  steps: 3\n",
+    "comma.json": '{"steps": 5,}',
+}
+TRAIN = "train --agent agent.py:agent --tasks tasks.jsonl"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # at the end the path is as it was
+    monkeypatch.setitem(sys.modules, "colorsys", colorsys)
+    for name, text in FILES.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "runs" / "first" / "store.db").touch()
+    return tmp_path
+
+
+def answer(command: str) -> str:
+    """What is said, of a command that cannot work."""
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, shlex.split(command))
+    assert done.exit_code in (1, 2), done.output
+    if isinstance(done.exception, agl.AgentLightningError):
+        return in_words(done.exception)
+    assert isinstance(done.exception, SystemExit), done.exception
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", done.output).split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train --agent agent:agent --tasks tasks.jsonl", "An agent is named by its file: agent.py:agent"),
+        ("train --agent pkg.agent:run --tasks tasks.jsonl", "named by its file: pkg/agent.py:run"),
+        ("train --agent agent.py: --tasks tasks.jsonl", "the name of a function in it"),
+        ("train --agent 'agent.py:agent()' --tasks tasks.jsonl", "without brackets: agent.py:agent"),
+        ("train --agent agent.py:VALUE --tasks tasks.jsonl", "agent.py:VALUE is 5, and an agent is a function"),
+        ("train --agent alone --tasks tasks.jsonl", "It is a folder: give file.py:name"),
+        ("train --agent alone/agent.py:agent --tasks tasks.jsonl", "put an empty __init__.py into"),
+        ("train --agent missing.py:agent --tasks tasks.jsonl", "Install it into this environment:"),
+        ("train --agent ends.py:agent --tasks tasks.jsonl", 'put that under  if __name__ == "__main__":'),
+        ("train --agent shadow/colorsys.py:agent --tasks tasks.jsonl", "give the file another name"),
+        ("train --agent trains.py:agent --tasks tasks.jsonl", "trains.py trains when it is imported"),
+        ("train --agent agent.py:agent --tasks runs", "'runs' is a folder"),
+        ("train --agent agent.py:agent tasks.jsonl", "Tasks are given by an option: --tasks tasks.jsonl"),
+        ("doctor --tasks tasks.jsonl agent.py", "Missing option '--agent'. A command such as"),
+        ("run agent.py --tasks tasks.jsonl --agent x.py:y", "The agent is given by an option: --agent agent.py"),
+        (f"{TRAIN} --set steps 5", "--set NAME=VALUE"),
+        (f"{TRAIN} --set steps", "give its value behind ="),
+        (f"{TRAIN} --gpus 2", "--set device=…"),
+        (f"{TRAIN} --output x", "(Possible options: --run-dir)"),
+        (f"{TRAIN} --algorithm gpro", "Did you mean GSPO or GRPO?"),
+        (f"{TRAIN} --algorithm apo", "agl optimize --algorithm apo"),
+        (f"{TRAIN} --config slip.yaml", "Did you mean learning_rate?\nSettings were read from slip.yaml."),
+        (f"{TRAIN} --config words.yaml", "steps is 'five'; it must be a whole number.\nSettings were read from"),
+        (f"{TRAIN} --config tab.yaml", "YAML takes no tabs"),
+        (f"{TRAIN} --config empty.yaml", "empty.yaml is empty"),
+        (f"{TRAIN} --config heading.yaml", "settings below 'grpo'; they stand at the top"),
+        (f"{TRAIN} --config comma.json", "comma.json cannot be read"),
+        (f"{TRAIN} --config none.yaml", "There is no file 'none.yaml' with settings"),
+        ("train --config agent.yaml --tasks tasks.jsonl", "given on the command line: --agent"),
+        ("train --config tasks.toml --agent agent.py:agent", "given on the command line: --tasks"),
+        ("resume runs/first", "--resume RUN"),
+        ("help", "agl -h lists the commands"),
+        ("trian", "Did you mean 'train'?"),
+        ("runner --store", "(Possible options: --server)"),
+        ("runner --store x.db --agent agent.py:agent", "(Possible options: --server)"),
+        ("runner --agent agent.py:agent", "Missing option '--server'. URL of the store's server, such as http://"),
+        ("runner --server 10.0.0.1:4747 --agent agent.py:agent", "it begins with http://"),
+        ("runner --server store.db --agent agent.py:agent", "it begins with http://"),
+        ("runner --server http://127.0.0.1:9 --agent agent.py:agent", "Check that it runs (agl store)"),
+        ("run --agent agent.py:agent --tasks tasks.jsonl --endpoint localhost:8000", "it begins with http://"),
+        ("show runs", "The latest run in it is runs/first."),
+        ("demo clac", "There is no example 'clac'"),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_the_answer_names_what_was_meant(command: str, words: str) -> None:
+    assert words in answer(command)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_store_is_not_named_by_what_only_sounds_alike() -> None:
+    assert "Possible options" not in answer(f"{TRAIN} --store x.db")
+
+
+@pytest.mark.usefixtures("folder")
+def test_an_exponent_is_a_number_in_yaml() -> None:
+    Path("rate.yaml").write_text("learning_rate: 1e-4\nkl_coef: 1e-3\nmodel: calc\n")
+    done = CliRunner().invoke(app, ["train", "--config", "rate.yaml", "--print-config"])
+    assert done.exit_code == 0, done.exception
+    assert '"learning_rate": 0.0001' in done.output
+    assert '"kl_coef": 0.001' in done.output

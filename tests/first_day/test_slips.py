@@ -1,0 +1,216 @@
+"""Slips of a first script: parts in the wrong place or of the wrong kind, and words of other libraries."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import agentlightning as agl
+from agentlightning.metrics import SilentConsole
+from agentlightning.runner.hints import hint_for
+
+NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
+
+
+def agent(task: Any) -> float:
+    return 1.0
+
+
+class NotOurs:
+    def rollout(self, task: Any, llm: agl.LLM) -> float:
+        return 1.0
+
+
+def swapped(llm: agl.LLM, task: Any) -> float:
+    return 1.0
+
+
+def said_of(wrong: str, **names: Any) -> str:
+    with pytest.raises(agl.ConfigError) as caught:
+        eval(wrong, {**NAMES, **names})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("fit('a.py')", "give the function itself: import it"),
+        ("fit('a.py', [1])", "agl train --agent a.py:name --tasks FILE"),
+        ("fit('a:agent', [1])", "agl train --agent my_agent.py:name --tasks FILE"),
+        ("fit(Path('a.py'), [1])", "agl train --agent a.py:name --tasks FILE"),
+        ("fit([1, 2], agent)", "It comes first, and the tasks behind it: fit(agent, tasks)"),
+        ("fit(NotOurs(), [1])", "class MyAgent(agl.LitAgent)"),
+        ("fit(swapped, [1])", "Write def swapped(task, llm)."),
+        ("dev('a.py', [1])", "give the function itself"),
+    ],
+)
+def test_the_agent(wrong: str, words: str) -> None:
+    assert words in said_of(f"agl.Trainer().{wrong}", agent=agent, NotOurs=NotOurs, swapped=swapped)
+
+
+def test_a_method_that_belongs_to_no_object() -> None:
+    with pytest.raises(agl.ConfigError, match=r"fit\(MyClass\(\)\.run, tasks\)"):
+
+        class Mine:
+            @agl.rollout
+            def run(self, task: Any) -> float:
+                return 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("n_runners='2'", "n_runners is '2'; it must be a whole number, and at least 1"),
+        ("n_workers=-1", "n_workers is -1; it must be a whole number"),
+        ("concurrency=2.5", "concurrency is 2.5; it must be a whole number"),
+        ("max_rollouts=0", "max_rollouts is 0; it must be a whole number"),
+        ("port='8000'", "port is '8000'; give a number up to 65535"),
+        ("port=99999", "port is 99999; give a number up to 65535"),
+        ("run_dir=5", "run_dir is 5; give a path"),
+        ("resume=True", "resume is True; give a path"),
+        ("console='quiet'", "agl.metrics.SilentConsole()"),
+        ("models=['judge']", "give providers by alias"),
+        ("models={'judge': 'gpt-4o'}", "'judge': 'gpt-4o', which is no Provider"),
+        ("initial_resources=[1]", "give resources by name"),
+        ("reward_fn=max", "The reward comes from the agent"),
+    ],
+)
+def test_the_trainer(settings: str, words: str) -> None:
+    assert words in said_of(f"agl.Trainer({settings})")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ("reward_funcs=[max]", "The reward comes from the agent: let it return a number"),
+        ("train_dataset=[1]", "fit(agent, tasks, val_dataset=others)"),
+        ("agent=max", "fit(agent, tasks, val_dataset=others)"),
+        ("run_dir='x'", "a setting of the trainer: Trainer(algorithm=…, run_dir=…)"),
+        ("report_to='wandb'", "sinks=[WandbSink(…)]"),
+        ("tokenizer=1", "The tokenizer is the model's own"),
+        ("use_vllm=True", "Say backend='vllm'"),
+        ("bf16=True", "Say dtype='bfloat16'"),
+        ("use_lora=True", "Say lora_rank=16"),
+        ("load_in_4bit=True", "lora_rank=16 with dtype='bfloat16'"),
+        ("gradient_accumulation_steps=4", "tokens_per_batch bounds the memory"),
+        ("num_gpus=4", "A GPU is taken where there is one"),
+        ("max_completion_length=9", "the agent says max_tokens in its calls"),
+        ("optimizer='adam'", "It is AdamW"),
+        ("logging_steps=1", "Every step is written to metrics.jsonl"),
+        ("steps=True", "steps is True; it must be a whole number"),
+        ("device='gpu'", "'cuda', or one of several: 'cuda:1'"),
+        ("device=0", "device is 0; it can be 'auto'"),
+        ("reward_weights=[1]", "it takes values by name"),
+        ("rollout_config={'timeout_seconds': 3}", "give an object: agl.RolloutConfig(timeout_seconds=60)"),
+    ],
+)
+def test_the_algorithm(settings: str, words: str) -> None:
+    assert words in said_of(f"agl.GRPO(model='calc', {settings})")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.Provider(base_url='api.openai.com/v1')", "it begins with http:// or https://"),
+        ("agl.Provider(base_url='https://api.openai.com/v1', api_key='')", "is a variable not set?"),
+        ("agl.Baseline(model='calc', repeats=0)", "each task is run at least once"),
+        ("agl.LightningStoreClient('localhost:4747')", "it begins with http://"),
+    ],
+)
+def test_the_parts(wrong: str, words: str) -> None:
+    assert words in said_of(wrong)
+
+
+FILES = {
+    "data/tasks.jsonl": "1\n",
+    "semicolons.csv": "question;answer\n1 + 1;2\n",
+    "book.xlsx": "PK",
+    "tasks.jsonl.gz": "",
+    "tasks.yaml": "- 1\n",
+    "python.jsonl": "{'a': 1}\n",
+    "broken.parquet": "no table",
+}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "words"),
+    [
+        ("data", "is a folder, and tasks are read from a file, for example data/tasks.jsonl"),
+        ("semicolons.csv", "its fields stand between ';'. Save it with commas"),
+        ("book.xlsx", "Save the sheet as CSV"),
+        ("tasks.jsonl.gz", "Unpack it first"),
+        ("tasks.yaml", "Write them as JSON lines"),
+        ("python.jsonl", "JSON has double quotes: write each task with json.dumps(task)"),
+        ("broken.parquet", "cannot be read as Parquet"),
+        ("openai/gsm8k", "datasets.load_dataset('openai/gsm8k', split='train')"),
+        ("wide.jsonl", "Save it as UTF-8"),
+    ],
+)
+def test_the_file_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tasks: str, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    Path("wide.jsonl").write_text('{"a": 1}\n', encoding="utf-16")
+    assert words in said_of("agl.Trainer().fit(agent, tasks)", agent=agent, tasks=tasks)
+
+
+def test_a_task_with_a_hole(tmp_path: Path) -> None:
+    trainer = agl.Trainer(run_dir=tmp_path, console=SilentConsole())
+    with pytest.raises(agl.StoreError, match=r"JSON has no NaN .* put None in their place"):
+        trainer.dev(agent, [{"answer": float("nan")}])
+
+
+@pytest.mark.parametrize("run_dir", ["file.txt", "file.txt/inside"])
+def test_a_folder_that_cannot_be(tmp_path: Path, run_dir: str) -> None:
+    (tmp_path / "file.txt").write_text("mine")
+    trainer = agl.Trainer(run_dir=tmp_path / run_dir, console=SilentConsole())
+    with pytest.raises(agl.ConfigError, match="Give a run_dir where it can"):
+        trainer.fit(agent, [1])
+    assert (tmp_path / "file.txt").read_text() == "mine"
+
+
+class ChatCompletion:
+    """Named as the answer of a client that is not async."""
+
+
+async def waits_for_no_coroutine() -> None:
+    await ChatCompletion()  # pyright: ignore[reportGeneralTypeIssues]
+
+
+async def asks() -> None:
+    """A call that nobody awaits."""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("agl.LLM(endpoint='x', model='m').base_url", "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)"),
+        ("agl.LLM(endpoint='x', model='m').model_name", "model=llm.model"),
+        ("agl.LLM(endpoint='x', model='m')('hello')", "OpenAI(base_url=llm.endpoint"),
+        ("__import__('langchain_that_is_not_here')", "Install the package into the environment that runs the agent"),
+    ],
+)
+def test_what_agents_raise(wrong: str, words: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever Python makes of it
+        eval(wrong, NAMES)
+    assert words in (hint_for(caught.value) or "")
+
+
+async def test_what_async_agents_raise() -> None:
+    forgotten = asks()
+    with pytest.raises(AttributeError) as caught:
+        _ = forgotten.choices  # pyright: ignore[reportAttributeAccessIssue]
+    forgotten.close()
+    assert "`await` is missing" in (hint_for(caught.value) or "")
+    with pytest.raises(TypeError) as caught:
+        await waits_for_no_coroutine()
+    assert "take AsyncOpenAI" in (hint_for(caught.value) or "")
+    inner = asks()
+    with pytest.raises(RuntimeError) as caught:
+        __import__("asyncio").run(inner)
+    inner.close()
+    assert "await the coroutine" in (hint_for(caught.value) or "")
