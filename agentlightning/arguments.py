@@ -18,7 +18,7 @@ from agentlightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ALIKE = 0.65
+_ALIKE = 0.62
 """How much of two names must be the same, for one to be a slip of the other."""
 ELSEWHERE_CALLED = {
     "lr": "learning_rate",

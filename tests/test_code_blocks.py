@@ -1,4 +1,5 @@
-"""Every Python block of the documentation is run, or a line here says by which test it is, or why it is not.
+"""Every block of the documentation is run, or a line says by which test it is, or why it is not: Python's here, the
+commands of the others in `commands.py`.
 
 The blocks of a page are run in order in one namespace, each up to where it would train: agents, settings and trainers
 are made as they are written.
@@ -17,6 +18,10 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from tests.commands import ELSEWHERE as TYPED_ELSEWHERE
+from tests.commands import OTHER_BLOCKS, SERVING, SHELL, TYPED, commands, name_of
+from tests.commands import PAGES as ALL_PAGES
+from tests.commands import blocks as all_blocks
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
@@ -112,3 +117,22 @@ def test_the_table_is_up_to_date() -> None:
     for name, test in ELSEWHERE.items():
         read = (ROOT / test).read_text()
         assert name in read or re.sub(r"-.*", "-{", name) in read, f"{test} says nothing of {name}"
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=name_of)
+def test_every_command_is_typed_or_a_line_says_why_not(page: Path) -> None:
+    tables: list[Any] = [TYPED, SERVING, TYPED_ELSEWHERE]
+    known = [command for table in tables for command in table.get(name_of(page), ())]
+    assert sorted(set(commands(page))) == sorted(known), "tests/commands.py has a line for each"
+    others = {
+        (name_of(page), language) for language, _ in all_blocks(page) if language not in (*SHELL, "python", "text")
+    }
+    assert others == {key for key in OTHER_BLOCKS if key[0] == name_of(page)}
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    reasons = [reason for page in TYPED_ELSEWHERE.values() for reason in page.values()]
+    named = {
+        word for reason in (*reasons, *OTHER_BLOCKS.values()) for word in re.findall(r"tests/[\w/]+(?:\.py)?", reason)
+    }
+    assert {name for name in named if not (ROOT / name).exists()} == set()

@@ -176,7 +176,7 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals and name in known:
-            raise ConfigError(f"--set {text}: give its value behind =, without blanks, for example --set {text}=….")
+            raise ConfigError(f"--set {text}: give NAME=VALUE, without blanks: --set {text}=…")
         if not equals or name not in known:
             meant = nearest(name, known)
             hint = (

@@ -119,7 +119,7 @@ def runs(
 
 def compare(
     first: Annotated[Path, typer.Argument(help="A run's folder.")],
-    second: Annotated[Path, typer.Argument(help="Another one.")],
+    second: Annotated[Path, typer.Argument(help="Another run's folder.")],
     metric: Annotated[str, typer.Option(help="The metric whose curves are laid over each other.")] = "reward",
     as_json: Json = False,
 ) -> None:

@@ -45,6 +45,7 @@ async def _serve(
 ) -> bool:
     """Whether Ctrl-C ended it."""
     client = LightningStoreClient(address.url, key=address.key)
+    console.print(f"Looking for the store at {address.url} …")
     try:
         await client.statistics()  # is it there, and may we?
     finally:

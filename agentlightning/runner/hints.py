@@ -1,4 +1,4 @@
-"""What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them. Pure.
+"""What an agent's exception probably means here: the mistakes that everybody makes once, and what mends them.
 
 Clients are told apart by the names of their errors: none of them is imported.
 """
@@ -6,6 +6,7 @@ Clients are told apart by the names of their errors: none of them is imported.
 from __future__ import annotations
 
 import re
+from urllib.request import getproxies, proxy_bypass
 
 from agentlightning.errors import message_of
 
@@ -25,6 +26,10 @@ AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
 IN_A_LOOP = "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…)."
 SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
 NOT_HERE = "Install the package into the environment that runs the agent."
+BEHIND_A_PROXY = (
+    "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
+    "NO_PROXY=127.0.0.1,localhost before you start."
+)
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
 _PYTHONS_WORDS = {
@@ -54,4 +59,12 @@ def hint_for(error: BaseException) -> str | None:
 
 def hint_if_unheard(error: BaseException | None) -> str | None:
     """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
-    return OWN_ADDRESS if type(error).__name__ in (*_NOT_CONNECTED, "AuthenticationError") else None
+    kind = type(error).__name__
+    if kind in _NOT_CONNECTED and _goes_through_a_proxy():
+        return BEHIND_A_PROXY
+    return OWN_ADDRESS if kind in (*_NOT_CONNECTED, "AuthenticationError") else None
+
+
+def _goes_through_a_proxy() -> bool:
+    """Whether the environment sends calls to this very machine to a proxy."""
+    return bool({"http", "all"} & getproxies().keys()) and not proxy_bypass("127.0.0.1")

@@ -59,6 +59,15 @@ def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
+    except (
+        TypeError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # arrays and tensors, of more than one number or on their way
+        raise RewardError(
+            f"The reward '{name}' must be a number, not {type(value).__name__}: {error}. For an array take .item() or "
+            ".mean()."
+        ) from error
     if not math.isfinite(number):
         raise RewardError(f"The reward '{name}' is {number}; a reward must be a finite number.")
     return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from .day import agl
 
 SLOW_AGENT = """
 import asyncio
@@ -26,18 +29,36 @@ async def agent(task, llm):
 """
 
 
-def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
-    """Ctrl-C as soon as an agent runs: the exit status, and what was printed."""
+QUICK_AGENT = """
+import agentlightning as agl
+from openai import OpenAI
+
+
+@agl.rollout
+def agent(task, llm):
+    messages = [{"role": "user", "content": "What is 1 + 2?"}]
+    client = OpenAI(base_url=llm.endpoint, api_key=llm.api_key)
+    answer = client.chat.completions.create(model=llm.model, messages=messages, max_tokens=8)
+    return float(len(answer.choices[0].message.content or "") % 3)
+"""
+
+
+def begun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     (folder / "agent.py").write_text(SLOW_AGENT)
     (folder / "tasks.jsonl").write_text("1\n2\n")
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", "agentlightning", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=folder,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200"},
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
     )
+
+
+def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Ctrl-C as soon as an agent runs: the exit status, and what was printed."""
+    process = begun(folder, *arguments)
     deadline = time.monotonic() + 120
     while not (folder / "began").exists():
         assert process.poll() is None, process.communicate()
@@ -64,8 +85,11 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
             False,
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            ["doctor", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl"], "", False, marks=pytest.mark.slow
+        ),
     ],
-    ids=["eval", "train", "run"],
+    ids=["eval", "train", "run", "doctor"],
 )
 def test_before_there_is_anything(tmp_path: Path, arguments: list[str], words: str, resumes: bool) -> None:
     status, printed = interrupted(tmp_path, *arguments)
@@ -73,3 +97,39 @@ def test_before_there_is_anything(tmp_path: Path, arguments: list[str], words: s
     assert words in printed
     assert "Traceback" not in printed
     assert ("--resume" in printed) is resumes, "a run is saved before its first step"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_is_advised_before_the_first_step_works(tmp_path: Path) -> None:
+    """The same command and what was printed behind it, when the agent is no longer slow."""
+    command = ("train", "--agent", "agent.py:agent", "--tasks", "tasks.jsonl", "--set", "steps=1", "--run-dir", "run")
+    status, printed = interrupted(tmp_path, *command)
+    assert status == 130
+    (advised,) = re.findall(r"--resume \S+", printed)
+    (tmp_path / "agent.py").write_text(QUICK_AGENT)
+    done = agl(tmp_path, *command[:-2], *advised.split())
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    assert "Next:" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(120)
+def test_a_runner(tmp_path: Path) -> None:
+    store = begun(tmp_path, "store", "--path", "store.db", "--port", "0")
+    assert store.stdout is not None
+    url = next(found[0] for line in store.stdout if (found := re.findall(r"at (http://\S+)", line)))
+    runner = begun(tmp_path, "runner", "--server", url, "--agent", "agent.py:agent")
+    assert runner.stdout is not None
+    told = []
+    for line in runner.stdout:
+        told.append(line)
+        if "Running rollouts" in line:
+            break
+    runner.send_signal(signal.SIGINT)
+    told.append(runner.communicate(timeout=60)[0])
+    assert runner.returncode == 130, "".join(told)
+    assert "Stopped." in told[-1]
+    store.send_signal(signal.SIGINT)
+    printed, _ = store.communicate(timeout=60)
+    assert store.returncode == 130, printed
+    assert "Traceback" not in "".join([*told, printed])

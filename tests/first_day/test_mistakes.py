@@ -90,7 +90,7 @@ def test_tasks(folder: Path, tasks: Any, words: str) -> None:
     [
         (Mine, "give an instance of it: Mine(…)"),
         (None, "There is no agent"),
-        ("agent.py:agent", "must be a function or a LitAgent, not str"),
+        ("agent.py:agent", "give the function itself: import it"),
         (no_task, "its first one must be the task"),
     ],
     ids=["a class", "nothing", "a name", "no task"],
@@ -151,8 +151,8 @@ def test_settings(settings: dict[str, Any], words: str) -> None:
     [
         ({"algorithm": agl.GRPO}, "Give an object: agl.GRPO(model='calc')"),
         ({"algorithm": "grpo"}, "Give an object: agl.GRPO(model='calc')"),
-        ({"n_runners": 0}, "must be at least 1"),
-        ({"concurrency": 0}, "must be at least 1"),
+        ({"n_runners": 0}, "must be a whole number, and at least 1"),
+        ({"concurrency": 0}, "must be a whole number, and at least 1"),
         ({"tracer": "otel"}, "agl.OtelTracer()"),
         ({"store": "sqlite"}, "agl.SqliteLightningStore('store.db')"),
         ({"strategy": "threads"}, "'inline', 'processes', 'ray' or 'remote'"),

@@ -6,11 +6,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import RewardError
 from agentlightning.metrics import SilentConsole
-from agentlightning.runner.hints import hint_for
+from agentlightning.runner.hints import hint_for, hint_if_unheard
+from agentlightning.types.reward import finite
 
 NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
 
@@ -171,6 +174,34 @@ def test_a_folder_that_cannot_be(tmp_path: Path, run_dir: str) -> None:
     with pytest.raises(agl.ConfigError, match="Give a run_dir where it can"):
         trainer.fit(agent, [1])
     assert (tmp_path / "file.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), np.array([1.0]), np.array(["a"])])
+def test_an_array_as_a_reward(reward: Any) -> None:
+    with pytest.raises(RewardError, match=r"must be a number, not ndarray: .* take \.item\(\) or \.mean\(\)"):
+        finite(reward)
+
+
+class APIConnectionError(Exception):
+    """Named as the error of a client whose call arrived nowhere."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "base_url=llm.endpoint"),
+        ({"HTTP_PROXY": "http://proxy:8080"}, "NO_PROXY=127.0.0.1,localhost"),
+        ({"ALL_PROXY": "http://proxy:8080"}, "NO_PROXY=127.0.0.1,localhost"),
+        ({"HTTP_PROXY": "http://proxy:8080", "NO_PROXY": "127.0.0.1"}, "base_url=llm.endpoint"),
+    ],
+)
+def test_a_call_that_goes_to_a_proxy(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str) -> None:
+    for name in ("HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert words in (hint_if_unheard(APIConnectionError()) or "")
 
 
 class ChatCompletion:

@@ -17,7 +17,7 @@ import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.store.database import migrate
 from agentlightning.store.database.migrate import alembic_config, create_statements, upgrade
@@ -264,6 +264,16 @@ async def test_a_store_of_the_first_schema_is_opened_with_its_rollouts(tmp_path:
     assert claim.rollout_id == "old"
     assert len(await store.query_runs()) == 0
     await store.close()
+
+
+async def test_without_alembic_an_older_store_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.upgrade(alembic_config(f"sqlite:///{tmp_path / 'old.db'}"), "0001")
+    monkeypatch.setitem(sys.modules, "alembic", None)
+    await SqliteLightningStore(tmp_path / "new.db").close()  # needs none
+    with pytest.raises(ConfigError, match=r"needs the package 'alembic'.*migrations"):
+        SqliteLightningStore(tmp_path / "old.db")
 
 
 async def test_a_database_from_the_future_is_refused(tmp_path: Path) -> None:

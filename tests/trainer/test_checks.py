@@ -52,7 +52,7 @@ def test_a_class_is_no_agent() -> None:
 
     with pytest.raises(agl.ConfigError, match=r"give an instance of it: Mine\(…\)"):
         as_agent(Mine)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(agl.ConfigError, match="not str"):
+    with pytest.raises(agl.ConfigError, match="The agent is the text"):
         as_agent("agent")  # pyright: ignore[reportArgumentType]
 
 

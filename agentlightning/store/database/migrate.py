@@ -1,7 +1,7 @@
 """Bringing a database to the current schema when it is opened.
 
 A new database gets the tables at once and is stamped with `schema.HEAD`; an older one runs the Alembic migrations in
-`migrations`, which are imported only then. A newer one is refused.
+`migrations`, which needs the extra of that name. A newer one is refused.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, LiteralString, cast
 
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from agentlightning.errors import StoreError
+from agentlightning.errors import StoreError, missing_extra
 from agentlightning.store.database.schema import HEAD, metadata
 from agentlightning.store.database.transaction import DIALECTS
 
@@ -95,16 +95,17 @@ def alembic_config(url: str) -> Config:
 
 def upgrade(url: str, revision: str | None, connect: Callable[[], Any] | None = None) -> None:
     """Run the migrations from `revision` to the current schema. `connect` makes a connection, if the URL does not."""
-    from alembic import command
-    from alembic.script import ScriptDirectory
-
-    config = alembic_config(url)
-    config.attributes["connect"] = connect
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    known = {file.stem.partition("_")[0] for file in (MIGRATIONS / "versions").glob("*.py")}
     if revision is not None and revision not in known:
         raise StoreError(
             f"The store was written by a newer version of agentlightning (schema {revision}, this one knows {HEAD}). "
-            "Upgrade with:  pip install -U agentlightning"
+            "Open it with that version."
         )
+    try:
+        from alembic import command
+    except ImportError:
+        raise missing_extra("migrations", "alembic") from None
+    config = alembic_config(url)
+    config.attributes["connect"] = connect
     logger.info("Migrating the store from schema %s to %s.", revision, HEAD)
     command.upgrade(config, "head")

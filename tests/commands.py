@@ -1,0 +1,186 @@
+"""The commands of the documentation, and where each of them is typed, or why nowhere.
+
+A command is a line behind a prompt in a block for the shell. `test_code_blocks.py` fails for one that stands in no
+table here; `e2e/test_commands_as_typed.py` types those of `TYPED` and `SERVING` as they stand, in the order of pages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+SHELL = ("", "bash", "console", "sh")
+PROMPT = re.compile(r"^(?:\w*)\$ ")
+
+TYPED = {
+    "applications.md": [
+        "python -m examples.code.problems data/code",
+        "python -m examples.rag.corpus data/rag",
+    ],
+    "cli.md": [
+        'agl run --agent "python my_agent.py" --tasks tasks.jsonl --model calc',
+        "agl eval runs/calc-20250101-120000",
+        "agl show runs/calc-20250101-120000 --failed",
+        "agl show runs/calc-20250101-120000 --step 12 --reward-max 0",
+        "agl show runs/calc-20250101-120000 --group 12-0",
+        "agl runs",
+        "agl runs my-folder --json",
+        "agl compare runs/a runs/b",
+        "agl compare runs/a runs/b --metric entropy",
+        "agl watch runs/calc-20250101-120000",
+        "agl report runs/calc-20250101-120000 --to report.html",
+        "agl export runs/grpo-20250101-120000 --to my-model --merged",
+        "agl export runs/grpo-20250101-120000 --to my-gguf --gguf",
+        "agl export runs/grpo-20250101-120000 --jsonl good.jsonl --min-reward 1 --best-per-task",
+        "agl plan --model 4B --gpus L4 --context 8192 --json",
+        "agl doctor --agent my_agent.py:agent --tasks tasks.jsonl",
+        'agl doctor --agent "node agent.js" --tasks tasks.jsonl --model ./my-model',
+        "agl why runs/calc-20250101-120000",
+        "agl why runs/calc-20250101-120000 --breaks",
+        "agl whatif runs/calc-20250101-120000 --step 12",
+        'agl whatif runs/calc-20250101-120000 --step 12 --loss gspo --set "loss=cispo clip_high=2.0" --json',
+        "agl store statistics runs/calc-20250101-120000",
+    ],
+    "prompts.md": ["python -m examples.room_booking.tune"],
+    "store.md": [
+        "agl store key ROLLOUT ATTEMPT --secret-file secret --scope spans",
+        "agl store --path run/store.db stats",
+        "agl store --path run/store.db export rollouts.jsonl",
+        "agl store --path run/store.db export rollouts/",
+        "agl store --path other.db import rollouts/",
+        "agl store --path run/store.db prune --older-than 30d",
+    ],
+}
+"""Commands that end, by page."""
+SERVING = {
+    "agents.md": {
+        "python -m agent_lightning.server --model calc --algorithm grpo --port 8000 --config config.yaml": "8000",
+    },
+    "cli.md": {
+        "agl dashboard runs/calc-20250101-120000": "Dashboard: http://127.0.0.1:",
+        "agl serve runs/calc-20250101-120000": "Try it:",
+        'agl store --path store.db --host 0.0.0.0 --key "$AGL_STORE_KEY"': "Serving the store store.db",
+        "agl gateway --upstream gpt=https://api.example.com/v1 --path calls.db": "Calls are recorded in calls.db",
+    },
+    "store.md": {
+        'agl store --path store.db --host 0.0.0.0 --key "$AGL_STORE_KEY"': "Serving the store store.db",
+    },
+}
+"""Commands that serve until Ctrl-C, by page, with words that they print when they do."""
+
+_MAKES_AN_ENVIRONMENT = "makes an environment, which takes minutes; .ci/run makes one from nothing by the same Makefile"
+_SENTIMENT = "downloads a model and trains for half an hour; tests/examples/test_sentiment.py has its parts"
+_NODE = "tests/e2e/test_docs_as_typed.py"
+_GPU = "needs a GPU; its configuration is read by a test in tests/examples"
+_PACKAGES = "installs the example's packages, as make test-clients does"
+ELSEWHERE = {
+    "README.md": {
+        "make demo": _MAKES_AN_ENVIRONMENT,
+        "make test": _MAKES_AN_ENVIRONMENT,
+        'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc': _NODE,
+    },
+    "algorithms.md": {
+        "agl train --algorithm sft --set from_run=runs/sampled --set min_reward=1 --agent calc_agent.py:calc_agent "
+        "--tasks tasks.jsonl": "tests/examples/test_good_runs.py",
+    },
+    "applications.md": {
+        "pip install -r examples/math/requirements.txt": _PACKAGES,
+        "agl demo math": "tests/clients",
+        "pip install -r examples/math/requirements-framework.txt": _PACKAGES,
+        "agl train --agent examples/math/framework_agent.py:framework_agent --tasks my.jsonl "
+        "--config examples/math/config.yaml": "needs the framework; tests/clients has the agent",
+        "agl demo sentiment": _SENTIMENT,
+        "agl demo bidding": "tests/examples/test_bidding.py",
+        "pip install -r examples/sql/requirements.txt": _PACKAGES,
+        "agl demo sql": "tests/clients/test_sql_training.py",
+        "agl train --agent examples/code/code_agent.py:code_agent --tasks data/code/train.jsonl "
+        "--val-tasks data/code/val.jsonl --config examples/code/config.gpu.yaml": _GPU,
+        "pip install -r examples/rag/requirements.txt": _PACKAGES,
+        "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
+        "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
+    },
+    "cli.md": {
+        "agl demo calc": "tests/e2e/test_training.py",
+        "agl demo sentiment": _SENTIMENT,
+        "agl run --agent my_agent.py:agent --tasks tasks.jsonl --endpoint https://api.example.com/v1 "
+        "--endpoint-model gpt": "asks a provider; tests/first_day/test_external.py has one of its own",
+        'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20 --set group_size=8': (
+            "takes minutes; tests/e2e/test_docs_as_typed.py types it without the settings"
+        ),
+        "agl optimize --agent my_agent.py:agent --tasks train.jsonl --val-tasks val.jsonl --prompt prompt.txt "
+        "--endpoint https://api.openai.com/v1 --endpoint-model gpt-5-mini --critic-model gpt-5 --budget-rollouts 500": (
+            "asks a provider; tests/cli/test_optimize.py has one of its own"
+        ),
+        "AGL_STORE_KEY=… agl runner --server http://10.0.0.1:4747 --agent my_agent.py:agent": (
+            "names another machine; tests/e2e/test_train_elsewhere.py has both on one"
+        ),
+        "agl export runs/grpo-20250101-120000 --push me/my-model": "needs an account; tests/cli/test_export_model.py",
+        "agl plan --model Qwen/Qwen3-8B --gpus 2xH100 --lora-rank 16": "looks at the Hub; tests/cli/test_plan.py",
+        "agl gateway --model runs/calc-20250101-120000 --server http://store.example:4747": (
+            "names another machine; tests/cli/test_gateway.py has both on one"
+        ),
+    },
+    "getting-started.md": {
+        "make demo": _MAKES_AN_ENVIRONMENT,
+        "pip install '.[torch]'": _MAKES_AN_ENVIRONMENT,
+        "agl show runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
+        "agl eval runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
+    },
+    "index.md": {"make demo": _MAKES_AN_ENVIRONMENT},
+    "programs.md": {
+        'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20': (
+            "takes minutes; tests/e2e/test_docs_as_typed.py types it without the setting"
+        ),
+    },
+    "prompts.md": {
+        "python -m examples.sentiment.tune": "downloads a model; tests/examples/test_sentiment.py has its parts",
+    },
+    "ray.md": {
+        "agl train --agent my_agent.py:agent --tasks tasks.jsonl --model Qwen/Qwen3-4B --backend ray --address auto "
+        "--set ranks=4 --n-runners 8": "needs a cluster; tests/backend/ray has one of its own",
+    },
+    "runners.md": {
+        f"AGL_CURRENT_ROLE={role} AGL_SERVER_HOST=10.0.0.1 AGL_STORE_KEY=$KEY python train.py": (
+            "names another machine; tests/runner/test_roles.py has both on one"
+        )
+        for role in ("algorithm", "runner   ")
+    },
+    "vllm.md": {
+        'agl train --agent "node agent.js" --tasks tasks.jsonl --model Qwen/Qwen3-0.6B --backend vllm '
+        "--backend-option replicas=2": "needs vLLM; make test-vllm has a small model",
+        "agl serve runs/my-run --backend vllm": "needs vLLM; make test-vllm has a small model",
+    },
+}
+"""The others by page: the test that types or does the same, or why they are not typed."""
+OTHER_BLOCKS = {("bring-your-own.md", "javascript"): "tests/e2e/test_pages.py"}
+"""Blocks that are neither Python, nor for a shell, nor what something prints (`text`): the test that runs them."""
+
+
+def name_of(page: Path) -> str:
+    """Of a page in the tables: its path below docs/."""
+    return page.name if page.parent == ROOT else page.relative_to(ROOT / "docs").as_posix()
+
+
+def blocks(page: Path) -> Iterator[tuple[str, str]]:
+    """Language and text of each block; a command that is set in stands for a block of its own."""
+    text = page.read_text()
+    fenced = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    for found in fenced.finditer(text):
+        yield found[2], found[3]
+    for line in re.findall(r"^ {4,}((?:agl|pip|python|make) \S.*)$", fenced.sub("", text), flags=re.MULTILINE):
+        yield "sh", line
+
+
+def commands(page: Path) -> list[str]:
+    """What is typed, line by line, without prompts and comments; continued lines as one."""
+    typed: list[str] = []
+    for language, text in blocks(page):
+        if language in SHELL:
+            lines = re.sub(r" *\\\n *", " ", text).splitlines()
+            prompts = any(PROMPT.match(line) for line in lines)
+            behind = [PROMPT.sub("", line) for line in lines if PROMPT.match(line) or (language and not prompts)]
+            typed += [re.sub(r"\s+# .*$", "", line).strip() for line in behind if line.strip()]
+    return typed

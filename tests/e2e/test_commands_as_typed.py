@@ -1,0 +1,155 @@
+"""The commands of the documentation, typed as they stand into a shell of a reader who has what the pages speak of."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from agentlightning.models import shipped_models
+from tests.commands import SERVING, TYPED
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+ENVIRONMENT = {
+    **os.environ,
+    "HF_HUB_OFFLINE": "1",
+    "COLUMNS": "200",
+    "BROWSER": "true",  # the dashboard opens one
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "PYTHONPATH": str(ROOT),  # a reader types `python -m examples.…` in a clone
+    "PYTHONUNBUFFERED": "1",
+}
+RUN, OTHER = "runs/calc-20250101-120000", "runs/grpo-20250101-120000"
+AGENT = """
+import json
+import os
+import sys
+
+import agentlightning as agl
+from openai import OpenAI
+
+
+def solve(task, client, model):
+    messages = [{"role": "user", "content": task["question"]}]
+    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=32)
+    return float(str(task["answer"]) in (answer.choices[0].message.content or ""))
+
+
+@agl.rollout
+def agent(task, llm):
+    return solve(task, OpenAI(base_url=llm.endpoint, api_key=llm.api_key), llm.model)
+
+
+if __name__ == "__main__":
+    print(solve(json.load(sys.stdin), OpenAI(), os.environ["OPENAI_MODEL"]))
+"""
+KEYED = {"AGL_STORE_KEY": "a-key-of-the-reader"}
+ALSO_1 = ("agl why", "agl doctor")
+"""Commands whose status 1 says that they found something."""
+TYPED_ONCE = [(page, command) for page, commands in TYPED.items() for command in commands]
+PRINTED = {
+    "agl eval": "Gain on the same tasks",
+    "agl run ": "32 rollouts, mean reward",
+    "agl runs": "calc-20250101-120000",
+    "agl show": "reward",
+    "agl doctor": "rollout",
+    "agl plan": "fits",
+    "agl whatif": "gradient",
+    "agl store key": "agl-",
+}
+"""What commands print at least."""
+
+
+def typed(command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env={**ENVIRONMENT, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run of twelve steps under the names of the pages, agents in Python and Node, and tasks."""
+    folder = tmp_path_factory.mktemp("reader")
+    done = typed(f"agl demo calc --steps 12 --run-dir {RUN}", folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in (OTHER, "runs/a", "runs/b", "run"):
+        shutil.copytree(folder / RUN, folder / name)
+    (folder / "my-folder").symlink_to("runs")
+    (folder / "my_agent.py").write_text(AGENT)
+    programs = ROOT / "examples" / "programs"
+    shutil.copy(programs / "agent.js", folder)
+    tasks = (programs / "one_step.jsonl").read_text().splitlines()[:32]
+    (folder / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
+    (folder / "config.yaml").write_text("training:\n  group_size: 4\n")
+    (folder / "secret").write_bytes(os.urandom(32))
+    return folder
+
+
+@pytest.mark.parametrize(("page", "command"), TYPED_ONCE, ids=[command for _, command in TYPED_ONCE])
+def test_a_command_that_ends(reader: Path, page: str, command: str) -> None:
+    if "node " in command and shutil.which("node") is None:
+        pytest.skip("needs Node")
+    if "./my-model" in command and not (reader / "my-model").exists():  # when this test runs alone
+        shutil.copytree(shipped_models()["calc"], reader / "my-model")
+    done = typed(command, reader)
+    told = done.stdout + done.stderr
+    assert done.returncode in ((0, 1) if command.startswith(ALSO_1) else (0,)), told
+    assert "Traceback" not in told
+    for begins, words in PRINTED.items():
+        assert not command.startswith(begins) or words in told, told
+    if command.endswith("--json") or " --json " in command:
+        json.loads(done.stdout)
+    for made in re.findall(r"(?:--to|--jsonl|export) ([\w/.-]+)$|--(?:to|jsonl) (\S+)", command):
+        assert (reader / "".join(made)).exists() or "runs/" in "".join(made)
+
+
+SERVED = [(page, command, words) for page, given in SERVING.items() for command, words in given.items()]
+
+
+@pytest.mark.parametrize(("page", "command", "words"), SERVED, ids=[f"{page}: {c}" for page, c, _ in SERVED])
+def test_a_command_that_serves(reader: Path, page: str, command: str, words: str) -> None:
+    for port in (8000, 4747):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                pytest.skip(f"port {port} is taken on this machine")
+    process = subprocess.Popen(
+        f"exec {command}",
+        shell=True,
+        cwd=reader,
+        env={**ENVIRONMENT, **KEYED},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    late = threading.Timer(120, process.kill)
+    late.start()
+    told: list[str] = []
+    with process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            told.append(line)
+            if words in line:
+                break
+        process.send_signal(signal.SIGINT)
+        told += process.stdout.readlines()
+    late.cancel()
+    assert words in "".join(told)
+    assert process.returncode == 130, "".join(told)
+    assert "Traceback" not in "".join(told)
