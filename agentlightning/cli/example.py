@@ -133,7 +133,7 @@ def _mended(error: BaseException, path: Path) -> str:
 def _hidden_package(error: BaseException, folder: Path) -> str | None:
     """The package whose name a file of the user's has taken, where that is what the error comes from."""
     module = getattr(error, "obj", None)
-    full = error.name if isinstance(error, ImportError) else getattr(module, "__spec__", None) and module.__name__
+    full = error.name if isinstance(error, ImportError) else module.__name__ if isinstance(module, ModuleType) else None
     name = (full or "").partition(".")[0]
     if not (folder / f"{name}.py").is_file():
         return None

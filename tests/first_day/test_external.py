@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from .day import agl, said
+from .day import agl, said, script
 
 AGENT = """
 import agentlightning as agl
@@ -59,6 +59,20 @@ def endpoint() -> Iterator[str]:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
         server.shutdown()
+
+
+def test_a_model_among_the_resources_is_asked_directly_and_that_is_said(tmp_path: Path, endpoint: str) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    done = script(
+        tmp_path,
+        f"""
+from agent import agent
+llm = agl.LLM(endpoint={endpoint!r}, model="theirs", api_key="a-key")
+agl.Trainer(initial_resources={{"llm": llm}}).dev(agent, ["What is 6 * 7?"])
+""",
+    )
+    assert done.returncode == 0, done.stderr
+    said(done, f"The agent asks {endpoint} itself", "Trainer(models={'llm': agl.Provider(base_url=…")
 
 
 @pytest.mark.timeout(300)
