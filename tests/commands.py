@@ -57,7 +57,9 @@ TYPED = {
 """Commands that end, by page."""
 SERVING = {
     "agents.md": {
-        "python -m agent_lightning.server --model calc --algorithm grpo --port 8000 --config config.yaml": "8000",
+        "python -m agent_lightning.server --model calc --algorithm grpo --port 8000 --config config.yaml": (
+            "Agent Lightning trains calc at http://127.0.0.1:8000"
+        ),
     },
     "cli.md": {
         "agl dashboard runs/calc-20250101-120000": "Dashboard: http://127.0.0.1:",

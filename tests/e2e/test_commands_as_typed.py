@@ -29,6 +29,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),  # a reader types `python -m examples.…` in a clone
     "PYTHONUNBUFFERED": "1",
 }
+TASKS = 8
 RUN, OTHER = "runs/calc-20250101-120000", "runs/grpo-20250101-120000"
 AGENT = """
 import json
@@ -38,11 +39,26 @@ import sys
 import agentlightning as agl
 from openai import OpenAI
 
+number = {"type": "number"}
+parts = {"a": number, "op": {"type": "string", "enum": ["+", "-", "*", "/"]}, "b": number}
+parameters = {"type": "object", "properties": parts, "required": ["a", "op", "b"]}
+CALC = {"name": "calc", "description": "One operation on two numbers.", "parameters": parameters}
+
 
 def solve(task, client, model):
-    messages = [{"role": "user", "content": task["question"]}]
-    answer = client.chat.completions.create(model=model, messages=messages, max_tokens=32)
-    return float(str(task["answer"]) in (answer.choices[0].message.content or ""))
+    answer = client.chat.completions.create(
+        model=model,
+        messages=[
+            {"role": "system", "content": "Answer the question. Use the calc tool for every operation."},
+            {"role": "user", "content": task["question"]},
+        ],
+        tools=[{"type": "function", "function": CALC}],
+        max_tokens=48,
+    )
+    calls = answer.choices[0].message.tool_calls
+    asked = json.loads(calls[0].function.arguments) if calls else {}
+    wanted = next(sign for sign in "+-*/" if f" {sign} " in task["question"])
+    return float(asked.get("op") == wanted)
 
 
 @agl.rollout
@@ -53,15 +69,19 @@ def agent(task, llm):
 if __name__ == "__main__":
     print(solve(json.load(sys.stdin), OpenAI(), os.environ["OPENAI_MODEL"]))
 """
+TRAIN = (
+    "agl train --agent my_agent.py:agent --tasks tasks.jsonl --val-tasks tasks.jsonl "
+    f"--set steps=12 --set tasks_per_step=4 --set group_size=4 --set val_every=12 --set flat_steps=0 --run-dir {RUN}"
+)
 KEYED = {"AGL_STORE_KEY": "a-key-of-the-reader"}
-ALSO_1 = ("agl why", "agl doctor")
-"""Commands whose status 1 says that they found something."""
+ALSO_1 = ("agl why", "agl doctor", "agl show runs/calc-20250101-120000 --failed")
+"""Commands whose status 1 says what they found: something that is wrong, or no rollout that failed."""
 TYPED_ONCE = [(page, command) for page, commands in TYPED.items() for command in commands]
 PRINTED = {
     "agl eval": "Gain on the same tasks",
-    "agl run ": "32 rollouts, mean reward",
+    "agl run ": f"{TASKS} rollouts, mean reward",
     "agl runs": "calc-20250101-120000",
-    "agl show": "reward",
+    "agl show": "ro",
     "agl doctor": "rollout",
     "agl plan": "fits",
     "agl whatif": "gradient",
@@ -87,16 +107,17 @@ def typed(command: str, folder: Path, **more: str) -> subprocess.CompletedProces
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of twelve steps under the names of the pages, agents in Python and Node, and tasks."""
     folder = tmp_path_factory.mktemp("reader")
-    done = typed(f"agl demo calc --steps 12 --run-dir {RUN}", folder)
-    assert done.returncode == 0, done.stdout + done.stderr
-    for name in (OTHER, "runs/a", "runs/b", "run"):
-        shutil.copytree(folder / RUN, folder / name)
-    (folder / "my-folder").symlink_to("runs")
     (folder / "my_agent.py").write_text(AGENT)
     programs = ROOT / "examples" / "programs"
     shutil.copy(programs / "agent.js", folder)
-    tasks = (programs / "one_step.jsonl").read_text().splitlines()[:32]
-    (folder / "tasks.jsonl").write_text("\n".join(tasks) + "\n")
+    tasks = [{"question": f"What is {n + 20} {'+-*/'[n % 4]} {n + 2}?", "answer": 0} for n in range(TASKS)]
+    (folder / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    done = typed(TRAIN, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder / "printed.txt").write_text(done.stdout)
+    for name in (OTHER, "runs/a", "runs/b", "run"):
+        shutil.copytree(folder / RUN, folder / name)
+    (folder / "my-folder").symlink_to("runs")
     (folder / "config.yaml").write_text("training:\n  group_size: 4\n")
     (folder / "secret").write_bytes(os.urandom(32))
     return folder
@@ -125,6 +146,19 @@ SERVED = [(page, command, words) for page, given in SERVING.items() for command,
 
 @pytest.mark.parametrize(("page", "command", "words"), SERVED, ids=[f"{page}: {c}" for page, c, _ in SERVED])
 def test_a_command_that_serves(reader: Path, page: str, command: str, words: str) -> None:
+    serves_until_ctrl_c(command, words, reader)
+
+
+def test_what_a_run_says_to_type_next_works(reader: Path) -> None:
+    printed = (reader / "printed.txt").read_text()
+    show, evaluate, serve = re.findall(r"^  (agl (?:show|eval|serve) \S+)", printed, flags=re.MULTILINE)
+    assert "reward" in typed(show, reader).stdout
+    assert "Gain on the same tasks" in typed(evaluate, reader).stdout
+    serves_until_ctrl_c(serve, "Try it:", reader)
+
+
+def serves_until_ctrl_c(command: str, words: str, folder: Path) -> None:
+    """It says the words, and ends with status 130 at Ctrl-C."""
     for port in (8000, 4747):
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -132,7 +166,7 @@ def test_a_command_that_serves(reader: Path, page: str, command: str, words: str
     process = subprocess.Popen(
         f"exec {command}",
         shell=True,
-        cwd=reader,
+        cwd=folder,
         env={**ENVIRONMENT, **KEYED},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -151,5 +185,5 @@ def test_a_command_that_serves(reader: Path, page: str, command: str, words: str
         told += process.stdout.readlines()
     late.cancel()
     assert words in "".join(told)
-    assert process.returncode == 130, "".join(told)
+    assert process.returncode == (130 if command.startswith("agl ") else 0), "".join(told)
     assert "Traceback" not in "".join(told)
