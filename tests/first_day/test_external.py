@@ -55,6 +55,7 @@ class Provider(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
+    Provider.asked.clear()
     with HTTPServer(("127.0.0.1", 0), Provider) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
