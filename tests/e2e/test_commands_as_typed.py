@@ -74,7 +74,7 @@ TRAIN = (
     f"--set steps=12 --set tasks_per_step=4 --set group_size=4 --set val_every=12 --set flat_steps=0 --run-dir {RUN}"
 )
 KEYED = {"AGL_STORE_KEY": "a-key-of-the-reader"}
-ALSO_1 = ("agl why", "agl doctor", "agl show runs/calc-20250101-120000 --failed")
+ALSO_1 = ("agl why", "agl doctor", "agl plan", "agl show runs/calc-20250101-120000 --failed")
 """Commands whose status 1 says what they found: something that is wrong, or no rollout that failed."""
 TYPED_ONCE = [(page, command) for page, commands in TYPED.items() for command in commands]
 PRINTED = {
@@ -83,7 +83,6 @@ PRINTED = {
     "agl runs": "calc-20250101-120000",
     "agl show": "ro",
     "agl doctor": "rollout",
-    "agl plan": "fits",
     "agl whatif": "gradient",
     "agl store key": "agl-",
 }
@@ -119,7 +118,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(folder / RUN, folder / name)
     (folder / "my-folder").symlink_to("runs")
     (folder / "config.yaml").write_text("training:\n  group_size: 4\n")
-    (folder / "secret").write_bytes(os.urandom(32))
+    (folder / "secret").write_text(os.urandom(32).hex())
     return folder
 
 
