@@ -82,6 +82,12 @@ ATTACKS: dict[str, Attack] = {
         "/chat/completions",
         lambda: chat(tools=[{"type": "function", "function": {"name": "t", "description": "word, " * 400_000}}]),
     ),
+    "1 long schema": Attack(
+        "/chat/completions",
+        lambda: chat(
+            tools=[{"type": "function", "function": {"name": "t", "parameters": {"description": "word, " * 400_000}}}]
+        ),
+    ),
     "9 stop list of 1 MB, n=128": Attack("/chat/completions", lambda: chat(stop=["x" * 30] * 30_000, n=128)),
     "9 old reasoning, n=128": Attack(
         "/chat/completions",
