@@ -17,7 +17,6 @@ PROMPT = re.compile(r"^(?:\w*)\$ ")
 
 TYPED = {
     "applications.md": [
-        "python -m examples.code.problems data/code",
         "python -m examples.rag.corpus data/rag",
     ],
     "cli.md": [
@@ -98,8 +97,7 @@ ELSEWHERE = {
         "agl demo bidding": "tests/examples/test_bidding.py",
         "pip install -r examples/sql/requirements.txt": _PACKAGES,
         "agl demo sql": "tests/clients/test_sql_training.py",
-        "agl train --agent examples/code/code_agent.py:code_agent --tasks data/code/train.jsonl "
-        "--val-tasks data/code/val.jsonl --config examples/code/config.gpu.yaml": _GPU,
+        "agl demo code": "tests/examples/test_code.py",
         "pip install -r examples/rag/requirements.txt": _PACKAGES,
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
         "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
