@@ -78,8 +78,9 @@ async def test_what_open_calls_will_put_counts_and_so_do_records_of_refusals() -
                 raise AssertionError("ten records are to come, as many as the attempt may have")
         async with asyncio.timeout(5), recorder.admitted(other, 50):
             pass  # more than the share at once, for who has nothing else
+    span = Span.from_attributes(rollout_id=one[0], attempt_id=one[1], name="refused", attributes={})
     for _ in range(10):
-        recorder.put(one, Span)  # the recorder has not been started: nothing is written
+        recorder.put(one, lambda: span)  # the recorder has not been started: nothing is written
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(recorder.room(one), 0.05)
     await asyncio.wait_for(recorder.room(other), 5)
