@@ -4,7 +4,7 @@ Agents talk to a real gateway and a real store; the engine behind it answers at 
 the site (store and gateway), and two that run agents. Every rollout must succeed in the end, with every answer that its
 agent was given recorded; memory must not grow once SQLite's page caches are full (three of 16 MiB); nothing may be open
 later than its deadline allows. The clock that is told wrong is the wall's, never the monotonic one: as when a machine
-was asleep or its time is set. Needs libfaketime; root, for a small disk that can be full. Without, these are skipped.
+was asleep or its time is set. Filling the disk needs root, for a small one of the store's own, and is skipped without.
     python scripts/soak.py [--agents 2000] [--seconds 600] [--think 20] [--faults kill_agents,…] [--quick] [--json]
 """
 
@@ -35,8 +35,6 @@ from agentlightning.trainer.sync import run_sync
 KEY = "the key of the soak"
 TURNS = 3
 RESPONSE = "The answer is 7."
-LIBFAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-"""Where Debian's package `libfaketime` puts it."""
 DISK_BYTES = 2 * 2**30
 PROCESSES = 2
 
@@ -69,7 +67,20 @@ class Parrot:
         yield Chunk(ids=self.ids, logprobs=self.logprobs, plain_logprobs=self.logprobs, version=0, finish_reason="stop")
 
 
+def take_time_from(clock: Path) -> None:
+    """From now on the wall's clock is as many seconds ahead as the file says; it is read four times a second."""
+    right, told = time.time, [0.0, 0.0]  # when it was looked at, and what it said
+
+    def ahead() -> float:
+        if (now := time.monotonic()) - told[0] > 0.25:
+            told[:] = now, float(clock.read_text()) if clock.exists() else 0.0
+        return right() + told[1]
+
+    time.time = ahead
+
+
 async def be_the_site(spec: dict[str, Any]) -> None:
+    take_time_from(Path(spec["folder"]) / "clock")
     from agentlightning.gateway import Gateway
     from agentlightning.keys import derived_secret
     from agentlightning.models import resolve_model
@@ -176,13 +187,6 @@ class Soak:
 
     def start(self, role: str, **more: Any) -> subprocess.Popen[str]:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        if role == "site" and LIBFAKETIME is not None and self.clock.exists():
-            environment |= {
-                "LD_PRELOAD": str(LIBFAKETIME),
-                "FAKETIME_TIMESTAMP_FILE": str(self.clock),
-                "FAKETIME_CACHE_DURATION": "1",
-                "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            }
         command = [sys.executable, __file__, "--role", role, "--spec", json.dumps({**self.spec, **more})]
         log = (self.folder / f"{role}.log").open("a")
         return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=log)
@@ -234,8 +238,11 @@ class Soak:
         process.send_signal(signal.SIGCONT)
 
     async def step_clock(self) -> None:
-        """Three hours ahead, where the site's clock can be told so."""
-        self.clock.write_text(f"+{3 * (self.faults['step_clock'] + 1)}h\n")
+        """Three hours ahead, and every other time three hours back."""
+        ahead = self.faults["step_clock"] % 2 == 0
+        work = self.clock.with_suffix(".new")
+        work.write_text(str(3 * 3600 if ahead else 0))
+        work.replace(self.clock)
 
     async def fill_disk(self) -> None:
         """For five seconds not a byte is free, where the store has a small disk of its own."""
@@ -351,10 +358,6 @@ async def soak(agents: int, seconds: float, think: float, faults: list[str]) -> 
     run = Soak(agents, seconds, think, folder, spec)
     if "fill_disk" in faults and not own_disk:
         run.skipped.append("fill_disk: a disk of its own cannot be mounted here")
-    if "step_clock" in faults and LIBFAKETIME is None:
-        run.skipped.append("step_clock: libfaketime is not installed (apt-get install libfaketime)")
-    elif "step_clock" in faults:
-        run.clock.write_text("+0\n")
     possible = [f for f in faults if not any(s.startswith(f) for s in run.skipped)]
     try:
         await run.start_site(again=False)
