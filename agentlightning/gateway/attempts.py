@@ -10,11 +10,13 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from agentlightning.errors import StoreError
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.prompts import Injected, prompts_in
@@ -141,11 +143,13 @@ class Attempts:
         restore: Restore,
         *,
         idle_seconds: float = 3600.0,
+        over_seconds: float = 300.0,
     ) -> None:
         self._store = store
         self._new_session = new_session
         self._restore = restore
         self._idle_seconds = idle_seconds
+        self._over_seconds = over_seconds
         self._live: dict[Key, LiveAttempt] = {}
         self._loading: dict[Key, asyncio.Future[LiveAttempt]] = {}
         self._closed: OrderedDict[Key, AttemptSummary] = OrderedDict()
@@ -202,12 +206,25 @@ class Attempts:
         """End the open calls of all attempts, which are recorded as such; the attempts stay."""
         await asyncio.gather(*[_end(live, why) for live in self._live.values()])
 
-    def forget_idle(self) -> None:
-        """Drop the sessions of attempts nobody has called for long (their runner died); the store has their calls."""
-        horizon = time.monotonic() - self._idle_seconds
+    async def forget_idle(self) -> None:
+        """Drop the sessions of attempts nobody has called for long; the store has their calls. Those that are over
+        there and were never closed here, because their runner died, are looked for sooner."""
         for key, live in list(self._live.items()):
-            if live.used < horizon and not live.running:
-                del self._live[key]
+            now = time.monotonic()
+            if live.running:
+                continue
+            if now - live.used > self._idle_seconds:
+                self._live.pop(key, None)
+            elif now - max(live.used, live.checked) > self._over_seconds:
+                live.checked = now
+                with suppress(StoreError):
+                    await self._close_if_over(*key)
+
+    async def _close_if_over(self, rollout_id: str, attempt_id: str) -> None:
+        try:
+            await self._look_up(rollout_id, attempt_id)
+        except Refusal:
+            await self.close(rollout_id, attempt_id)
 
     async def _load_once(self, key: Key) -> LiveAttempt:
         """Several first calls at the same time share one look-up."""

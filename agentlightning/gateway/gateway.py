@@ -371,4 +371,4 @@ class Gateway:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            self._attempts.forget_idle()
+            await self._attempts.forget_idle()

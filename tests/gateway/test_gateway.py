@@ -350,3 +350,20 @@ async def _until(condition: Any, seconds: float = 5.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_an_attempt_that_ended_without_its_runner_is_forgotten(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = site.gateway._attempts  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(attempts, "_over_seconds", 0.0)
+    await ask(site)
+    live = attempts._live  # pyright: ignore[reportPrivateUsage]
+    await attempts.forget_idle()
+    assert list(live) == [(site.rollout_id, site.attempt_id)], "it goes on, however long it says nothing"
+    await site.store.update_attempt(site.rollout_id, site.attempt_id, status=AttemptStatus.FAILED)
+    await attempts.forget_idle()
+    assert not live
+    assert attempts.summary(site.rollout_id, site.attempt_id).calls == 1
+    with pytest.raises(openai.APIStatusError, match="finished"):
+        await ask(site)
