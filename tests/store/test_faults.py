@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,23 @@ async def test_a_step_of_the_clock_ends_no_attempt(
     attempt = await store.get_latest_attempt(claim.rollout_id)
     assert attempt is not None
     assert attempt.status is AttemptStatus.TIMEOUT
+    await store.close()
+
+
+async def test_two_servers_that_notice_a_clock_set_back_move_a_deadline_once(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=3600.0)
+    clocks = Clocks()
+    watchdogs = [Watchdog(lambda: clocks.steady) for _ in range(2)]
+    claim = await store.start_rollout(1, config=RolloutConfig(timeout_seconds=1800.0), worker_id="w")
+    for watchdog in watchdogs:
+        await clocks.tick(store, watchdog)
+    clocks.steady, clocks.offset = clocks.steady + 0.5, -7200.0
+    for watchdog in [*watchdogs, *watchdogs]:
+        await clocks.tick(store, watchdog)
+    attempt = await store.get_latest_attempt(claim.rollout_id)
+    assert attempt is not None
+    assert attempt.status is AttemptStatus.PREPARING
+    assert attempt.start_time < time.time() - 7190
     await store.close()
 
 
