@@ -47,6 +47,8 @@ class Journal:
         self._path = Path(path)
         self._file = -1
         self._size = 0
+        self._longest = _LARGE
+        """Bytes beyond which the file is shortened: at least twice those that it needs."""
         self._head = b""
         self._held: Counter[Owner] = Counter()
 
@@ -105,6 +107,7 @@ class Journal:
         """Nobody is in the file any more."""
         os.ftruncate(self._file, 0)
         self._size = os.write(self._file, self._head)
+        self._longest = _LARGE
 
     def close(self) -> None:
         if self._file >= 0:
@@ -116,15 +119,21 @@ class Journal:
         self._size += written
         if written < len(lines):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self._size > _LARGE:
+        if self._size > self._longest:
             self._shorten()
 
     def _shorten(self) -> None:
-        """Replace the file by one that says the same; whoever dies meanwhile leaves one of the two."""
+        """Replace the file by one that says the same; whoever dies meanwhile leaves one of the two. If there is no room
+        for it the file stays as it is."""
         work = self._path.with_name(f".{self._path.name}.new")
+        content = b"".join([self._head, *(_line(_IN, owner) for owner in self._held)])
+        self._longest = max(_LARGE, 2 * len(content))
         work.unlink(missing_ok=True)
         shorter = self._opened(work)
-        self._size = os.write(shorter, b"".join([self._head, *(_line(_IN, owner) for owner in self._held)]))
+        if _written(shorter, content) < len(content):
+            os.close(shorter)
+            return
+        self._size = len(content)
         work.replace(self._path)
         self.close()
         self._file = shorter
@@ -139,6 +148,14 @@ class Journal:
             os.close(file)
             raise
         return file
+
+
+def _written(file: int, content: bytes) -> int:
+    """How many bytes of the content could be written."""
+    try:
+        return os.write(file, content)
+    except OSError:
+        return 0
 
 
 def _line(change: bytes, owner: Owner) -> bytes:
