@@ -35,6 +35,8 @@ const ABOUT: Record<Colour, string> = {
 /** Colours that the weights must be asked for. */
 const ASKED = new Set<Colour>(["ratio", "entropy"]);
 const DOUBLE = Math.log(2);
+/** Per cent of a colour behind a token at the most: with more of it the text would be hard to read on dark pages. */
+const STRONGEST = 54;
 
 export function TokensView({ data, call, onCall, scoresAt }: { data: Tokens; call: number; onCall: (call: number) => void; scoresAt: string }) {
   const [params, setParams] = useSearchParams();
@@ -134,7 +136,7 @@ function Selection({ index }: { index: number }) {
 }
 
 function paint(token: Token, colour: Colour, reach: number): { backgroundColor: string } | undefined {
-  const tint = (name: string, share: number) => ({ backgroundColor: `color-mix(in srgb, var(${name}) ${Math.round(Math.min(1, share) * 62)}%, transparent)` });
+  const tint = (name: string, share: number) => ({ backgroundColor: `color-mix(in srgb, var(${name}) ${Math.round(Math.min(1, share) * STRONGEST)}%, transparent)` });
   if (!token.sampled) return undefined;
   if (colour === "logprob" && token.logprob !== null) return tint("--hot", 1 - Math.exp(token.logprob));
   if (colour === "advantage" && token.advantage !== null) return token.advantage === 0 ? undefined : tint(token.advantage > 0 ? "--cold" : "--hot", Math.abs(token.advantage) / reach);
@@ -148,10 +150,11 @@ function paint(token: Token, colour: Colour, reach: number): { backgroundColor: 
 
 function Scale({ colour, reach, tokens }: { colour: Colour; reach: number; tokens: Token[] }) {
   const bar = (background: string, left: string, right: string) => (<><div className="scale" style={{ background }} /><div className="row small muted" style={{ justifyContent: "space-between", marginTop: 4 }}><span>{left}</span><span>{right}</span></div></>);
-  const hot = "color-mix(in srgb, var(--hot) 62%, transparent)";
+  const strong = (name: string) => `color-mix(in srgb, var(${name}) ${STRONGEST}%, transparent)`;
+  const hot = strong("--hot");
   if (colour === "logprob") return bar(`linear-gradient(90deg, transparent, ${hot})`, "likely (p = 1)", "unlikely (p → 0)");
-  if (colour === "advantage") return bar(`linear-gradient(90deg, ${hot}, transparent, color-mix(in srgb, var(--cold) 62%, transparent))`, signed(-reach), signed(reach));
-  if (colour === "ratio") return bar(`linear-gradient(90deg, ${hot}, transparent, color-mix(in srgb, var(--cold) 62%, transparent))`, "half or less", "double or more");
+  if (colour === "advantage") return bar(`linear-gradient(90deg, ${hot}, transparent, ${strong("--cold")})`, signed(-reach), signed(reach));
+  if (colour === "ratio") return bar(`linear-gradient(90deg, ${hot}, transparent, ${strong("--cold")})`, "half or less", "double or more");
   if (colour === "entropy") return bar(`linear-gradient(90deg, transparent, ${hot})`, "0 nats", tokens.some((token) => token.entropy !== null) ? `${reach.toFixed(2)} nats` : "high");
   if (colour === "filter") return bar(`linear-gradient(90deg, transparent, ${hot})`, "not at all", "e times or more");
   if (colour === "version") return <span className="small">Versions {[...new Set(tokens.map((token) => token.version).filter((v) => v !== null))].map((v) => <span key={v} className="badge" style={{ backgroundColor: `color-mix(in srgb, hsl(${(v * 67) % 360} 70% 55%) 34%, transparent)`, color: "var(--text)", marginRight: 4 }}>v{v}</span>)}</span>;
