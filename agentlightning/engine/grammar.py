@@ -81,8 +81,9 @@ class Grammars:
         found = self._kept.get(grammar)
         if found is None:
             check_grammar(grammar)
-            found = self._kept[grammar] = Compiling(self._vocab_size)
+            found = Compiling(self._vocab_size)
             found.future = self._thread.submit(self._compile, grammar, found.begun)
+            self._kept[grammar] = found
             if time.monotonic() >= self._wait_again:
                 with suppress(AgentLightningError):  # told to whoever asks for a matcher
                     found.matcher(_SOON)

@@ -211,7 +211,7 @@ class Attempts:
         there and were never closed here, because their runner died, are looked for sooner."""
         for key, live in list(self._live.items()):
             now = time.monotonic()
-            if live.running:
+            if live.running or self._live.get(key) is not live:
                 continue
             if now - live.used > self._idle_seconds:
                 self._live.pop(key, None)

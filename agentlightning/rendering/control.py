@@ -68,13 +68,15 @@ class ControlTokens:
         if "\\" not in function["arguments"]:
             return call
         try:
-            arguments = msgspec.json.decode(function["arguments"])
-        except (msgspec.DecodeError, RecursionError):
+            # As the formats do it: this takes NaN and numbers without bounds, too.
+            arguments = json.loads(function["arguments"])
+        except (ValueError, RecursionError):
             return call
         split = self._split_in(arguments, self._control)
         if split is arguments:
             return call
-        return {**call, "function": {**function, "arguments": json.dumps(split, ensure_ascii=False)}}
+        text = json.dumps(split, ensure_ascii=False).encode("utf-8", "replace").decode()
+        return {**call, "function": {**function, "arguments": text}}
 
     def _split(self, text: str, pattern: re.Pattern[str]) -> str:
         if SEAM in text:

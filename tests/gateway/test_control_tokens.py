@@ -65,7 +65,7 @@ EVERYWHERE = [*LOCAL, *(pytest.param(name, marks=pytest.mark.slow) for name in R
 def conversation(text: str, *, tools: bool) -> tuple[list[Message], list[Tool] | None]:
     """A text in every place that a client may write to."""
     escaped = "".join(f"\\u{ord(character):04x}" for character in text)  # some formats write arguments decoded
-    arguments = f'{{"at": "{escaped}", {json.dumps(text)}: {json.dumps([text])}}}'
+    arguments = f'{{"at": "{escaped}", {json.dumps(text)}: {json.dumps([text])}, "n": [NaN, 1e400]}}'
     call = {"id": f"c{text}1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     messages: list[Message] = [
         {"role": "system", "content": f"Be {text} exact."},
