@@ -371,4 +371,7 @@ class Gateway:
     async def _sweep(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_SECONDS)
-            await self._attempts.forget_idle()
+            try:
+                await self._attempts.forget_idle()
+            except Exception:  # whatever a store raises: sessions must be forgotten for as long as there are any
+                logger.exception("Looking for attempts that are over failed; it is tried again.")

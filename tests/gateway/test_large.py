@@ -15,9 +15,9 @@ import pytest
 
 from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.large.line import Line
 from agentlightning.gateway.large.process import LargeProcess
 from agentlightning.gateway.limits import Waiting
+from agentlightning.gateway.places import Places
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import SystemPrompt
@@ -50,10 +50,10 @@ async def until(holds: Any) -> None:
 
 
 async def test_the_lock_goes_round() -> None:
-    line, served = Line(), []
+    places, served = Places(1), []
 
     async def work(owner: str) -> None:
-        async with line.turn(owner):
+        async with places.one(owner):
             served.append(owner)
             await asyncio.sleep(0)
 

@@ -17,7 +17,6 @@ from tempfile import TemporaryFile
 from typing import IO
 
 from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.large.line import Line
 from agentlightning.gateway.large.wire import (
     LENGTHS,
     Answer,
@@ -30,6 +29,7 @@ from agentlightning.gateway.large.wire import (
     answer_of,
     head_of,
 )
+from agentlightning.gateway.places import Places
 from agentlightning.importing import import_environment
 from agentlightning.rendering.base import Source
 
@@ -49,7 +49,7 @@ class LargeProcess:
     def __init__(self, seconds: float) -> None:
         """`seconds`: how long the answer to one question may take."""
         self._seconds = seconds
-        self._line = Line()
+        self._places = Places(1)
         self._running: asyncio.Task[_Running] | None = None
         self._asking: set[asyncio.Task[Answer]] = set()
         self._closed = False
@@ -62,7 +62,7 @@ class LargeProcess:
 
     async def ask(self, owner: Hashable, question: Question, body: Sequence[bytes] = ()) -> Answer:
         """The answer to a question. Owners take turns. Raises `Refusal` if the process does not live to answer it."""
-        async with self._line.turn(owner):
+        async with self._places.one(owner):
             running = await self._started()
             for source in _sources(question) - running.loaded:
                 loaded = await self._ask(running, Load(source), (), _LOAD_SECONDS)

@@ -1,4 +1,4 @@
-"""Places at a provider: only so many calls at the same time, and attempts that wait for one take turns."""
+"""Places at a provider, or in the process for large requests: so many calls at once, and who waits takes turns."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 
 
 class Places:
-    """A semaphore that is fair to attempts: one that asks for a thousand places at once delays another's by one."""
+    """A semaphore that is fair to its owners: one that asks for a thousand places at once delays another's by one."""
 
     def __init__(self, count: int) -> None:
         self._free = count
         self._waiting: OrderedDict[Hashable, deque[asyncio.Future[None]]] = OrderedDict()
-        """The calls of each attempt; whose turn is next stands first."""
+        """The calls of each owner; whose turn is next stands first."""
 
     @asynccontextmanager
     async def one(self, owner: Hashable) -> AsyncIterator[None]:
