@@ -16,7 +16,7 @@ from agentlightning.dashboard.texts import branches, texts_of
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.operations.query import ListedRollout
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.types import Attempt, Call, Span
+from agentlightning.types import Attempt, Call, Rollout, Span
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, SAME_INPUT
 from agentlightning.types.reward import get_rewards
 
@@ -85,11 +85,7 @@ def _in_list(one: ListedRollout) -> dict[str, Any]:
 async def one(store: SqlLightningStore, request: Request) -> Any:
     """The rollout with all attempts, and one attempt's conversation and spans."""
     rollout_id = request.path_params["rollout_id"]
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        raise NotFoundError("There is no such rollout in this store: it may have been pruned.")
-    attempts = list(await store.query_attempts(rollout_id, limit=100, sort_by="sequence_id"))
-    attempt = chosen(attempts, request.query_params.get("attempt"))
+    rollout, attempts, attempt = await asked_for(store, request)
     page = None
     if attempt is not None:
         page = await store.query_spans(rollout_id, attempt.attempt_id, limit=MOST_SPANS)
@@ -111,6 +107,16 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         "spans": [_in_waterfall(span) for span in spans],
         "spans_left_out": 0 if page is None else max(0, page.total - len(spans)),
     }
+
+
+async def asked_for(store: SqlLightningStore, request: Request) -> tuple[Rollout, list[Attempt], Attempt | None]:
+    """The rollout that a request names, its attempts, and the one of them that is meant."""
+    rollout_id = request.path_params["rollout_id"]
+    rollout = await store.get_rollout_by_id(rollout_id)
+    if rollout is None:
+        raise NotFoundError("There is no such rollout in this store: it may have been pruned.")
+    attempts = list(await store.query_attempts(rollout_id, limit=100, sort_by="sequence_id"))
+    return rollout, attempts, chosen(attempts, request.query_params.get("attempt"))
 
 
 def chosen(attempts: Sequence[Attempt], attempt_id: str | None) -> Attempt | None:

@@ -15,8 +15,8 @@ from typing import Any
 from starlette.requests import Request
 
 from agentlightning.algorithm.checkpoint import list_checkpoints, model_path, read_checkpoint
-from agentlightning.dashboard.rollouts import chosen
-from agentlightning.errors import ConfigError, NotFoundError, StoreError
+from agentlightning.dashboard.rollouts import asked_for
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, Rollout, Run
 from agentlightning.types.arrays import np
@@ -53,11 +53,7 @@ class Scorer:
 async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     """Of an attempt; or the reason why not."""
     rollout_id = request.path_params["rollout_id"]
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        raise NotFoundError("There is no such rollout in this store: it may have been pruned.")
-    attempts = list(await store.query_attempts(rollout_id, limit=100, sort_by="sequence_id"))
-    attempt = chosen(attempts, request.query_params.get("attempt"))
+    rollout, _, attempt = await asked_for(store, request)
     run = await store.get_run_by_id(rollout.run_id) if rollout.run_id else None
     if run is None or attempt is None:
         return _refused("It belongs to no run, so nobody knows whose weights to ask.")

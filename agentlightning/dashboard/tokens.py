@@ -9,9 +9,8 @@ import msgspec
 from starlette.requests import Request
 
 from agentlightning.dashboard.advantages import advantages_of
-from agentlightning.dashboard.rollouts import chosen
+from agentlightning.dashboard.rollouts import asked_for
 from agentlightning.dashboard.texts import Texts, branches, texts_of
-from agentlightning.errors import NotFoundError
 from agentlightning.store.operations.segments import SegmentRow
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import CallInfo
@@ -24,11 +23,7 @@ MOST_TOKENS = 200_000
 async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     """The segments of an attempt in the order of their parents, and the calls that end in them."""
     rollout_id = request.path_params["rollout_id"]
-    rollout = await store.get_rollout_by_id(rollout_id)
-    if rollout is None:
-        raise NotFoundError("There is no such rollout in this store: it may have been pruned.")
-    attempts = list(await store.query_attempts(rollout_id, limit=100, sort_by="sequence_id"))
-    attempt = chosen(attempts, request.query_params.get("attempt"))
+    rollout, _, attempt = await asked_for(store, request)
     table = await store.fetch_calls([rollout_id], latest_attempt_only=False)
     rows = table.segments.get(attempt.attempt_id, []) if attempt else []
     infos = [
