@@ -1,4 +1,4 @@
-import { lazy, Suspense } from "react";
+import { type ComponentType, lazy, type ReactElement, Suspense, useState } from "react";
 import { Link, Route, Switch } from "wouter";
 import { useData } from "./api.ts";
 import { useLive } from "./live.ts";
@@ -8,39 +8,60 @@ import { Login } from "./pages/Login.tsx";
 import { Runs } from "./pages/Runs.tsx";
 import type { Session } from "./types.ts";
 
-const parts = {
-  Run: () => import("./pages/Run.tsx"),
-  Compare: () => import("./pages/Compare.tsx"),
-  Rollouts: () => import("./pages/Rollouts.tsx"),
-  Rollout: () => import("./pages/Rollout.tsx"),
-  Group: () => import("./pages/Group.tsx"),
-  Resources: () => import("./pages/Resources.tsx"),
-  Workers: () => import("./pages/Workers.tsx"),
-};
-const RunPage = lazy(parts.Run);
-const Compare = lazy(parts.Compare);
-const RolloutsPage = lazy(parts.Rollouts);
-const RolloutPage = lazy(parts.Rollout);
-const GroupPage = lazy(parts.Group);
-const Resources = lazy(parts.Resources);
-const Workers = lazy(parts.Workers);
-
-/** Load the page of this address while the session is asked for, not after it. */
-function loadAhead(): void {
-  const pages: [RegExp, () => Promise<unknown>][] = [
-    [/^\/rollouts\/[^/]+\/group$/, parts.Group],
-    [/^\/rollouts\/[^/]+$/, parts.Rollout],
-    [/^\/rollouts$/, parts.Rollouts],
-    [/^\/runs\//, parts.Run],
-    [/^\/compare$/, parts.Compare],
-    [/^\/resources$/, parts.Resources],
-    [/^\/workers$/, parts.Workers],
-  ];
-  const path = window.location.pathname.replace(/^\/dashboard/, "");
-  pages.find(([pattern]) => pattern.test(path))?.[1]().catch(() => undefined); // a failure is said where it is shown
+/** A page whose code is a file of its own. */
+interface Page<Props> {
+  (props: Props): ReactElement;
+  load: () => Promise<unknown>;
 }
 
-loadAhead();
+/** What `lazy` makes always suspends first, and React then holds back what it shows for 300 ms: if the file is there
+ * when the page is opened, the page is shown at once. */
+function page<Props extends object>(load: () => Promise<{ default: ComponentType<Props> }>): Page<Props> {
+  let there: ComponentType<Props> | null = null;
+  const loaded = () =>
+    load().then((file) => {
+      there = file.default;
+      return file;
+    });
+  const Later = lazy(loaded) as unknown as ComponentType<Props>;
+  const Shown = (props: Props) => {
+    const [Content] = useState(() => there ?? Later);
+    return <Content {...props} />;
+  };
+  return Object.assign(Shown, { load: loaded });
+}
+
+const RunPage = page(() => import("./pages/Run.tsx"));
+const Compare = page(() => import("./pages/Compare.tsx"));
+const RolloutsPage = page(() => import("./pages/Rollouts.tsx"));
+const RolloutPage = page(() => import("./pages/Rollout.tsx"));
+const GroupPage = page(() => import("./pages/Group.tsx"));
+const Resources = page(() => import("./pages/Resources.tsx"));
+const Workers = page(() => import("./pages/Workers.tsx"));
+
+const PAGES: [RegExp, () => Promise<unknown>][] = [
+  [/^\/rollouts\/[^/]+\/group$/, GroupPage.load],
+  [/^\/rollouts\/[^/]+$/, RolloutPage.load],
+  [/^\/rollouts$/, RolloutsPage.load],
+  [/^\/runs\//, RunPage.load],
+  [/^\/compare$/, Compare.load],
+  [/^\/resources$/, Resources.load],
+  [/^\/workers$/, Workers.load],
+];
+
+/** Load the page of this address while the session is asked for, and the others when there is nothing else to do. */
+async function loadAhead(): Promise<void> {
+  const path = window.location.pathname.replace(/^\/dashboard/, "");
+  try {
+    await PAGES.find(([pattern]) => pattern.test(path))?.[1]();
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    for (const [, load] of PAGES) await load();
+  } catch {
+    // a failure is said where the page is shown
+  }
+}
+
+void loadAhead();
 
 export function App() {
   const session = useData<Session>("/session");

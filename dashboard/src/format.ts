@@ -1,13 +1,15 @@
 // Numbers, times and texts as people read them.
 
+const grouped = new Intl.NumberFormat("en");
+
 export function amount(value: number | null | undefined): string {
-  return value === null || value === undefined ? "–" : value.toLocaleString("en");
+  return value === null || value === undefined ? "–" : grouped.format(value);
 }
 
 /** A metric: as many digits as tell something. */
 export function metric(value: unknown): string {
   if (typeof value !== "number") return value === null || value === undefined ? "–" : String(value);
-  if (Number.isInteger(value)) return value.toLocaleString("en");
+  if (Number.isInteger(value)) return grouped.format(value);
   const size = Math.abs(value);
   if (size !== 0 && (size < 0.001 || size >= 1e6)) return value.toExponential(2);
   return value.toFixed(size >= 100 ? 1 : 3);

@@ -1,6 +1,6 @@
 // The table of rollouts. Filters and pages are in the address, so that it can be sent to somebody; the server finds.
 
-import { Button, NumberInput, Select, TextInput } from "@mantine/core";
+import { Button, NativeSelect, NumberInput, TextInput } from "@mantine/core";
 import { useDebouncedCallback } from "@mantine/hooks";
 import { useEffect, useState } from "react";
 import { useLocation, useSearchParams } from "wouter";
@@ -41,7 +41,7 @@ export default function RolloutsPage({ run }: { run: string | null }) {
         )
       ) : page.error ? <Failure error={page.error} /> : <Loading />}
       <div className="pager">
-        <span role="status">{count.data ? `${amount(count.data.count)} rollouts${isFiltered ? " match" : ""}` : "counting…"} <span className="muted">· <kbd>j</kbd> <kbd>k</kbd> move, <kbd>Enter</kbd> opens, <kbd>/</kbd> searches</span></span>
+        <span role="status">{count.data ? `${amount(count.data.count)} ${count.data.count === 1 ? "rollout" : "rollouts"}${isFiltered ? " found" : ""}` : "counting…"} <span className="muted">· <kbd>j</kbd> <kbd>k</kbd> move, <kbd>Enter</kbd> opens, <kbd>/</kbd> searches</span></span>
         <span className="row">
           {params.get("cursor") && <Button size="compact-sm" variant="default" onClick={() => set({ cursor: null }, false)}>First page</Button>}
           <Button size="compact-sm" variant="default" disabled={!page.data?.next} onClick={() => set({ cursor: page.data?.next ?? null }, false)}>Next page</Button>
@@ -63,7 +63,7 @@ function Filters({ filters, set, isFiltered, clear }: { filters: Record<string, 
     <NumberInput size="xs" w={width} label={label} hideControls step={step} value={filters[name] ?? ""} onChange={(value) => set({ [name]: value === "" ? null : String(value) })} />
   );
   const choice = (name: string, label: string, data: string[]) => (
-    <Select size="xs" w={116} label={label} placeholder="any" clearable data={data.map((value) => ({ value, label: value.replace("_", " ") }))} value={filters[name]} onChange={(value) => set({ [name]: value })} />
+    <NativeSelect size="xs" w={116} label={label} data={[{ value: "", label: "any" }, ...data.map((value) => ({ value, label: value.replace("_", " ") }))]} value={filters[name] ?? ""} onChange={(event) => set({ [name]: event.currentTarget.value || null })} />
   );
   return (
     <div className="filters" role="search">
