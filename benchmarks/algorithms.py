@@ -2,11 +2,12 @@
 
     python benchmarks/algorithms.py [--steps 30] [--seeds 5] [--only GRPO,RLOO] [--quick] [--json] [--plot FILE.png]
                                     [--tasks calculator,bidding] [--minutes 60]
-                                    [--results FILE.jsonl] [--docs docs/algorithms.md]
+                                    [--results FILE.jsonl] [--docs docs/algorithms.md] [--jobs 2]
 
 It takes hours; with `--results` every run is written down when it ends, and one that is there already is not run again,
 so it can be interrupted and resumed. Seed by seed: with `--minutes` no further run begins after so long, and tables are
-of what is there. `--docs` puts them into the page.
+of what is there. `--docs` puts them into the page. `--jobs` runs go on at the same time, each on a little more than one
+core.
 
 Each run is a fresh process that trains the shipped model on the recipe of `agl demo calc` with fewer and smaller steps
 (30 of 32 rollouts: long enough for a verdict on the reward, see scripts/record_runs.py), and validates on the same
@@ -25,7 +26,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +159,7 @@ class Results:
     def __init__(self, file: Path | None) -> None:
         self._file = file
         self._done: dict[str, list[dict[str, Any]]] = {}
+        self._writing = threading.Lock()
         if file is not None and file.is_file():
             for line in file.read_text().splitlines():
                 one = json.loads(line)
@@ -173,7 +177,7 @@ class Results:
             rows = [{k: _short(v) for k, v in row.items() if k in KEPT} for row in run(**asked)]
             self._done[key] = rows
             if self._file is not None:
-                with self._file.open("a") as opened:
+                with self._writing, self._file.open("a") as opened:
                     opened.write(json.dumps({"asked": asked, "rows": rows}) + "\n")
         return self._done[key]
 
@@ -263,6 +267,7 @@ def main() -> None:
     parser.add_argument("--only", help="algorithms, separated by commas")
     parser.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no run after so long")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--quick", action="store_true", help="three algorithms, three steps")
     parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
     parser.add_argument("--plot", type=Path, help="draw the learning curves into this file")
@@ -285,11 +290,19 @@ def main() -> None:
         for name, algorithm in table.items()
         if not wanted or name in wanted
     ]
-    for task, name, algorithm, seed in asked:
-        if results.has(algorithm, arguments.steps, seed, task=task) or time.monotonic() < until:
-            rows = results.run(algorithm, arguments.steps, seed, task=task)
-            curves.setdefault(name if task != "bidding" else f"{name}{ON_THE_GAME}", []).append(rows)
-            console.print(f"{task}, {name}, seed {seed}: {rows[0]['val_reward']:.3f} → {rows[-1]['val_reward']:.3f}")
+
+    def rows_of(one: tuple[str, str, str, int]) -> list[dict[str, Any]] | None:
+        task, name, algorithm, seed = one
+        if not results.has(algorithm, arguments.steps, seed, task=task) and time.monotonic() > until:
+            return None
+        rows = results.run(algorithm, arguments.steps, seed, task=task)
+        console.print(f"{task}, {name}, seed {seed}: {rows[0]['val_reward']:.3f} → {rows[-1]['val_reward']:.3f}")
+        return rows
+
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for (task, name, _, _), rows in zip(asked, pool.map(rows_of, asked), strict=True):
+            if rows is not None:
+                curves.setdefault(name if task != "bidding" else f"{name}{ON_THE_GAME}", []).append(rows)
     figures |= {name: summary(runs) for name, runs in curves.items()}
     if figures:
         console.print(_table(figures, arguments.steps))
