@@ -18,12 +18,8 @@ from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
-from agentlightning.types import LLM, Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
+from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
 
-UNRECORDED = (
-    "The agent asks {endpoint} itself, so what it says there is not recorded. To read it with `agl show`, name the "
-    "provider instead: Trainer(models={{'{name}': agl.Provider(base_url=…, api_key=…, model=…)}})."
-)
 SHOWN_FAILURES = 3
 
 
@@ -103,9 +99,6 @@ class Baseline(GivenByName, Algorithm):
         """Say what came of it, and why the first failures failed."""
         reporter = self.context.reporter
         reporter.note(summary(self.episodes, counts=self.policy is not None))
-        for name, resource in self.context.initial_resources.items():
-            if isinstance(resource, LLM):
-                reporter.note(UNRECORDED.format(name=name, endpoint=resource.endpoint))
         failed: dict[tuple[str, str], list[Episode]] = {}
         for e in self.episodes:
             if not e.good:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
@@ -16,7 +16,7 @@ from agentlightning.metrics.console import Console
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
 from agentlightning.trainer.tasks import load_tasks
-from agentlightning.types import Dataset, Hook, Resource
+from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
 
 _PARTS: dict[str, tuple[type, str]] = {
     "algorithm": (Algorithm, "GRPO(model='calc')"),
@@ -75,6 +75,16 @@ def check_resources(resources: object) -> None:
         raise ConfigError(f"initial_resources is {resources!r}; give resources by name: {{'llm': agl.LLM(…)}}.")
     for resource in (resources or {}).values():
         check_parts(resource=resource)
+
+
+def has_endpoints(resources: NamedResources) -> bool:
+    """Whether there is an endpoint among them that the gateway is to stand in front of."""
+    return any(is_endpoint(resource) for resource in resources.values())
+
+
+def is_endpoint(resource: Resource) -> TypeGuard[LLM]:
+    """Whether it is an endpoint of the user's own, and not one of a gateway already."""
+    return isinstance(resource, LLM) and not isinstance(resource, ProxyLLM)
 
 
 def refuse_while_loading() -> None:

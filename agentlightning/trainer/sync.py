@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -49,6 +49,22 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
         yield heard
     finally:
         restore()
+
+
+async def run_beside(deciding: Coroutine[Any, Any, None], beside: Sequence[Coroutine[Any, Any, Any]]) -> None:
+    """Run `deciding` to its end. One of the others that fails ends it, too; those that go on after its end are cancelled."""
+    decided = asyncio.create_task(deciding)
+    tasks = [decided, *[asyncio.create_task(one) for one in beside]]
+    try:
+        pending = set(tasks)
+        while not decided.done():
+            finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in finished:
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def run_sync(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -58,6 +58,7 @@ from agentlightning.trainer.checks import (
     check_places,
     check_resources,
     check_whole_numbers,
+    has_endpoints,
     refuse_while_loading,
 )
 from agentlightning.trainer.elsewhere import be_a_runner
@@ -77,9 +78,9 @@ from agentlightning.trainer.provenance import provenance
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
-from agentlightning.trainer.sync import run_sync, stop_on_interrupt
+from agentlightning.trainer.sync import run_beside, run_sync, stop_on_interrupt
 from agentlightning.trainer.words import conclude, introduce
-from agentlightning.types import Dataset, Hook, NamedResources, RolloutConfig, Run
+from agentlightning.types import Dataset, Hook, NamedResources, Resource, RolloutConfig, Run
 from agentlightning.types.spending import Spent
 
 if TYPE_CHECKING:
@@ -124,7 +125,8 @@ class Trainer(GivenByName):
         tracer: Records what happens inside the agent.
         adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
         llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
-        initial_resources: Resources by name, beside the policy's endpoint `llm`.
+        initial_resources: Resources by name, beside the policy's endpoint `llm`. An `LLM` among them is asked through
+            the gateway, as one of `models` is.
         models: Other providers that agents may ask through the gateway, by alias: a judge, a user simulator, an
             opponent. Their calls are recorded and never trained. Each is a resource of its alias, too. With a `price`
             what they cost is recorded and shown; `limits` say how much may be asked of them.
@@ -157,7 +159,7 @@ class Trainer(GivenByName):
         tracer: Tracer | None = None,
         adapter: Any = None,
         llm_proxy: Any = None,
-        initial_resources: NamedResources | None = None,
+        initial_resources: Mapping[str, Resource] | None = None,
         models: Mapping[str, Provider] | None = None,
         dialects: Sequence[Dialect] = (),
         hooks: Sequence[Hook] | Hook | None = None,
@@ -188,7 +190,7 @@ class Trainer(GivenByName):
             raise ConfigError(
                 f"{type(self.algorithm).__name__} serves its own model: leave llm_proxy out, and give port= here."
             )
-        self.initial_resources = initial_resources or {}
+        self.initial_resources: NamedResources = dict(initial_resources or {})
         self.models = dict(models or {})
         self.dialects = tuple(dialects)
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
@@ -325,8 +327,7 @@ class Trainer(GivenByName):
                 self.strategy = self.strategy.at(await connect_to_ray(stack, self.algorithm, self.n_runners))
             address, dashboard = await self._open_door(stack, store, run)
             reporter = await self._start_reporting(stack, store, run, job, dashboard)
-            served = await self._serve_models(stack, store, reporter, earlier)
-            resources = {**(served.resources() if served else {}), **self.initial_resources}
+            served, resources = await self._serve_models(stack, store, reporter, earlier)
             gateway = served.gateway if served else None
             if self.llm_proxy is not None:
                 gateway = await self._start_llm_proxy(stack, store)
@@ -402,22 +403,30 @@ class Trainer(GivenByName):
 
     async def _serve_models(
         self, stack: AsyncExitStack, store: LightningStore, reporter: Reporter, spent: Mapping[str, Spent]
-    ) -> Served | None:
-        """The backend and the gateway in front of it and of other providers, if there is anything to serve."""
-        spec = self._spec()
-        if spec is None and not self.models:
-            return None
+    ) -> tuple[Served | None, NamedResources]:
+        """The backend and the gateway in front of it and of other providers, if there is anything to serve; and what
+        agents are given.
+        """
+        spec, given = self._spec(), self.initial_resources
+        if spec is None and not self.models and (self.llm_proxy is not None or not has_endpoints(given)):
+            return None, given
         from agentlightning.gateway.dialects import DIALECTS
+        from agentlightning.trainer.asked import SHADOWED, asked_through_gateway
         from agentlightning.trainer.serving import serve_models
+
+        asked = asked_through_gateway({} if self.llm_proxy is not None else given, self.models, spec)
+        for name in asked.left_out:
+            reporter.warn(SHADOWED.format(name=name))
 
         if spec is not None:
             reporter.status(f"loading {spec.model.model}")
         strategy = self.strategy
+        models = {**self.models, **asked.providers}
         served = await serve_models(
             stack,
             store,
             spec,
-            models=self.models,
+            models=models,
             spent=spent,
             dialects=(*DIALECTS, *self.dialects),
             host=strategy.gateway_host,
@@ -425,10 +434,10 @@ class Trainer(GivenByName):
             secret=strategy.secret,
             folder=self.run_dir,
         )
-        if self.models:
-            reporter.measure_too(lambda: as_metrics(served.gateway.spent, self.models))
+        if models:
+            reporter.measure_too(lambda: as_metrics(served.gateway.spent, models))
             stack.callback(self._settle, served.gateway, reporter)
-        return served
+        return served, asked.resources(given, served)
 
     def _settle(self, gateway: Gateway, reporter: Reporter) -> None:
         self._spent = gateway.spent
@@ -451,26 +460,14 @@ class Trainer(GivenByName):
         away: Away | None,
     ) -> None:
         """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
-        done = asyncio.Event()
         here = self.n_runners if self.strategy.runners == "inline" else 0
         runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
-        deciding = asyncio.create_task(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset))
-        beside = [asyncio.create_task(r.iter(done)) for r in runners]
-        if away is not None:
-            beside.append(asyncio.create_task(away.watch()))
-        if backend is not None:
-            beside.append(asyncio.create_task(backend.watch()))
+        beside = [runner.iter() for runner in runners]
+        beside += [] if away is None else [away.watch()]
+        beside += [] if backend is None else [backend.watch()]
         try:
-            pending = {deciding, *beside}
-            while not deciding.done():
-                finished, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    task.result()
+            await run_beside(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset), beside)
         finally:
-            done.set()
-            for task in (deciding, *beside):
-                task.cancel()
-            await asyncio.gather(deciding, *beside, return_exceptions=True)
             for runner in runners:
                 runner.teardown()
 

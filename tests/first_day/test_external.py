@@ -62,18 +62,21 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
-def test_a_model_among_the_resources_is_asked_directly_and_that_is_said(tmp_path: Path, endpoint: str) -> None:
+def test_a_model_among_the_resources_is_asked_through_the_gateway(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     done = script(
         tmp_path,
         f"""
 from agent import agent
 llm = agl.LLM(endpoint={endpoint!r}, model="theirs", api_key="a-key")
-agl.Trainer(initial_resources={{"llm": llm}}).dev(agent, ["What is 6 * 7?"])
+agl.Trainer(initial_resources={{"llm": llm}}, run_dir="run").dev(agent, ["What is 6 * 7?"])
 """,
     )
     assert done.returncode == 0, done.stderr
-    said(done, f"The agent asks {endpoint} itself", "Trainer(models={'llm': agl.Provider(base_url=…")
+    said(done, "1 rollouts, mean reward 1.000, 1 ok", "Asked of theirs: 1 call, 5 tokens")
+    ((request, headers),) = Provider.asked
+    assert (request["model"], headers["Authorization"]) == ("theirs", "Bearer a-key")
+    said(agl(tmp_path, "show", "run/dev"), "What is 6 * 7?", "Forty-two.")
 
 
 @pytest.mark.timeout(300)

@@ -8,10 +8,13 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.dialects.base import Dialect
 from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.gateway.dialects.completions import CompletionsDialect
+from agentlightning.gateway.dialects.embeddings import EmbeddingsDialect
 from agentlightning.gateway.dialects.messages import MessagesDialect
 from agentlightning.gateway.dialects.responses import ResponsesDialect
 
 DIALECTS: tuple[Dialect, ...] = (ChatDialect(), ResponsesDialect(), MessagesDialect(), CompletionsDialect())
+FORWARDED: tuple[Dialect, ...] = (EmbeddingsDialect(),)
+"""What only other providers answer; always there."""
 
 
 def by_path(dialects: Sequence[Dialect]) -> dict[str, Dialect]:
@@ -25,4 +28,4 @@ def by_path(dialects: Sequence[Dialect]) -> dict[str, Dialect]:
     return found
 
 
-__all__ = ["DIALECTS", "Dialect", "by_path"]
+__all__ = ["DIALECTS", "FORWARDED", "Dialect", "by_path"]

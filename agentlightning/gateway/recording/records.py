@@ -16,7 +16,7 @@ import msgspec
 from agentlightning.gateway.routing.overheard import Overheard
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
-from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, SAME_INPUT
+from agentlightning.types.names import CALL_ID, CHAT, EMBEDDINGS, PARENT_CALL_ID, SAME_INPUT
 
 REMEMBERS_FROM = "agentlightning.remembers_from"
 """On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
@@ -131,11 +131,12 @@ def forwarded_span(
     error: str | None,
 ) -> Span:
     """The span of a call that another provider answered: both bodies as they were, and what could be read in them."""
+    operation = EMBEDDINGS if call.dialect == EMBEDDINGS else CHAT
     attributes: Attributes = {
-        "gen_ai.operation.name": "chat",
+        "gen_ai.operation.name": operation,
         "gen_ai.provider.name": call.alias,
         "gen_ai.request.model": call.alias,
-        CALL_ID: call.call_id,
+        **({CALL_ID: call.call_id} if operation == CHAT else {}),  # what has one is read as a conversation
         "agentlightning.trained": False,
         "agentlightning.dialect": call.dialect,
         "agentlightning.request": call.request,
@@ -156,7 +157,7 @@ def forwarded_span(
         trace_id=place.trace_id,
         span_id=span_id_of(call.call_id),
         parent_id=place.parent_span_id,
-        name=f"chat {call.alias}",
+        name=f"{operation} {call.alias}",
         status=SpanStatus(status_code="OK") if error is None else SpanStatus(status_code="ERROR", description=error),
         attributes=attributes,
         start_time=call.start,

@@ -20,7 +20,7 @@ from agentlightning.gateway.routing.reservations import Reservations
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes
-from agentlightning.types.names import COST
+from agentlightning.types.names import CHAT, COST, EMBEDDINGS
 from agentlightning.types.spending import Spent
 
 ESTIMATED = "agentlightning.usage.estimated"
@@ -223,5 +223,7 @@ class Account:
         limits = self._limits
         if limits.calls is None and limits.tokens is None and limits.cost is None:
             return Spent()
-        spans = await self._store.query_spans(live.rollout_id, live.attempt_id, name=f"chat {self._alias}")
-        return sum((Spent.of_span(span) for span in spans if "agentlightning.trained" in span.attributes), Spent())
+        names = [f"{operation} {self._alias}" for operation in (CHAT, EMBEDDINGS)]
+        found = [await self._store.query_spans(live.rollout_id, live.attempt_id, name=name) for name in names]
+        ours = [span for spans in found for span in spans if "agentlightning.trained" in span.attributes]
+        return sum(map(Spent.of_span, ours), Spent())

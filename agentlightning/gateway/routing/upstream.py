@@ -53,6 +53,8 @@ class Provider(Settings, frozen=True, kw_only=True):
     of a rollout go to the same one, whose cache knows its prefix."""
     api_key: str | None = None
     """The provider's own; agents never see it."""
+    forward_client_key: bool = False
+    """Without an `api_key`: send the key that the agent's client has of its own."""
     model: str | None = None
     """The model's name at the provider; the alias itself if None."""
     max_concurrency: int = 64
@@ -107,11 +109,13 @@ class Upstream:
         live: LiveAttempt,
         place: Place,
         *,
+        key: str | None = None,
         large: bool = False,
     ) -> AsyncIterator[tuple[int, list[tuple[bytes, bytes]], AsyncIterator[bytes]]]:
         """The provider's answer to a request: status, headers, and the body in pieces. Raises `Refusal`.
 
-        A `large` request is written, and its record made, beside the event loop.
+        `key` is the client's own, which goes on if the provider is to have it. A `large` request is written, and its
+        record made, beside the event loop.
         """
         sent = {**self._provider.extra_body, **body, "model": self._provider.model or self._alias}
         if self.account.counts_tokens:
@@ -128,8 +132,10 @@ class Upstream:
         error: str | None = "cut off"
         answers = path not in dialect.counting_paths  # whose client goes away meanwhile may be charged nevertheless
         try:
-            url = self._replica(live.rollout_id)
-            async with self._places.one(live.key), await self._post(url + path, dialect, call.request) as response:
+            url = self._replica(live.rollout_id) + path
+            own = key if self._provider.forward_client_key else None
+            credentials = dialect.credentials(self._provider.api_key or own)
+            async with self._places.one(live.key), await self._post(url, credentials, call.request) as response:
                 answers = answers and response.status < 400
                 yield response.status, _headers(response), _pieces(response, kept)
                 error = None if response.status < 400 else f"the provider answered {response.status}"
@@ -165,8 +171,7 @@ class Upstream:
         """The one that scores highest for this rollout: a replica more or less moves no rollouts between the others."""
         return max(self._urls, key=lambda url: hashlib.blake2b(f"{url} {rollout_id}".encode()).digest())
 
-    async def _post(self, url: str, dialect: Dialect, body: str) -> aiohttp.ClientResponse:
-        credentials = dialect.credentials(self._provider.api_key)
+    async def _post(self, url: str, credentials: Mapping[str, str], body: str) -> aiohttp.ClientResponse:
         headers = {"content-type": "application/json", **credentials, **self._provider.headers}
         for number in range(1, _CONNECT_TRIES + 1):
             try:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.dialects import Dialect, by_path
+from agentlightning.gateway.dialects import FORWARDED, Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.large.requests import LargeRequests
@@ -41,7 +41,7 @@ from agentlightning.gateway.serving.http import (
     send_json,
 )
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
-from agentlightning.keys import CALLS, AttemptKey, redacted, verify_attempt_key, verify_url_key
+from agentlightning.keys import CALLS, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
 _PATH = re.compile(
@@ -84,7 +84,7 @@ class GatewayApp:
         self._reader = Reader(router, large.limits, large)
         self._waiting = Waiting(large.limits)
         self._instance = instance
-        self._dialects = by_path(dialects)
+        self._dialects = {**by_path(FORWARDED), **by_path(dialects)}
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
         self.turned_away: Counter[str] = Counter()
         """Requests that belong to no attempt, by why they were refused."""
@@ -139,7 +139,7 @@ class GatewayApp:
                     await while_connected(receive, live.running, self._recorder.room(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
-                handler = await self._handler(dialect, path, body, live, place, receive)
+                handler = await self._handler(dialect, path, body, live, place, receive, _own_key(headers))
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
@@ -200,9 +200,19 @@ class GatewayApp:
         await send_json(send, 200, answer)
 
     async def _handler(
-        self, dialect: Dialect, found: re.Match[str], body: bytes, live: LiveAttempt, place: Place, receive: Receive
+        self,
+        dialect: Dialect,
+        found: re.Match[str],
+        body: bytes,
+        live: LiveAttempt,
+        place: Place,
+        receive: Receive,
+        own_key: str | None,
     ) -> Handler:
-        """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
+        """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now.
+
+        `own_key` is for a provider of which the gateway knows no key.
+        """
         start = time.time()
         incoming = Incoming(dialect, found["rest"], body, live, place, knows_models=found["key"] is None)
         try:
@@ -214,7 +224,7 @@ class GatewayApp:
             if isinstance(target, Upstream):
                 assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
                 large = self._limits.is_large(body)
-                forwarding = target.forward(incoming.path, dialect, asked, live, place, large=large)
+                forwarding = target.forward(incoming.path, dialect, asked, live, place, key=own_key, large=large)
                 return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
             assert isinstance(asked, CallRequest), "what is answered here has been read"
         except Refusal as refusal:
@@ -366,6 +376,12 @@ def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None)
     if found is None:
         return Place(trace_id=trace_id_of(live.rollout_id, live.attempt_id), agent=name, judge=judge)
     return Place(trace_id=found[1], parent_span_id=found[2], agent=name, judge=judge)
+
+
+def _own_key(headers: Mapping[bytes, bytes]) -> str | None:
+    """The client's own API key, which is none of ours: the URL alone says whose call it is."""
+    key = _key(headers)
+    return key if key and not key.startswith(PREFIX) else None
 
 
 def _key(headers: Mapping[bytes, bytes]) -> str:

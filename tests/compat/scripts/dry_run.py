@@ -16,7 +16,7 @@ async def evaluate(answer: int, truth: int) -> float:
 class Agent(LitAgent):
     async def training_rollout_async(self, task, rollout_id, resources):
         llm: LLM = resources.get("main_llm")
-        assert llm.endpoint == "http://localhost:1/v1"
+        assert llm.model == "gpt"
         assert isinstance(rollout_id, str)
         return await evaluate(task["x"], 1)
 
