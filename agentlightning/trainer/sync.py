@@ -52,7 +52,7 @@ def stop_on_interrupt(stop: asyncio.Event, note: Callable[[str], None]) -> Itera
 
 
 async def run_beside(deciding: Coroutine[Any, Any, None], beside: Sequence[Coroutine[Any, Any, Any]]) -> None:
-    """Run `deciding` to its end. One of the others that fails ends it, too; those that go on after its end are cancelled."""
+    """Run `deciding` to its end. One of the others that fails ends it, too; all are cancelled then."""
     decided = asyncio.create_task(deciding)
     tasks = [decided, *[asyncio.create_task(one) for one in beside]]
     try:
