@@ -54,8 +54,10 @@ async function loadAhead(): Promise<void> {
   const path = window.location.pathname.replace(/^\/dashboard/, "");
   try {
     await PAGES.find(([pattern]) => pattern.test(path))?.[1]();
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-    for (const [, load] of PAGES) await load();
+    for (const [, load] of PAGES) {
+      await new Promise((resolve) => ("requestIdleCallback" in window ? requestIdleCallback(resolve) : setTimeout(resolve, 200)));
+      await load();
+    }
   } catch {
     // a failure is said where the page is shown
   }
