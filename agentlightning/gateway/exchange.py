@@ -27,6 +27,13 @@ class ToolChoice(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+class AnswerSchema(msgspec.Struct, frozen=True):
+    """A JSON schema that an answer must follow, and the field of the request that it stands in."""
+
+    value: Mapping[str, Any]
+    param: str
+
+
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, whatever its dialect."""
 
@@ -37,8 +44,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A raw prompt, as text or tokens, in place of messages."""
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice()
-    strict: frozenset[str] = frozenset()
-    """The names of tools whose arguments must follow their schema whenever they are called."""
+    strict: Mapping[str, str] = {}
+    """Tools whose arguments must follow their schema whenever they are called, and the field where each has it."""
     parallel_tool_calls: bool = True
     n: int = 1
     stream: bool = False
@@ -46,12 +53,14 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
-    schema: Mapping[str, Any] | None = None
-    """The JSON schema that an answer, as far as it is not a tool call, must follow."""
+    schema: AnswerSchema | None = None
+    """Of an answer, as far as it is not a tool call."""
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
     measured: bool = False
     """Whether its texts are known to fit the model's context."""
+    size: int | None = None
+    """Characters of its texts, where they were counted with the request."""
     digests: tuple[bytes, bytes] | None = None
     """Of its messages (`history.session.Keys`), where they were made with the request."""
     prefilled: bool = False

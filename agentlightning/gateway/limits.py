@@ -26,8 +26,6 @@ T = TypeVar("T")
 _SMALL_BYTES = 128 * 1024
 _FEW_ELEMENTS = 2048
 """Up to these a body is read on the event loop; it takes a few milliseconds."""
-_SCHEMA_BYTES = 16 * 1024
-"""The same for a body that may hold a schema, which is compiled."""
 _BLOCK = 2**16
 _background = ThreadPoolExecutor(2, thread_name_prefix="agl-gateway-large")
 """For what takes long and mostly without the interpreter: large requests wait for each other, and no other waits."""
@@ -51,6 +49,11 @@ class RequestLimits:
     """Requests of one attempt that are being answered at the same time."""
     waiting_bytes: int = 64 * 2**20
     """Bodies of one attempt, together, that are coming in or wait to be read."""
+    schema_bytes: int = 512 * 1024
+    """Of the JSON schemas that a response must follow, together: that of the answer, and those of tools whose arguments
+    are held to them."""
+    schema_seconds: float = 10.0
+    """How long making the grammar of such schemas may take, without the time that it waits for others."""
     large_seconds: float = 60.0
     """How long reading a large request may take, and how long tokenising it; without the time that it waits for others.
     """
@@ -85,8 +88,6 @@ class RequestLimits:
     def is_large(self, body: bytes) -> bool:
         """Whether reading this body would hold up others."""
         if len(body) > _SMALL_BYTES:
-            return True
-        if len(body) > _SCHEMA_BYTES and (b'"json_schema"' in body or b'"strict"' in body):
             return True
         # Commas and brackets inside of texts count here too, so this is the most there can be.
         most = body.count(b",") + body.count(b"[") + body.count(b"{")

@@ -112,15 +112,13 @@ class Rendering(Protocol):
 
     def starts_in_reasoning(self, prompt_ids: Int32Array) -> bool: ...
 
-    def call_grammar(
-        self, tools: Sequence[Tool], prompt_ids: Int32Array, *, required: bool, several: bool
-    ) -> str | None:
+    def call_grammar(self, tools: Sequence[Tool], *, in_reasoning: bool, required: bool, several: bool) -> str | None:
         """The grammar of a response whose calls have arguments by their tools' schemas; with `required` there is a
         call, of one or of `several` tools. None if it is not known how this format writes calls.
         """
         ...
 
-    def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
+    def grammar(self, schema: Mapping[str, Any], tools: Sequence[Tool] | None, *, in_reasoning: bool) -> str | None:
         """The grammar of a response whose answer follows a JSON schema, after reasoning and in place of tool calls
         if the model chooses so; None if it is not known where in this format an answer begins.
         """

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from agentlightning.errors import missing_extra
@@ -21,10 +20,12 @@ _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 """Keywords by which a schema says itself what other properties there may be."""
 
 
-def schema_problem(schema: Mapping[str, Any]) -> str | None:
+def schema_problem(schema: Any) -> str | None:
     """What in a schema cannot be enforced; None if all of it can."""
+    if not isinstance(schema, Mapping):
+        return "it is not an object."
     try:
-        return _problem(json.dumps(schema)) or None
+        return _matcher().validate_grammar(_lark(f"start: %json {_compiled(schema)}")) or None
     except RecursionError:
         return "it is nested too deep."
 
@@ -97,7 +98,7 @@ def _calls(tools: Sequence[Tool], form: CallForm) -> list[str]:
     for n, tool in enumerate(tools):
         function = tool["function"]
         parameters = function.get("parameters") or {}
-        if parameters.get("type") != "object" or _problem(json.dumps(parameters)):
+        if not isinstance(parameters, Mapping) or parameters.get("type") != "object" or schema_problem(parameters):
             parameters = {"type": "object"}
         arguments = f"%json {_compiled(parameters)}"
         if form.tags is not None:
@@ -199,7 +200,6 @@ def _escaped(text: str) -> str:
     return re.escape(text).replace("/", r"\/").replace("<", r"\x3c")
 
 
-@lru_cache(maxsize=256)
 def _wrong(regex: str) -> str:
     return _matcher().validate_grammar(_lark(f"start: TEXT\nTEXT: {regex}"))
 
@@ -230,12 +230,6 @@ def _closed(schema: Any) -> Any:
     if isinstance(found.get("properties"), dict) and not any(key in found for key in _OPEN):
         found["additionalProperties"] = False
     return found
-
-
-@lru_cache(maxsize=256)
-def _problem(schema: str) -> str:
-    matcher = _matcher()
-    return matcher.validate_grammar(_lark(f"start: %json {_compiled(json.loads(schema))}"))
 
 
 def _lark(text: str) -> str:

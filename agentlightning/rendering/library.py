@@ -159,23 +159,20 @@ class RenderersRendering:
             self._tokenizer, self._prompt_tail(prompt_ids), stop_ids=set(self.stop_token_ids)
         )
 
-    def call_grammar(
-        self, tools: Sequence[Tool], prompt_ids: Int32Array, *, required: bool, several: bool
-    ) -> str | None:
+    def call_grammar(self, tools: Sequence[Tool], *, in_reasoning: bool, required: bool, several: bool) -> str | None:
         if self._form is None:
             return None
         return call_grammar(
             tools,
             self._form,
             self.markers or NO_MARKERS,
-            in_reasoning=self.starts_in_reasoning(prompt_ids),
+            in_reasoning=in_reasoning,
             required=required,
             several=several,
         )
 
-    def grammar(self, schema: Mapping[str, Any], prompt_ids: Int32Array, tools: Sequence[Tool] | None) -> str | None:
+    def grammar(self, schema: Mapping[str, Any], tools: Sequence[Tool] | None, *, in_reasoning: bool) -> str | None:
         if self.markers is not None:
-            in_reasoning = self.starts_in_reasoning(prompt_ids)
             return answer_grammar(schema, self.markers, in_reasoning=in_reasoning, tools=tools, form=self._form)
         if self.bare and not tools:
             return answer_grammar(schema)

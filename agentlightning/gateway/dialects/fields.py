@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.gateway.dialects.base import Fields
-from agentlightning.gateway.exchange import Refusal, ToolChoice, unsupported
-from agentlightning.rendering.grammar import schema_problem
+from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice, unsupported
 from agentlightning.rendering.messages import Message, Tool
 
 T = TypeVar("T")
@@ -116,17 +115,14 @@ def function_tools(tools: Any) -> list[Tool] | None:
     return found
 
 
-def strict_tools(tools: Any, where: str = "parameters") -> frozenset[str]:
-    """The names of the tools with `strict: true`. Raises `Refusal` for a schema, found under `where`, that cannot be
-    enforced.
-    """
-    found = set()
-    for index, tool in enumerate(tools or ()):
-        function = tool.get("function", tool)
-        if function.get("strict") is True:
-            check_schema(function.get(where) or {"type": "object"}, f"tools[{index}].{where}")
-            found.add(function["name"])
-    return frozenset(found)
+def strict_tools(tools: Any, where: str = "parameters") -> dict[str, str]:
+    """The tools with `strict: true` by name, with the field that holds the schema of each, which is under `where`."""
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    return {
+        function["name"]: f"tools[{index}].{where}"
+        for index, function in enumerate(functions)
+        if function.get("strict") is True
+    }
 
 
 def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
@@ -149,14 +145,7 @@ def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
     return found
 
 
-def check_schema(schema: Mapping[str, Any], where: str) -> None:
-    """Refuse a schema that cannot be enforced, naming what in it."""
-    problem = schema_problem(schema)
-    if problem:
-        raise Refusal(f"'{where}' cannot be enforced: {problem}", code="unsupported_value", param=where)
-
-
-def json_schema_of(wanted: Any, where: str) -> dict[str, Any] | None:
+def json_schema_of(wanted: Any, where: str) -> AnswerSchema | None:
     """The schema of a text format: none for text, any object in JSON mode, the given one for `json_schema`.
 
     OpenAI's two APIs put the schema at different depths; `strict` makes no difference, an answer always follows it.
@@ -168,14 +157,13 @@ def json_schema_of(wanted: Any, where: str) -> dict[str, Any] | None:
         case "text":
             return None
         case "json_object":
-            return {"type": "object"}
+            return AnswerSchema({"type": "object"}, where)
         case "json_schema":
             inner = wanted.get("json_schema", wanted)
             schema = inner.get("schema") if isinstance(inner, dict) else None
             if not isinstance(schema, dict):
                 raise Refusal(f"'{where}' has no schema.", code="invalid_value", param=where)
-            check_schema(schema, where)
-            return schema
+            return AnswerSchema(schema, where)
         case _:
             raise Refusal(
                 f"'{where}.type' must be text, json_object or json_schema, not {kind!r}.",

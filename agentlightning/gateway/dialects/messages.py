@@ -20,7 +20,16 @@ from agentlightning.gateway.dialects.fields import (
     text_of,
     typed,
 )
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolChoice, unsupported
+from agentlightning.gateway.exchange import (
+    Answer,
+    AnswerSchema,
+    CallRequest,
+    Choice,
+    Delta,
+    Refusal,
+    ToolChoice,
+    unsupported,
+)
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
@@ -331,7 +340,7 @@ def _tool(tool: Any, where: str) -> Tool:
     return {"type": "function", "function": {**function, "parameters": tool.get("input_schema", {})}}
 
 
-def _schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+def _schema(body: Mapping[str, Any]) -> AnswerSchema | None:
     """The schema of the answer, where Anthropic's API has it now and where its beta had it."""
     config = typed(body, "output_config", dict, {})
     check_fields(config, Fields(read=("format",), harmless=("effort",)))

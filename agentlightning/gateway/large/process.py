@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Hashable, Sequence
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, NamedTuple
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.large.wire import (
@@ -22,6 +22,7 @@ from agentlightning.gateway.large.wire import (
     Answer,
     Broken,
     Load,
+    MakeGrammar,
     Question,
     Read,
     Stop,
@@ -29,6 +30,7 @@ from agentlightning.gateway.large.wire import (
     answer_of,
     head_of,
 )
+from agentlightning.gateway.limits import RequestLimits
 from agentlightning.gateway.places import Places
 from agentlightning.importing import import_environment
 from agentlightning.rendering.base import Source
@@ -37,18 +39,25 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 2.0
 """How long it may go on with what nobody waits for."""
-_LOAD_SECONDS = 120.0
-"""How long it may take to start, and to load a model's tokenizer."""
 _LAST_WORDS = 2000
 _WRITTEN_AT_ONCE = 2**18
+
+
+class _Limit(NamedTuple):
+    """How long the answer to one question may take, and the setting that says so."""
+
+    seconds: float
+    name: str
+
+
+_LOADING = _Limit(120.0, "to load a model's tokenizer")
 
 
 class LargeProcess:
     """Asked by `ask`, from one event loop; `close` ends it."""
 
-    def __init__(self, seconds: float) -> None:
-        """`seconds`: how long the answer to one question may take."""
-        self._seconds = seconds
+    def __init__(self, limits: RequestLimits) -> None:
+        self._limits = limits
         self._places = Places(1)
         self._running: asyncio.Task[_Running] | None = None
         self._asking: set[asyncio.Task[Answer]] = set()
@@ -65,22 +74,22 @@ class LargeProcess:
         async with self._places.one(owner):
             running = await self._started()
             for source in _sources(question) - running.loaded:
-                loaded = await self._ask(running, Load(source), (), _LOAD_SECONDS)
+                loaded = await self._ask(running, Load(source), (), _LOADING)
                 if isinstance(loaded, Unloadable):
                     return loaded
                 running.loaded.add(source)
-            return await self._ask(running, question, body, self._seconds)
+            return await self._ask(running, question, body, _limit_of(question, self._limits))
 
-    async def _ask(self, running: _Running, question: Question, body: Sequence[bytes], seconds: float) -> Answer:
+    async def _ask(self, running: _Running, question: Question, body: Sequence[bytes], limit: _Limit) -> Answer:
         asking = asyncio.create_task(running.ask(question, body))
         self._asking.add(asking)
         asking.add_done_callback(self._done)
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit.seconds):
                 return await asyncio.shield(asking)
         except TimeoutError:
             await self._end(running)
-            raise _slow(seconds) from None
+            raise _slow(limit) from None
         except asyncio.CancelledError:
             await self._stop(running, asking)
             raise
@@ -237,9 +246,15 @@ def _sources(question: Question) -> set[Source]:
     return {question.source}
 
 
-def _slow(seconds: float) -> Refusal:
+def _limit_of(question: Question, limits: RequestLimits) -> _Limit:
+    if isinstance(question, MakeGrammar):
+        return _Limit(limits.schema_seconds, "schema_seconds")
+    return _Limit(limits.large_seconds, "large_seconds")
+
+
+def _slow(limit: _Limit) -> Refusal:
     return Refusal(
-        f"The gateway was busy with this request for more than {seconds:g} s (large_seconds).",
+        f"The gateway was busy with this request for more than {limit.seconds:g} s ({limit.name}).",
         status=413,
         code="request_takes_too_long",
     )

@@ -24,12 +24,15 @@ from agentlightning.gateway.large.wire import (
     Bridge,
     Encode,
     Exceeds,
+    Grammar,
     Ids,
     Impossible,
+    MakeGrammar,
     Measure,
     Prompt,
     Question,
     Read,
+    Refused,
     Render,
     Said,
     Taken,
@@ -39,6 +42,7 @@ from agentlightning.gateway.large.wire import (
 )
 from agentlightning.gateway.limits import RequestLimits, in_background
 from agentlightning.gateway.prompts import KINDS, Injected
+from agentlightning.gateway.sampling.constraint import Constraint, grammar_of
 from agentlightning.rendering import RenderersRendering, Rendering
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, Tool
@@ -52,7 +56,7 @@ class LargeRequests:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
-        self.process = LargeProcess(limits.large_seconds)
+        self.process = LargeProcess(limits)
         self._unloadable: set[Source] = set()
 
     async def close(self) -> None:
@@ -126,6 +130,20 @@ class LargeRequests:
             return await in_background(rendering.exceeds, texts, tokens, gone.is_set)
         finally:
             gone.set()  # nobody waits any more
+
+    async def grammar(
+        self, owner: Hashable, rendering: Rendering, constraint: Constraint, in_reasoning: bool
+    ) -> str | None:
+        """`grammar_of` the constraint."""
+        source = self._source(rendering)
+        if source is not None:
+            asked = MakeGrammar(source, constraint, in_reasoning)
+            found = await self._ask(owner, source, asked)
+            if isinstance(found, Refused):
+                raise found.refusal()
+            if isinstance(found, Grammar):
+                return found.text
+        return await in_background(grammar_of, constraint, rendering, in_reasoning)
 
     async def _ask(self, owner: Hashable, source: Source, question: Question) -> Answer:
         """Raises `ModelError` as the rendering would."""

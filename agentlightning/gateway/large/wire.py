@@ -13,6 +13,7 @@ import msgspec
 
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.limits import RequestLimits
+from agentlightning.gateway.sampling.constraint import Constraint
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, Tool
 
@@ -88,11 +89,17 @@ class Exceeds(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
+class MakeGrammar(msgspec.Struct, frozen=True, tag=True):
+    source: Source
+    constraint: Constraint
+    in_reasoning: bool
+
+
 class Stop(msgspec.Struct, frozen=True, tag=True):
     """Nobody waits for the answer to the last question any more. Gets no answer of its own."""
 
 
-Question = Load | Read | Render | Bridge | Encode | Exceeds
+Question = Load | Read | Render | Bridge | Encode | Exceeds | MakeGrammar
 
 
 # ---- what is answered ------------------------------------------------------------------------------------------------
@@ -157,6 +164,10 @@ class Said(msgspec.Struct, frozen=True, tag=True):
     yes: bool
 
 
+class Grammar(msgspec.Struct, frozen=True, tag=True):
+    text: str | None
+
+
 class Impossible(msgspec.Struct, frozen=True, tag=True):
     """The chat format cannot express these messages."""
 
@@ -175,7 +186,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Answer = Taken | Counted | Wanted | Unmeasured | Refused | Ids | Said | Impossible | Unloadable | Broken
+Answer = Taken | Counted | Wanted | Unmeasured | Refused | Ids | Said | Grammar | Impossible | Unloadable | Broken
 
 question_of = msgspec.msgpack.Decoder(Question | Stop)
 answer_of = msgspec.msgpack.Decoder(Answer)

@@ -20,9 +20,11 @@ from agentlightning.gateway.large.wire import (
     Counted,
     Encode,
     Exceeds,
+    Grammar,
     Ids,
     Impossible,
     Load,
+    MakeGrammar,
     Measure,
     Prompt,
     Question,
@@ -37,6 +39,7 @@ from agentlightning.gateway.large.wire import (
 )
 from agentlightning.gateway.limits import checked
 from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
+from agentlightning.gateway.sampling.constraint import constraint_of, encoded, grammar_of
 from agentlightning.gateway.sampling.size import COUNTED, LONG, fewest_tokens, least_of, size_of, texts_of, too_long
 from agentlightning.rendering import Rendering, load_rendering
 from agentlightning.rendering.base import Source
@@ -123,6 +126,8 @@ def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> An
             return Ids(int32_bytes(_rendering(question.source).encode(question.text)))
         case Exceeds():
             return Said(_rendering(question.source).exceeds(question.texts, question.tokens, stopped))
+        case MakeGrammar():
+            return _grammar(question)
 
 
 @cache
@@ -136,6 +141,13 @@ def _rendering(source: Source) -> Rendering:
 @cache
 def _least(source: Source) -> int:
     return least_of(_rendering(source))
+
+
+def _grammar(asked: MakeGrammar) -> Answer:
+    try:
+        return Grammar(grammar_of(asked.constraint, _rendering(asked.source), asked.in_reasoning))
+    except Refusal as refusal:
+        return Refused.by(refusal)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -155,6 +167,8 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
             return Unmeasured(model)
         request = _dialects[read.dialect].parse(given, _Answered(read.answered))
         read.limits.check_stops(request.asked.get("stop", ()))
+        if (constraint := constraint_of(request)) is not None:
+            encoded(constraint, read.limits.schema_bytes)
         if read.counting:
             return Counted(_count(request, measure, stopped))
         measured = measure.refuses and _check_length(request, measure, stopped)
@@ -202,7 +216,12 @@ def _taken(model: str, request: CallRequest, measured: bool) -> Taken:
     return Taken(
         model,
         request=msgspec.structs.replace(
-            request, messages=[], remember=None, measured=measured, digests=Keys.made(messages).digests
+            request,
+            messages=[],
+            remember=None,
+            measured=measured,
+            size=size_of(request),
+            digests=Keys.made(messages).digests,
         ),
         pieces=[msgspec.Raw(msgspec.msgpack.encode(piece)) for piece in pieces],
         remembered_from=None if remembered is None else len(messages) - len(remembered),

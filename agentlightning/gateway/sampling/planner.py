@@ -23,6 +23,7 @@ from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.models import AttemptLimits
+from agentlightning.gateway.sampling.grammars import Grammars
 from agentlightning.gateway.sampling.settings import Overrides, settle
 from agentlightning.gateway.sampling.size import (
     COUNTED,
@@ -36,7 +37,7 @@ from agentlightning.gateway.sampling.size import (
     texts_of,
     too_long,
 )
-from agentlightning.rendering import Rendering, Tool
+from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.types.arrays import Int32Array, np
 
@@ -80,6 +81,7 @@ class Planner:
         self._info = info
         self._rendering = rendering
         self._large = large
+        self._grammars = Grammars(rendering, large)
         self._policy = policy
         self._limits = limits
         self._overrides = overrides
@@ -117,7 +119,7 @@ class Planner:
             arrival=arrival,
             prompt=prompt,
             prompt_ids=prompt_ids,
-            grammar=self._grammar(request, prompt_ids),
+            grammar=await self._grammars.of(live.key, request, prompt_ids),
             used={**self._settle(arrival), **({"cut": cut} if cut else {})},
         )
 
@@ -165,7 +167,7 @@ class Planner:
         room = min(request.asked.get("max_tokens", most // 8), most // 4)
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
-            changed = msgspec.structs.replace(request, messages=messages, digests=None)
+            changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None)
             question = await self._look_up(session, changed)
             if await self._exceeds(_fresh(question), most, live):
                 continue
@@ -237,45 +239,6 @@ class Planner:
         made = await self._tokenised(session, question, live)
         return len(made.ids) + (0 if made.after is None else made.after.response.end)
 
-    def _grammar(self, request: CallRequest, prompt_ids: Int32Array) -> str | None:
-        """What the response must look like: a call, an answer by a schema, or calls of strict tools."""
-        if request.tool_choice.mode == "required":
-            return self._required_call(request, prompt_ids)
-        if request.schema is not None:
-            return self._answer_grammar(request, request.schema, prompt_ids)
-        if request.tools and request.strict and reads_tools(request):
-            tools = [tool if _name(tool) in request.strict else _loose(tool) for tool in request.tools]
-            several = request.parallel_tool_calls
-            return self._rendering.call_grammar(tools, prompt_ids, required=False, several=several)
-        return None
-
-    def _required_call(self, request: CallRequest, prompt_ids: Int32Array) -> str:
-        name = request.tool_choice.name
-        tools = [tool for tool in request.tools or () if name is None or _name(tool) == name]
-        several = request.parallel_tool_calls and name is None
-        grammar = self._rendering.call_grammar(tools, prompt_ids, required=True, several=several)
-        if grammar is None:
-            raise Refusal(
-                f"tool_choice 'required' and named tools are not supported with the renderer '{self._rendering.name}'. "
-                "Use tool_choice 'auto'.",
-                code="unsupported_value",
-                param="tool_choice",
-            )
-        return grammar
-
-    def _answer_grammar(self, request: CallRequest, schema: Mapping[str, Any], prompt_ids: Int32Array) -> str:
-        tools = request.tools if reads_tools(request) else None
-        grammar = self._rendering.grammar(schema, prompt_ids, tools)
-        if grammar is None:
-            together = " together with tools" if tools else ""
-            raise Refusal(
-                f"JSON answers{together} are not supported with the renderer '{self._rendering.name}'. Ask for JSON in "
-                "the prompt, or let the answer be a tool call.",
-                code="unsupported_value",
-                param="response_format",
-            )
-        return grammar
-
     def _check_room(self, live: LiveAttempt | None, prompt_tokens: int, most: int | None = None) -> None:
         if prompt_tokens < (self._info.max_context if most is None else most):
             return
@@ -345,16 +308,3 @@ def _fresh(question: Question) -> list[str]:
     if question.goes_on:
         return list(texts_in(question.messages[question.walk.turn_depth :], None))
     return list(texts_in(question.messages, question.tools))
-
-
-def _name(tool: Tool) -> str:
-    return tool["function"]["name"]
-
-
-def _loose(tool: Tool) -> Tool:
-    """The tool with arguments that may be anything."""
-    return {**tool, "function": {**tool["function"], "parameters": {"type": "object"}}}
-
-
-def reads_tools(request: CallRequest) -> bool:
-    return bool(request.tools) and request.tool_choice.mode != "none"

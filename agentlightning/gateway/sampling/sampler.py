@@ -25,7 +25,8 @@ from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
-from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner, reads_tools
+from agentlightning.gateway.sampling.constraint import reads_tools
+from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner
 from agentlightning.gateway.sampling.settings import Overrides, params_for
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,7 @@ def least_of(rendering: Rendering) -> int:
 
 def size_of(request: CallRequest) -> int:
     """Characters of a request's texts: no fewer than its tokens say."""
-    return length_of(texts_of(request))
+    return length_of(texts_of(request)) if request.size is None else request.size
 
 
 def texts_of(request: CallRequest) -> Iterator[str]:
@@ -78,21 +78,27 @@ def texts_in(messages: Sequence[Message], tools: Sequence[Tool] | None) -> Itera
 
 
 def strings_in(value: Any) -> Iterator[str]:
-    """All texts in a value of JSON, the names of fields among them."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            yield str(name)
-            yield from strings_in(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from strings_in(inner)
+    """All texts in a value of JSON, the names of fields among them; an empty one for whatever else is in it, so that
+    no step takes long.
+    """
+    left = [value]
+    while left:
+        value = left.pop()
+        yield value if isinstance(value, str) else ""
+        if isinstance(value, dict):
+            yield from value
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
 
 
 def is_short(messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
     """Whether these are tokenised at once. Reasoning counts here, though a prompt may leave it out."""
     if len(messages) > MANY:
         return False
-    reasoning = sum(len(message.get("reasoning_content") or "") for message in messages)
-    return reasoning + length_of(texts_in(messages, tools)) <= LONG
+    left = LONG - sum(len(message.get("reasoning_content") or "") for message in messages)
+    for count, text in enumerate(texts_in(messages, tools)):
+        left -= len(text)
+        if left < 0 or count > LONG:
+            return False
+    return left >= 0
