@@ -8,9 +8,10 @@ Shape letter: V vocabulary.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from agentlightning.engine.limits import check_grammar
+from agentlightning.engine.limits import check_grammar, check_waiting_grammars
 from agentlightning.errors import AgentLightningError, ConfigError, ModelError, missing_extra
 
 COMPILE_SECONDS = 10.0
@@ -35,13 +36,18 @@ _KEPT = 64
 class Compiling:
     """A grammar on its way. All requests with the same text share it."""
 
-    future: Future[Any]
-
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, grammar: str, vocab_size: int) -> None:
+        self.grammar = grammar
+        self.future: Future[Any] = Future()
         self._vocab_size = vocab_size
-        self._deadline = float("inf")
+        self._deadline: float | None = None
 
-    def begun(self) -> None:
+    @property
+    def waits(self) -> bool:
+        """Whether nobody has begun to compile it."""
+        return self._deadline is None
+
+    def begin(self) -> None:
         """It is being compiled now: the time that it waited for others is not its own."""
         self._deadline = time.monotonic() + COMPILE_SECONDS
 
@@ -51,21 +57,24 @@ class Compiling:
         Raises `ConfigError` for a grammar that makes no sense or takes too long, `ModelError` for a tokenizer that
         cannot be read.
         """
-        try:
-            found = self.future.result(timeout=wait)
-        except TimeoutError:
-            if time.monotonic() < self._deadline:
+        if wait and not self.future.done():
+            futures.wait([self.future], wait)
+        if not self.future.done():
+            if self._deadline is None or time.monotonic() < self._deadline:
                 return None
             raise ConfigError(
                 f"The grammar of a request was not compiled within {COMPILE_SECONDS:.0f} s. Simplify its JSON schema."
-            ) from None
+            )
+        found = self.future.result()
         if found.is_error():
             raise ConfigError(f"The grammar of a request cannot be used: {found.get_error()}")
         return Matcher(found.deep_copy(), self._vocab_size)
 
 
 class Grammars:
-    """Compiles grammars for one tokenizer in a thread, so that nobody's sampling waits for another's schema."""
+    """Compiles grammars for one tokenizer in a thread, so that nobody's sampling waits for another's schema, and owners
+    take turns, so that nobody's grammar waits for more than one of another's.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         self._tokenizer = tokenizer
@@ -73,28 +82,67 @@ class Grammars:
         self._eos_ids = eos_ids
         self._reader: Any = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._lock = threading.Lock()
+        self._waiting: OrderedDict[str, dict[str, Compiling]] = OrderedDict()
+        """Grammars of each owner by their text, the oldest first; whose turn is next stands first."""
         self._kept: OrderedDict[str, Compiling] = OrderedDict()
         self._wait_again = 0.0
 
-    def begin(self, grammar: str) -> Compiling:
-        """The grammar, compiled or on its way. Raises `ConfigError` for one that is larger than allowed."""
+    def begin(self, grammar: str, owner: str) -> Compiling:
+        """The grammar, compiled or on its way. Raises `ConfigError` for one that is larger than allowed, or one too
+        many of its owner's that wait.
+        """
         found = self._kept.get(grammar)
+        is_new = found is None
         if found is None:
             check_grammar(grammar)
-            found = Compiling(self._vocab_size)
-            found.future = self._thread.submit(self._compile, grammar, found.begun)
-            self._kept[grammar] = found
-            if time.monotonic() >= self._wait_again:
-                with suppress(AgentLightningError):  # told to whoever asks for a matcher
-                    found.matcher(_SOON)
-                self._wait_again = time.monotonic() + _NOT_SOONER
+            found = Compiling(grammar, self._vocab_size)
+        if found.waits:
+            self._queue(found, owner)
+        self._kept[grammar] = found
         self._kept.move_to_end(grammar)
         while len(self._kept) > _KEPT:
             self._kept.popitem(last=False)
+        if is_new and time.monotonic() >= self._wait_again:
+            with suppress(AgentLightningError):  # told to whoever asks for a matcher
+                found.matcher(_SOON)
+            self._wait_again = time.monotonic() + _NOT_SOONER
         return found
 
-    def _compile(self, grammar: str, begun: Callable[[], None]) -> Any:
-        begun()
+    def _queue(self, compiling: Compiling, owner: str) -> None:
+        """Line it up among its owner's; another's that waits too does not wait for that one's turn."""
+        with self._lock:
+            own = self._waiting.get(owner, {})
+            if compiling.grammar in own:
+                return
+            check_waiting_grammars(len(own) + 1)
+            own[compiling.grammar] = compiling
+            self._waiting[owner] = own
+        self._thread.submit(self._compile_next)
+
+    def _next(self) -> Compiling | None:
+        """What to compile now, whose time begins."""
+        with self._lock:
+            while self._waiting:
+                owner, own = self._waiting.popitem(last=False)
+                found = own.pop(next(iter(own)))
+                if own:
+                    self._waiting[owner] = own
+                if found.waits:
+                    found.begin()
+                    return found
+        return None
+
+    def _compile_next(self) -> None:
+        compiling = self._next()
+        if compiling is None:
+            return
+        try:
+            compiling.future.set_result(self._compile(compiling.grammar))
+        except BaseException as error:  # whatever it is: whoever waits for the grammar is told
+            compiling.future.set_exception(error)
+
+    def _compile(self, grammar: str) -> Any:
         try:
             from llguidance import LLMatcher
         except ImportError as error:

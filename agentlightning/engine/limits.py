@@ -25,6 +25,8 @@ MAX_GRAMMAR_LENGTH = 512 * 1024
 """Characters of a grammar, which holds the JSON schemas of a request."""
 MAX_PATTERNS = 100
 """Property patterns of a grammar. The time that they take to compile grows with their third power."""
+MAX_WAITING_GRAMMARS = 256
+"""Different grammars of one owner that wait to be compiled."""
 MIN_CONTEXT = 16
 MIN_PREFILL = 16
 
@@ -106,6 +108,12 @@ def check_grammar(grammar: str) -> None:
         few = patterns <= MAX_PATTERNS
         rules[f"the JSON schemas of a request may have {MAX_PATTERNS} patternProperties in all, not {patterns}"] = few
     _refuse(rules)
+
+
+def check_waiting_grammars(count: int) -> None:
+    """Refuse more grammars than one owner may have waiting."""
+    most = f"an attempt may have {MAX_WAITING_GRAMMARS} different JSON schemas waiting to be compiled; try again later"
+    _refuse({most: count <= MAX_WAITING_GRAMMARS})
 
 
 def _patterns(grammar: str) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 
+import msgspec
+
 from agentlightning.engine.events import Failed, Request
 from agentlightning.engine.grammar import Compiling, Grammars, Matcher
 from agentlightning.errors import AgentLightningError
@@ -53,7 +55,11 @@ class Queue:
         if request.params.grammar is None:
             self._append(request)
             return
-        self._compiling[request.request_id] = (request, self._grammars.begin(request.params.grammar))
+        compiling = self._grammars.begin(request.params.grammar, owner_of(request))
+        # Requests with the same grammar hold one text: of a hundred choices each comes with a copy.
+        params = msgspec.structs.replace(request.params, grammar=compiling.grammar)
+        request = msgspec.structs.replace(request, params=params)
+        self._compiling[request.request_id] = (request, compiling)
         self._look_at(request.request_id, 0.0)
 
     def look_at_grammars(self, wait: float = 0.0) -> list[Failed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from concurrent import futures
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Ended, Failed, Request
 from agentlightning.engine.grammar import Compiling
 from agentlightning.engine.kv_cache import probe
+from agentlightning.engine.limits import MAX_WAITING_GRAMMARS
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError
@@ -182,7 +184,7 @@ def test_new_grammars_hold_up_sampling_for_a_moment_only(policy: Policy, monkeyp
     grammars, hold = make_engine(policy)._queue._grammars, threading.Event()
     grammars._thread.submit(hold.wait)
     for number in range(50):
-        grammars.begin(f'start: "{number}"')
+        grammars.begin(f'start: "{number}"', "a")
     hold.set()
     assert sum(wait > 0 for wait in waits) <= 2, "many at once are waited for once, or twice on a slow machine"
 
@@ -197,3 +199,40 @@ def test_a_grammar_found_wanting_later_fails_its_request_alone(policy: Policy) -
     while engine.active:
         events += engine.step()
     assert {type(e): e.request_id for e in events} == {Failed: 1, Ended: 2}
+
+
+def test_a_grammar_waits_for_one_of_anothers_and_not_for_all(policy: Policy) -> None:
+    engine, hold = make_engine(policy), threading.Event()
+    grammars, order = engine._queue._grammars, list[str]()
+    grammars._thread.submit(hold.wait)
+    begun = {name: grammars.begin(f'start: "{name}"', "greedy") for name in map(str, range(100))}
+    begun["mine"] = grammars.begin('start: "mine"', "modest")
+    assert grammars.begin('start: "99"', "modest") is begun["99"], "it waits for a turn of each that asks for it"
+    for name, compiling in begun.items():
+        compiling.future.add_done_callback(lambda _, name=name: order.append(name))
+    hold.set()
+    futures.wait([compiling.future for compiling in begun.values()], 60)
+    assert order.index("mine") <= 1
+    assert order.index("99") <= 3
+    assert len(order) == 101, "each is compiled once"
+
+
+def test_a_call_with_a_new_schema_does_not_wait_for_anothers_thousand(policy: Policy) -> None:
+    engine, hold = make_engine(policy, max_concurrency=8), threading.Event()
+    engine._queue._grammars._thread.submit(hold.wait)
+    for number in range(MAX_WAITING_GRAMMARS):
+        grammar = schema_grammar({"enum": [f"{number}"]})
+        engine.submit(request(number, random_ids(5, 1), max_tokens=4, grammar=grammar, owner="greedy"))
+    with pytest.raises(ConfigError, match=f"{MAX_WAITING_GRAMMARS} different JSON schemas waiting"):
+        engine.submit(request(998, random_ids(5, 1), grammar=schema_grammar({"enum": ["more"]}), owner="greedy"))
+    again = schema_grammar({"enum": [f"{MAX_WAITING_GRAMMARS - 1}"]})
+    engine.submit(request(999, random_ids(5, 1), max_tokens=4, grammar=again, owner="greedy"))
+    engine.submit(request(1000, random_ids(5, 1), max_tokens=4, grammar=SLOW, owner="modest"))
+    texts = [waiting.params.grammar for waiting, _ in engine._queue._compiling.values()]
+    assert texts[-2] is texts[-3], "requests with the same grammar hold one text"
+    left: list[int] = []
+    *greedy, (_, modest) = engine._queue._compiling.values()
+    modest.future.add_done_callback(lambda _: left.append(sum(compiling.waits for _, compiling in greedy)))
+    hold.set()
+    assert 1000 in run(engine, [])
+    assert left[0] >= MAX_WAITING_GRAMMARS - 2

@@ -47,7 +47,7 @@ def test_logprobs_are_of_the_distribution_that_the_grammar_leaves(policy: Policy
     ids = torch.from_numpy(np.concatenate([asked.prompt_ids, chunk.ids]).astype(np.int64))[None]
     with torch.no_grad():
         logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(asked.prompt_ids) - 1 : -1].float()
-    matcher = Grammars(policy.tokenizer, logits.shape[-1], policy.eos_ids).begin(GRAMMAR).matcher(30.0)
+    matcher = Grammars(policy.tokenizer, logits.shape[-1], policy.eos_ids).begin(GRAMMAR, "a").matcher(30.0)
     assert matcher is not None
     for row, token, logprob in zip(logits, chunk.ids.tolist(), chunk.logprobs.tolist(), strict=True):
         mask = matcher.allowed()
