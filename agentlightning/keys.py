@@ -15,6 +15,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -44,14 +45,20 @@ CLOSE = "close"
 """May close the attempt at the gateway; for its runner, never given to an agent."""
 ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 
+SECRET = "The secret that attempts' keys are signed with"
 _LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
 _SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
 _SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|(?:\b|(?<=\\[nrt]))({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
 """In JSON text too, where a line ends with the letters of its escape."""
 
 
-def not_empty(key: str | None, what: str) -> str | None:
-    """The key. Raises ConfigError for an empty one, as a variable that is not set gives: it would keep nobody out."""
+_Key = TypeVar("_Key", str, bytes)
+
+
+def not_empty(key: _Key | None, what: str) -> _Key | None:
+    """The key or secret. Raises ConfigError for an empty one, as a variable that is not set gives: it would keep nobody
+    out, and everybody could sign with it.
+    """
     if key is not None and not key.strip():
         raise ConfigError(f"{what} is empty, and an empty key is not a key: is a variable not set? Give one, or none.")
     return key
@@ -64,6 +71,7 @@ def new_secret() -> bytes:
 
 def derived_secret(key: str) -> bytes:
     """The secret that everybody knows who knows a store's admin key, so that runners elsewhere need one key only."""
+    not_empty(key, "The store's key")
     return hmac.digest(key.encode(), b"agentlightning attempt keys", "sha256")
 
 
@@ -112,6 +120,7 @@ def redacted(text: str) -> str:
 
 
 def _signature(secret: bytes, payload: bytes) -> bytes:
+    not_empty(secret, SECRET)
     return hmac.digest(secret, payload, "sha256")[:_SIGNATURE_BYTES]
 
 

@@ -19,7 +19,16 @@ import aiohttp
 import msgspec
 
 from agentlightning.errors import StoreError, StoreUnavailableError
-from agentlightning.keys import CLOSE, derived_secret, new_secret, not_empty, redacted, sign_attempt_key, sign_url_key
+from agentlightning.keys import (
+    CLOSE,
+    SECRET,
+    derived_secret,
+    new_secret,
+    not_empty,
+    redacted,
+    sign_attempt_key,
+    sign_url_key,
+)
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
@@ -48,6 +57,7 @@ class Address:
 
     def __post_init__(self) -> None:
         not_empty(self.key, f"The key for the store at {self.url}")
+        not_empty(self.secret, SECRET)
 
     @property
     def signing_secret(self) -> bytes:
