@@ -9,7 +9,8 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,37 +19,98 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agentlightning.arguments import explained_class
-from agentlightning.errors import AgentLightningError
+from agentlightning.descriptors import file_descriptors, raise_file_limit
+from agentlightning.errors import AgentLightningError, ConfigError
 
 logger = logging.getLogger(__name__)
 
 GRACE_SECONDS = 3
-_RESERVE = 256
+_FILES = 256
 """File descriptors that connections leave to files, pipes and other servers, the store's before all."""
+_MOST_CONNECTIONS = 2**13
+_HEAD_BYTES = 2**16
+"""Of a request: its address and its headers."""
 _SAY_AGAIN_SECONDS = 60.0
+_TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 @explained_class
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """What clients may take of a server that they have not yet told who they are."""
+    """What clients may take of a server. Where all connections are taken, another one ends that which has waited for
+    its client longest, and is refused with 503 if there is none.
+    """
 
     header_seconds: float = 30.0
     """How long a client may take for the head of a request, from its first byte on, or from when it connects."""
+    body_seconds: float = 120.0
+    """How long it may take for the body."""
     most: int | None = None
-    """Connections at the same time; None for three quarters of the process's file descriptors, less a reserve. Another
-    one is refused with 503."""
+    """Connections at the same time; None for 8,192, or three quarters of the process's file descriptors less 256 if
+    those are fewer."""
+    reserve: int = 32
+    """How many of them, at most a quarter, are for requests with the admin key, those of runners, and `/health`."""
+    per_key: int | None = None
+    """Connections on which requests with the key of one attempt may be under way; None for half of those that are not
+    reserved. Another one is refused with 429."""
+
+    def __post_init__(self) -> None:
+        for name in ("header_seconds", "body_seconds", "most", "per_key"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be above 0, not {value}.")
+        if self.reserve < 0:
+            raise ConfigError(f"reserve must be 0 or more, not {self.reserve}.")
 
     @property
     def connections(self) -> int:
-        return self.most or max(64, (_file_descriptors() - _RESERVE) * 3 // 4)
+        return self.most or max(64, min(_MOST_CONNECTIONS, (file_descriptors() - _FILES) * 3 // 4))
+
+    @property
+    def unreserved(self) -> int:
+        """How many of them anybody may have."""
+        return self.connections - min(self.reserve, self.connections // 4)
+
+    @property
+    def of_one_key(self) -> int:
+        return self.per_key or max(1, self.unreserved // 2)
+
+
+class Busy:
+    """The requests with the key of each attempt that are under way, from their heads on to the ends of the answers."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.most = limits.of_one_key
+        self._count: Counter[Hashable] = Counter()
+
+    @contextlib.contextmanager
+    def one(self, owner: Hashable) -> Iterator[bool]:
+        """Count one more in this context; False if the owner has as many as it may."""
+        fits = self._count[owner] < self.most
+        self._count[owner] += 1
+        try:
+            yield fits
+        finally:
+            self._count[owner] -= 1
+            if not self._count[owner]:
+                del self._count[owner]
+
+    @property
+    def refusal(self) -> str:
+        return f"This key has requests open on {self.most} connections, as many as it may (per_key). Try again."
+
+
+def asks_for_health(scope: Mapping[str, Any]) -> bool:
+    """Whether a request only asks whether the server is well."""
+    return scope["path"].endswith("/health")
 
 
 class LoopServer:
     """Serves an ASGI application on `host:port`; port 0 takes a free one.
 
-    `what` it is stands in messages; they are raised as `error`. `limits` keep clients from taking all of it.
+    `what` it is stands in messages; they are raised as `error`. `limits` keep clients from taking all of it; requests
+    that are `trusted` may have the connections in reserve.
     """
 
     def __init__(
@@ -60,8 +122,11 @@ class LoopServer:
         what: str,
         error: type[AgentLightningError],
         limits: ConnectionLimits | None = None,
+        trusted: Callable[[Scope], bool] = asks_for_health,
     ):
         self._limits = limits or ConnectionLimits()
+        self._trusted = trusted
+        self._idle: OrderedDict[_Protocol, None] = OrderedDict()
         self._said_full = -_SAY_AGAIN_SECONDS
         self._app = app
         self._what = what
@@ -72,6 +137,7 @@ class LoopServer:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        raise_file_limit()
         listening = self._bind()
         self.port = listening.getsockname()[1]
         config = uvicorn.Config(
@@ -95,10 +161,20 @@ class LoopServer:
             raise self._error(f"The {self._what}'s server did not start on {self.host}:{self.port}; the log says why.")
 
     def _protocol(self, **named: Any) -> _Protocol:
-        return _Protocol(self._limits, self._say_full, **named)
+        return _Protocol(self._limits, self._idle, self._full, self._for_trusted, **named)
 
-    def _say_full(self) -> None:
-        """One line a minute, while connections are refused."""
+    async def _for_trusted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application, on a connection in reserve."""
+        if self._trusted(scope):
+            await self._until_stopped(scope, receive, send)
+            return
+        self._full()
+        headers = [(b"retry-after", b"1"), (b"content-length", b"0"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 503, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _full(self) -> None:
+        """Say, once a minute, that connections are refused."""
         now = time.monotonic()
         if now - self._said_full >= _SAY_AGAIN_SECONDS:
             self._said_full = now
@@ -156,65 +232,103 @@ class LoopServer:
 class _Protocol(HttpToolsProtocol):
     """HTTP/1.1 whose requests are never logged, whatever other servers of the process ask for: keys stand in URLs.
 
-    A connection beyond the limit is refused, and one whose client does not finish the head of a request is closed.
+    A connection beyond the limit is refused, and one whose client does not finish a request is closed. `idle` are those
+    that wait for their clients, the longest first.
     """
 
-    def __init__(self, limits: ConnectionLimits, say_full: Callable[[], None], **named: Any) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        idle: OrderedDict[_Protocol, None],
+        full: Callable[[], None],
+        for_trusted: ASGIApp,
+        **named: Any,
+    ) -> None:
         super().__init__(**named)
         self.access_log = False
         self._limits = limits
-        self._say_full = say_full
+        self._idle = idle
+        self._full = full
+        self._for_trusted = for_trusted
         self._refused = False
-        self._waiting: asyncio.TimerHandle | None = None
+        self._head_bytes: int | None = 0
+        """Of the request whose head is coming in."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
+        if len(self.connections) >= self._limits.unreserved and self._idle:
+            self._idle.popitem(last=False)[0].end()
         if len(self.connections) >= self._limits.connections:
-            self._refused = True
-            self._say_full()
-            transport.write(_FULL)
-            transport.close()
+            self._full()
+            self._refuse(transport, _FULL)
             return
+        if len(self.connections) >= self._limits.unreserved:
+            self.app = self._for_trusted  # pyright: ignore[reportAttributeAccessIssue]
         super().connection_made(transport)
-        self._wait()
+        self._idle[self] = None
+        self._wait(self._limits.header_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._heard()
-        if not self._refused:
+        self._idle.pop(self, None)
+        if self.transport is not None:  # it was not refused at once
             super().connection_lost(exc)
 
+    def end(self) -> None:
+        """Close it for another one."""
+        self.connections.discard(self)
+        self.transport.abort()
+
     def data_received(self, data: bytes) -> None:
-        if not self._refused:
-            super().data_received(data)
+        if self._refused:
+            return
+        if self._head_bytes is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes is not None and self._head_bytes > _HEAD_BYTES:
+            self._refuse(self.transport, _TOO_LONG)
 
     def eof_received(self) -> None:
         if not self._refused:
             super().eof_received()
 
     def on_message_begin(self) -> None:
-        self._wait()
+        self._wait(self._limits.header_seconds)
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._heard()
+        self._head_bytes = None
+        self._wait(self._limits.body_seconds)
         super().on_headers_complete()
 
-    def _wait(self) -> None:
+    def on_message_complete(self) -> None:
+        self._head_bytes = 0
+        if self.cycle.response_complete:  # it was refused before its body was there
+            self._wait(self._limits.header_seconds)
+        else:
+            self._heard()
+            self._idle.pop(self, None)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        goes_on = bool(self.pipeline)
+        super().on_response_complete()
+        if not goes_on and not self.transport.is_closing():
+            self._idle.setdefault(self)
+
+    def _refuse(self, transport: Any, answer: bytes) -> None:
+        self._refused = True
+        transport.write(answer)
+        transport.close()
+
+    def _wait(self, seconds: float) -> None:
         self._heard()
-        self._waiting = self.loop.call_later(self._limits.header_seconds, self.transport.close)
+        self._timer = self.loop.call_later(seconds, self.transport.close)
 
     def _heard(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
-
-
-def _file_descriptors() -> int:
-    """How many the process may have open."""
-    try:
-        import resource
-    except ImportError:  # not on this system
-        return 1024
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class _Server(uvicorn.Server):

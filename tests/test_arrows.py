@@ -16,7 +16,19 @@ import agentlightning
 ROOT = Path(agentlightning.__file__).parent
 
 LAYERS: list[set[str]] = [
-    {"types", "arguments", "frames", "importing", "installation", "errors", "terminal", "keys", "files", "serving"},
+    {
+        "types",
+        "arguments",
+        "frames",
+        "importing",
+        "installation",
+        "errors",
+        "terminal",
+        "keys",
+        "files",
+        "descriptors",
+        "serving",
+    },
     {"store", "adapter", "learner", "metrics", "models", "rendering"},
     {"gateway", "tracer", "emitter", "engine", "backend", "litagent"},
     {"runner"},
@@ -38,6 +50,7 @@ SIBLINGS = {
     ("arguments", "errors"),
     ("types", "keys"),
     ("serving", "arguments"),
+    ("serving", "descriptors"),
     ("serving", "errors"),
     ("files", "errors"),
     ("terminal", "errors"),

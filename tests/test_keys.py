@@ -12,7 +12,9 @@ from agent_lightning import Client
 from agent_lightning.server import serve
 from agent_lightning.settings import Settings
 from agentlightning.errors import ConfigError
+from agentlightning.gateway import Gateway
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.keys import CALLS, derived_secret, sign_attempt_key, sign_url_key, verify_attempt_key
 from agentlightning.runner.remote import Address
 from agentlightning.store import InMemoryLightningStore, LightningStoreClient, LightningStoreServer
 from agentlightning.trainer.sync import run_sync
@@ -41,6 +43,24 @@ COMMANDS = {
 def test_an_empty_key_is_not_a_key(place: str, key: str) -> None:
     with pytest.raises(ConfigError, match="is not a key"):
         PLACES[place](key)
+
+
+SECRETS: dict[str, Callable[[bytes], Any]] = {
+    "gateway": lambda secret: Gateway(InMemoryLightningStore(), NONE, NONE, secret=secret),
+    "store": lambda secret: LightningStoreServer(InMemoryLightningStore(), port=0, admin_key="k", secret=secret),
+    "runner": lambda secret: Address("http://127.0.0.1:9", "k", secret),
+    "signing a key": lambda secret: sign_attempt_key(secret, "ro", "at"),
+    "signing a URL": lambda secret: sign_url_key(secret, "ro", "at", (CALLS,)),
+    "checking a key": lambda secret: verify_attempt_key(secret, sign_attempt_key(b"x", "ro", "at")),
+    "deriving it": lambda secret: derived_secret(secret.decode()),
+}
+
+
+@pytest.mark.parametrize("secret", [b"", b"\n"])
+@pytest.mark.parametrize("place", list(SECRETS))
+def test_an_empty_secret_is_none(place: str, secret: bytes) -> None:
+    with pytest.raises(ConfigError, match="is not a key"):
+        SECRETS[place](secret)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

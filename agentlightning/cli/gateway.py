@@ -72,7 +72,8 @@ async def _serve(
             policy = PolicySpec(ModelSpec(model=stack.enter_context(served_model(model))))
         with console.status(f"loading {model}") if model else nullcontext():
             gateway = (await serve_models(stack, store, policy, models=models, secret=secret)).gateway
-        front = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="gateway", error=GatewayError)
+        app = AnonymousAccess(gateway, store, api_key)
+        front = LoopServer(app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts)
         await front.start()
         stack.push_async_callback(front.stop)
         console.print(

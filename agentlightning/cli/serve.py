@@ -64,7 +64,8 @@ async def _serve(spec: PolicySpec, host: str, port: int, api_key: str | None) ->
             served = await serve_models(stack, store, spec)
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
-        server = LoopServer(AnonymousAccess(gateway, store, api_key), host, port, what="model", error=GatewayError)
+        app = AnonymousAccess(gateway, store, api_key)
+        server = LoopServer(app, host, port, what="model", error=GatewayError, trusted=gateway.trusts)
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"

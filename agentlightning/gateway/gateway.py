@@ -34,9 +34,9 @@ from agentlightning.gateway.serving.answering import Target
 from agentlightning.gateway.serving.app import GatewayApp
 from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
-from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key, sign_url_key
+from agentlightning.keys import ALL_SCOPES, SECRET, new_secret, not_empty, sign_attempt_key, sign_url_key
 from agentlightning.rendering import Rendering
-from agentlightning.serving import ConnectionLimits, LoopServer
+from agentlightning.serving import Busy, ConnectionLimits, LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptStatus, Outcome, ProxyLLM
 from agentlightning.types.ids import random_hex
@@ -132,7 +132,7 @@ class Gateway:
         self._rendering = rendering
         self._policy = policy
         self._host = host
-        self._secret = new_secret() if secret is None else secret
+        self._secret = not_empty(secret, SECRET) or new_secret()
         self._overrides = Overrides(
             train=check_overrides("train_sampling", train_sampling), other=check_overrides("val_sampling", val_sampling)
         )
@@ -151,6 +151,7 @@ class Gateway:
         self._upstreams: dict[str, Upstream] = {}
         self._spent = dict(spent or {})
         self._large = LargeRequests(request_limits or RequestLimits())
+        connections = connection_limits or ConnectionLimits()
         api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
         self._app = GatewayApp(
             self._attempts,
@@ -159,13 +160,20 @@ class Gateway:
             api,
             self._large,
             self._secret,
+            busy=Busy(connections),
             dialects=dialects,
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
             instance=lambda: self._instance,
         )
         self._server = LoopServer(
-            self._app, self._host, port, what="gateway", error=GatewayError, limits=connection_limits
+            self._app,
+            self._host,
+            port,
+            what="gateway",
+            error=GatewayError,
+            limits=connections,
+            trusted=self._app.trusts,
         )
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -216,6 +224,10 @@ class Gateway:
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The gateway as an ASGI application, for another server in front of it."""
         await self._app(scope, receive, send)
+
+    def trusts(self, scope: Scope) -> bool:
+        """Whether a request is a runner's, or asks for health: those have connections in reserve."""
+        return self._app.trusts(scope)
 
     async def _continue(self, journal: Journal) -> None:
         """Take over from the gateway that used the journal: the attempts that it lost answers of are done again.

@@ -17,7 +17,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from agentlightning.arguments import explained_class
+from agentlightning.descriptors import file_descriptors
 from agentlightning.errors import ConfigError
 
 INSIDE = Path(__file__).with_name("relay.py")
@@ -34,6 +35,8 @@ ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "AGL_RE
 SOCKETS = "/run/agl"
 """Where the sandbox has the folder with the gateway's socket."""
 NOBODY = 65534
+_FILES_PER_CONNECTION = 8
+"""A connection takes two file descriptors here, so sandboxes have a quarter of them."""
 SYSTEM = ("/usr", "/etc", "/nix")
 ALIASES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 """Folders on old systems, links into /usr on new ones."""
@@ -105,7 +108,7 @@ async def bubblewrapped(
     host, port = _address(url)
     local = {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
     with tempfile.TemporaryDirectory(prefix="agl-gateway-") as sockets:  # a short path: sockets' names are limited
-        server = await asyncio.start_unix_server(_pump_to(host, port), f"{sockets}/gateway")
+        server = await asyncio.start_unix_server(Passage(host, port), f"{sockets}/gateway")
         _give_away(Path(sockets))
         try:
             wrapped = [
@@ -244,16 +247,31 @@ def _local(url: str) -> str:
     return urlsplit(url)._replace(netloc=f"127.0.0.1:{_address(url)[1]}").geturl()
 
 
-def _pump_to(host: str, port: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            to_reader, to_writer = await asyncio.open_connection(host, port)
-        except OSError:
+class Passage:
+    """Passes the connections of one sandbox on to its endpoint.
+
+    All sandboxes together have so many, and each at most as many as it leaves free: none takes all of them.
+    """
+
+    _all = 0
+
+    def __init__(self, host: str, port: int) -> None:
+        self._address = host, port
+        self._own = 0
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._own >= file_descriptors() // _FILES_PER_CONNECTION - Passage._all:
             writer.close()
             return
-        await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer), return_exceptions=True)
-
-    return serve
+        self._own, Passage._all = self._own + 1, Passage._all + 1
+        try:
+            to_reader, to_writer = await asyncio.open_connection(*self._address)
+            await asyncio.gather(_pump(reader, to_writer), _pump(to_reader, writer), return_exceptions=True)
+        except OSError:
+            pass
+        finally:
+            writer.close()
+            self._own, Passage._all = self._own - 1, Passage._all - 1
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,8 +15,11 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 CAPABILITY_VERSION_3 = 0x20080522
+MOST_CONNECTIONS = 1024
+"""At the same time; who comes then waits. Each takes two file descriptors and two threads."""
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -27,17 +30,28 @@ def pump(source: socket.socket, sink: socket.socket) -> None:
         sink.shutdown(socket.SHUT_WR)
 
 
-def serve(listening: socket.socket, path: str) -> None:
-    while True:
-        client, _ = listening.accept()
-        gateway = socket.socket(socket.AF_UNIX)
-        try:
+def connect(client: socket.socket, path: str, places: threading.Semaphore) -> None:
+    try:
+        with contextlib.suppress(OSError, RuntimeError), client, socket.socket(socket.AF_UNIX) as gateway:
             gateway.connect(path)
-        except OSError:
-            client.close()
-            continue
-        for pair in ((client, gateway), (gateway, client)):
-            threading.Thread(target=pump, args=pair, daemon=True).start()
+            back = threading.Thread(target=pump, args=(gateway, client), daemon=True)
+            back.start()
+            pump(client, gateway)
+            back.join()
+    finally:
+        places.release()
+
+
+def serve(listening: socket.socket, path: str) -> None:
+    places = threading.Semaphore(MOST_CONNECTIONS)
+    while True:
+        places.acquire()
+        try:
+            client, _ = listening.accept()
+            threading.Thread(target=connect, args=(client, path, places), daemon=True).start()
+        except (OSError, RuntimeError):  # no file descriptor or thread is left: some connection will end
+            places.release()
+            time.sleep(0.1)
 
 
 def become(user: int) -> None:

@@ -8,6 +8,7 @@ import io
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -15,10 +16,14 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from agentlightning.errors import ConfigError
 from agentlightning.keys import SPANS
+from agentlightning.serving import ConnectionLimits
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http import size
 
 SECRET = b"s" * 32
+SPANS_PATH = "/v1/agl/spans"
+JSON = {"Content-Type": "application/json"}
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GZIPPED = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
 
 
@@ -140,6 +145,73 @@ async def test_an_empty_key_is_not_a_key(tmp_path: Path, key: str) -> None:
     for host in ("0.0.0.0", "127.0.0.1"):
         with pytest.raises(ConfigError, match="empty"):
             LightningStoreServer(store, host, 0, admin_key=key)
-    with pytest.raises(ConfigError, match="secret is empty"):
+    with pytest.raises(ConfigError, match="is not a key"):
         LightningStoreServer(store, port=0, admin_key="k", secret=b"")
+    await store.close()
+
+
+async def drip(server: LightningStoreServer, headers: dict[str, str], sent: bytes) -> Connection:
+    """A request whose body has begun and does not go on."""
+    parts = urlsplit(server.endpoint)
+    reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    writer.write(f"POST {SPANS_PATH} HTTP/1.1\r\n{lines}content-length: 1000\r\n\r\n".encode() + sent)
+    await writer.drain()
+    return reader, writer
+
+
+async def test_a_body_of_an_agents_must_come_in_time(
+    server: LightningStoreServer, agent: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.store.http.access.BODY_SECONDS", 0.2)
+    reader, writer = await drip(server, dict(agent.headers), b"[")
+    assert b"408" in await reader.readuntil(b"\r\n")
+    writer.close()
+
+
+async def test_what_one_agent_sends_at_once_is_bounded(
+    server: LightningStoreServer, agent: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentlightning.store.http.access.MAX_HELD_BYTES", 150)
+    _, writer = await drip(server, dict(agent.headers), b"[" + b" " * 99)
+    await asyncio.sleep(0.2)
+    async with agent.post(SPANS_PATH, data=b"[" + b" " * 100 + b"]") as answer:
+        assert (answer.status, "together" in await answer.text()) == (429, True)
+    writer.close()
+    await writer.wait_closed()
+    async with agent.post(SPANS_PATH, data=b"[" + b" " * 100 + b"]", headers=JSON) as answer:
+        assert answer.status == 200, await answer.text()
+
+
+async def test_connections_are_left_to_others_and_to_the_admin(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    limits = ConnectionLimits(most=8, reserve=2, per_key=2)
+    server = LightningStoreServer(store, port=0, admin_key="admin", secret=SECRET, connection_limits=limits)
+    await server.start()
+    claim = await store.start_rollout("task")
+    key = server.key_for(claim.rollout_id, claim.attempt.attempt_id, (SPANS,))
+    agents, admins = {"Authorization": f"Bearer {key}"}, {"Authorization": "Bearer admin"}
+    dripping = [await drip(server, agents, b"[") for _ in range(2)]
+    await asyncio.sleep(0.2)
+    wait = {"rollout_ids": [claim.rollout_id], "timeout": 5}
+    async with (
+        aiohttp.ClientSession(server.endpoint, headers=agents) as agent,
+        aiohttp.ClientSession(server.endpoint, headers=admins) as admin,
+    ):
+        async with agent.post(SPANS_PATH, json=[]) as answer:
+            assert (answer.status, "per_key" in await answer.text()) == (429, True)
+        waiting = [asyncio.create_task(admin.post("/v1/agl/waits/rollouts", json=wait)) for _ in range(6)]
+        await asyncio.sleep(1.0)
+        async with aiohttp.ClientSession(server.endpoint) as anybody:
+            async with anybody.post(SPANS_PATH, json=[]) as answer:
+                assert answer.status == 503
+            async with anybody.get("/v1/agl/health") as answer:
+                assert answer.status == 200
+        async with admin.get("/v1/agl/statistics") as answer:
+            assert answer.status == 200
+        for answer in await asyncio.gather(*waiting):
+            assert answer.status == 200
+    for _, writer in dripping:
+        writer.close()
+    await server.stop()
     await store.close()

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -41,7 +41,8 @@ from agentlightning.gateway.serving.http import (
     send_json,
 )
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
-from agentlightning.keys import CALLS, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
+from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
+from agentlightning.serving import Busy, asks_for_health
 from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
 
 _PATH = re.compile(
@@ -68,6 +69,7 @@ class GatewayApp:
         large: LargeRequests,
         secret: bytes,
         *,
+        busy: Busy,
         dialects: Sequence[Dialect],
         keep_alive_seconds: float,
         read_seconds: float,
@@ -83,6 +85,7 @@ class GatewayApp:
         self._limits = large.limits
         self._reader = Reader(router, large.limits, large)
         self._waiting = Waiting(large.limits)
+        self._busy = busy
         self._instance = instance
         self._dialects = {**by_path(FORWARDED), **by_path(dialects)}
         self._counting = {path for dialect in dialects for path in dialect.counting_paths}
@@ -120,17 +123,45 @@ class GatewayApp:
             self._turn_away(refusal)
             await send_json(send, 404, openai_error(refusal))
 
+    def trusts(self, scope: Scope) -> bool:
+        """Whether a request is a runner's, or asks for health."""
+        if asks_for_health(scope):
+            return True
+        match = _PATH.fullmatch(scope["path"])
+        try:
+            return match is not None and CLOSE in self._attribute(match, dict(scope["headers"])).scopes
+        except Refusal:
+            return False
+
     def _models(self) -> dict[str, Any]:
         names = self._router.names()
         page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
         return {"object": "list", "data": [_model(name) for name in names], **page}
 
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        headers, unread = dict(scope["headers"]), True
+        with ExitStack() as counted:
+            handler = await self._begin(dialect, path, dict(scope["headers"]), counted, receive, send)
+            if handler is not None:
+                await handler.run(receive, send)
+
+    async def _begin(
+        self,
+        dialect: Dialect,
+        path: re.Match[str],
+        headers: Mapping[bytes, bytes],
+        counted: ExitStack,
+        receive: Receive,
+        send: Send,
+    ) -> Handler | None:
+        """What will answer a request, which is `counted` from now on; None if it has been refused, or given up."""
+        unread = True
         try:
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
+            if not counted.enter_context(self._busy.one((key.rollout_id, key.attempt_id))):
+                unread = False  # nobody waits for the rest of it
+                raise _too_busy(self._busy)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             async with self._received(receive, headers, key) as body:
@@ -139,9 +170,9 @@ class GatewayApp:
                     await while_connected(receive, live.running, self._recorder.room(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
-                handler = await self._handler(dialect, path, body, live, place, receive, _own_key(headers))
+                return await self._handler(dialect, path, body, live, place, receive, _own_key(headers))
         except DisconnectedError:
-            return
+            return None
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
             if refusal.status == 401:
@@ -149,8 +180,7 @@ class GatewayApp:
             if unread:
                 await self._drain(receive, headers, refusal)
             await send_body(send, refusal.status, dialect.refuse(refusal))
-            return
-        await handler.run(receive, send)
+            return None
 
     @asynccontextmanager
     async def _received(
@@ -187,8 +217,11 @@ class GatewayApp:
             key = self._attribute(path, headers)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
-            async with self._received(receive, headers, key) as body:
-                answer = await self._api.answer(path["rest"], key, body)
+            with self._busy.one((key.rollout_id, key.attempt_id)) as fits:
+                if not fits and CLOSE not in key.scopes:
+                    raise _too_busy(self._busy)
+                async with self._received(receive, headers, key) as body:
+                    answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
@@ -262,6 +295,10 @@ class GatewayApp:
 
     def _verified(self, key: str | None) -> AttemptKey | None:
         return verify_attempt_key(self._secret, key) if key else None
+
+
+def _too_busy(busy: Busy) -> Refusal:
+    return Refusal(busy.refusal, status=429, kind="rate_limit_error", code="too_many_connections")
 
 
 def _not_attributed() -> Refusal:

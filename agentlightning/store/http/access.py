@@ -8,15 +8,19 @@ from __future__ import annotations
 import asyncio
 import hmac
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentlightning.errors import StoreError
 from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
+from agentlightning.serving import Busy, asks_for_health
 from agentlightning.store.http import otlp, size, wire
 from agentlightning.store.http.api import problem
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
@@ -27,24 +31,37 @@ _SYSTEMS_OWN = (CALL_ID, PARENT_CALL_ID, TRIPLET_JSON)
 """Attributes by which the gateway and the runners say what is trained: never an agent's."""
 MAX_BODY_BYTES = 16 * 2**20
 """Of a request with an attempt's key."""
+MAX_HELD_BYTES = 64 * 2**20
+"""Of all requests with the same attempt's key that are coming in or being answered."""
+BODY_SECONDS = 60.0
+"""How long a client with such a key may take for a body."""
 _ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
 
 
 class AccessControl:
     """Refuses what the key of a request does not open."""
 
-    def __init__(self, app: ASGIApp, admin_key: str, secret: bytes | None):
+    def __init__(self, app: ASGIApp, admin_key: str, secret: bytes | None, busy: Busy):
         self._app = app
         self._admin_key = admin_key.encode()
         self._secret = secret
+        self._busy = busy
+        self._held: Counter[Hashable] = Counter()
+        """Bytes of each attempt's bodies that are here."""
+
+    def trusts(self, scope: Scope) -> bool:
+        """Whether a request comes with the admin key, or asks for health."""
+        return asks_for_health(scope) or self._is_admin(_key_of(scope))
+
+    def _is_admin(self, key: str) -> bool:
+        return hmac.compare_digest(key.encode(), self._admin_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        request = Request(scope, receive)
-        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if hmac.compare_digest(key.encode(), self._admin_key):
+        key = _key_of(scope)
+        if self._is_admin(key):
             await self._app(scope, receive, send)
             return
         attempt = verify_attempt_key(self._secret, key) if self._secret is not None else None
@@ -54,11 +71,47 @@ class AccessControl:
             )
             await refusal(scope, receive, send)
             return
-        body = await _body(request)
-        if body is None:
-            reason = f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches."
-            await problem(413, reason)(scope, receive, send)
-            return
+        owner = attempt.rollout_id, attempt.attempt_id
+        with self._busy.one(owner) as fits:
+            if not fits:
+                await problem(429, self._busy.refusal)(scope, receive, send)
+                return
+            try:
+                async with self._body(owner, Request(scope, receive)) as body:
+                    await self._answer(attempt, body, scope, receive, send)
+            except _Refused as refused:
+                await problem(refused.status, str(refused))(scope, receive, send)
+            except ClientDisconnect:
+                pass
+
+    @asynccontextmanager
+    async def _body(self, owner: Hashable, request: Request) -> AsyncIterator[bytes]:
+        """The body, which counts as held until this context ends. Raises `_Refused`."""
+        parts: list[bytes] = []
+        try:
+            try:
+                async with asyncio.timeout(BODY_SECONDS):
+                    async for part in request.stream():
+                        parts.append(part)
+                        self._held[owner] += len(part)
+                        self._check(owner, parts)
+            except TimeoutError:
+                raise _Refused(408, f"The body did not come within {BODY_SECONDS:g} seconds.") from None
+            yield b"".join(parts)
+        finally:
+            self._held[owner] -= sum(map(len, parts))
+            if not self._held[owner]:
+                del self._held[owner]
+
+    def _check(self, owner: Hashable, parts: Sequence[bytes]) -> None:
+        if self._held[owner] > MAX_BODY_BYTES and sum(map(len, parts)) > MAX_BODY_BYTES:
+            raise _Refused(413, f"The body has more than {MAX_BODY_BYTES >> 20} MiB; send smaller batches.")
+        if self._held[owner] > MAX_HELD_BYTES:
+            most = f"{MAX_HELD_BYTES >> 20} MiB"
+            raise _Refused(429, f"This attempt's requests have more than {most} together. Try again.")
+
+    async def _answer(self, attempt: AttemptKey, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
         try:
             # In a thread if it may take long, so that others do not wait for what one agent sends.
             small = len(body) <= otlp.SMALL_BYTES and "content-encoding" not in request.headers
@@ -76,15 +129,14 @@ class AccessControl:
         await self._app(scope, _replay(body, receive), send)
 
 
-async def _body(request: Request) -> bytes | None:
-    """The body, or None if it is too large to be read for somebody who is not trusted."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            return None
-    return b"".join(parts)
+class _Refused(Exception):
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def _key_of(scope: Scope) -> str:
+    return Headers(scope=scope).get("authorization", "").removeprefix("Bearer ").strip()
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

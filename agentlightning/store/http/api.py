@@ -46,9 +46,11 @@ STATUS_OF: dict[type[Exception], int] = {
 }
 TITLES = {
     404: "Not found",
+    408: "Too slow",
     409: "Conflict",
     413: "Too large",
     422: "Not acceptable as it is",
+    429: "Too many requests",
     503: "Not available",
     500: "Internal error",
 }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fastapi import Request, Response
 from pydantic import TypeAdapter, ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import ConfigError, StoreError
@@ -76,6 +77,8 @@ class HotPaths:
             if hot.write is None:
                 return Response(status_code=204)
             return Response(hot.write(result), media_type="application/json")
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
         except ValidationError as error:
             return await api.on_invalid(request, error)
         except (StoreError, ConfigError) as error:

@@ -13,8 +13,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, StoreError
-from agentlightning.keys import not_empty, sign_attempt_key
-from agentlightning.serving import LoopServer
+from agentlightning.keys import SECRET, not_empty, sign_attempt_key
+from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_health
 from agentlightning.store.http.access import AccessControl
 from agentlightning.store.http.api import create_app
 from agentlightning.store.http.hot import HotPaths
@@ -42,7 +42,8 @@ class LightningStoreServer:
 
     `admin_key` opens everything. With a `secret`, `key_for` makes keys that open one attempt only, to be given to
     agents that are not trusted. Addresses other than loopback need an `admin_key`. `pages` answers `/` and what is
-    under `/dashboard`, and decides itself who may see it.
+    under `/dashboard`, and decides itself who may see it. `connection_limits`: how long clients may take for their
+    requests, and how many may be connected.
     """
 
     @explained
@@ -55,10 +56,10 @@ class LightningStoreServer:
         admin_key: str | None = None,
         secret: bytes | None = None,
         pages: Pages | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ):
         not_empty(admin_key, "The store's admin key (agl store --key)")
-        if secret is not None and not secret:
-            raise ConfigError("The secret is empty: everybody could sign keys of attempts. Give 32 random bytes.")
+        not_empty(secret, SECRET)
         if admin_key is None and not _is_loopback(host):
             raise ConfigError(
                 f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "
@@ -70,12 +71,14 @@ class LightningStoreServer:
         self.admin_key = admin_key
         self._secret = secret
         app: ASGIApp = HotPaths(create_app(store), store)
+        limits, trusted = connection_limits or ConnectionLimits(), asks_for_health
         if admin_key is not None:
-            app = AccessControl(app, admin_key, secret)
+            app = control = AccessControl(app, admin_key, secret, Busy(limits))
+            trusted = control.trusts
         self._pages = pages
         if pages is not None:
             app = _beside(pages, app)
-        self._server = LoopServer(app, host, port, what="store", error=StoreError)
+        self._server = LoopServer(app, host, port, what="store", error=StoreError, limits=limits, trusted=trusted)
 
     @property
     def endpoint(self) -> str:
