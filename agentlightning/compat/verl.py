@@ -37,7 +37,7 @@ def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = N
     for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
         if given is not None:
             raise ConfigError(f"{name}= is not kept: there is no VERL trainer inside. Subclass GRPO instead.")
-    meaning = understand(flatten(_plain(config)))
+    meaning = understand(flatten(_plain(config)), _gpus)
     made = getattr(family, meaning.algorithm)(**meaning.settings)
     if meaning.ignored:
         lines = "\n".join(f"  {key}: {why}" for key, why in meaning.ignored.items())
@@ -52,6 +52,14 @@ def _plain(config: Any) -> Mapping[str, Any]:
     from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]
 
     return OmegaConf.to_container(config, resolve=True)  # pyright: ignore[reportReturnType]
+
+
+def _gpus() -> int:
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return 0
+    return torch.cuda.device_count()
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

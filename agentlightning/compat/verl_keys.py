@@ -30,6 +30,8 @@ _AGGREGATION = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-m
 _LOSSES = {"vanilla": "dual_clip", "gspo": "gspo"}
 """VERL's vanilla loss is bounded below where the advantage is negative, by clip_ratio_c."""
 _SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
+VERLS_GPUS_PER_NODE = 8
+NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 
 DEFAULTS: dict[str, Any] = {
@@ -107,6 +109,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trainer.test_freq": ("val_every", _often),
     "trainer.save_freq": ("save_every", _often),
     "trainer.critic_warmup": ("critic_warmup", int),
+    "trainer.device": ("device", lambda v: v if v in ("cpu", "cuda") else "auto"),
     "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", _same),
 }
 """Keys that are one setting here."""
@@ -125,6 +128,10 @@ TOGETHER = {
     "algorithm.norm_adv_by_std_in_grpo": "false: advantage='drgrpo'",
     "algorithm.use_kl_in_reward": "kl_in='reward', with algorithm.kl_ctrl.kl_coef",
     "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
+    NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
+    GPUS: "ranks, on machines that have so many GPUs",
+    ROLLOUT
+    + "tensor_model_parallel_size": "on several nodes: so many GPUs for each engine, which holds the whole model",
 }
 """Keys that are read with others."""
 
@@ -137,7 +144,6 @@ NO_MEANING: dict[str, str] = {
     ROLLOUT + "name": _ENGINE,
     ROLLOUT + "mode": _ENGINE,
     ROLLOUT + "gpu_memory_utilization": _ENGINE,
-    ROLLOUT + "tensor_model_parallel_size": _ENGINE,
     ROLLOUT + "data_parallel_size": _ENGINE,
     ROLLOUT + "multi_turn": "agents make as many turns as they like",
     ROLLOUT + "engine_kwargs": _ENGINE,
@@ -182,9 +188,6 @@ NO_MEANING: dict[str, str] = {
     "data.return_raw_chat": "a task goes to the agent as it is",
     "data.dataloader_num_workers": "tasks are a list",
     "trainer.val_before_train": "validation runs before the first step where there are validation tasks",
-    "trainer.n_gpus_per_node": _PLACES,
-    "trainer.nnodes": _PLACES,
-    "trainer.device": _PLACES,
     "trainer.use_legacy_worker_impl": _PLACES,
     "trainer.logger": _METRICS,
     "trainer.project_name": "a run's name is its folder: Trainer(run_dir=…)",
@@ -217,7 +220,6 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     MODEL + "override_config": (lambda v: not v, "change the model's config.json"),
     "reward_model.enable": (lambda v: not v, "let the agent ask the reward model, and return what it says"),
     "custom_reward_function.path": (lambda v: v is None, "let the agent return the reward"),
-    "trainer.nnodes": (lambda v: int(v) == 1, "take it out: this runs on one machine"),
     "data.train_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks)"),
     "data.val_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks, val_dataset=…)"),
     "algorithm.use_pf_ppo": (lambda v: not v, "take it out: there is nothing like it"),
@@ -246,8 +248,11 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def understand(flat: Mapping[str, Any]) -> Meaning:
-    """What the keys mean. Raises ConfigError that names each key that has to change, and how."""
+def understand(flat: Mapping[str, Any], gpus: Callable[[], int]) -> Meaning:
+    """What the keys mean on a machine with so many GPUs, which are counted only where it matters.
+
+    Raises ConfigError that names each key that has to change, and how.
+    """
     problems: list[str] = []
     ignored: dict[str, str] = {}
     settings: dict[str, Any] = {}
@@ -266,6 +271,7 @@ def understand(flat: Mapping[str, Any]) -> Meaning:
     problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
+    ignored |= _place(flat, settings, gpus)
     algorithm, own = ESTIMATORS[estimator]
     return Meaning(algorithm, {**own, **settings}, ignored)
 
@@ -313,6 +319,28 @@ def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
     elif in_reward:
         settings |= {"kl_coef": float(flat.get("algorithm.kl_ctrl.kl_coef", 0.001)), "kl_in": "reward"}
     return problems
+
+
+def _place(flat: Mapping[str, Any], settings: dict[str, Any], gpus: Callable[[], int]) -> dict[str, str]:
+    """Over which processes learner and engines are spread; returns the keys that change nothing, and why.
+
+    On several nodes every GPU has a rank of the learner and an engine, as in VERL; Ray lays them out.
+    """
+    nodes, per_node = int(flat.get(NODES) or 1), int(flat.get(GPUS) or 1)
+    split = int(flat.get(ROLLOUT + "tensor_model_parallel_size") or 1)
+    if nodes > 1:
+        ranks = nodes * int(flat.get(GPUS) or VERLS_GPUS_PER_NODE)
+        options: dict[str, Any] = {"address": "auto", "engines": max(1, ranks // split)}
+        if settings.get("device") != "cpu":
+            options |= {"gpus_per_rank": 0.5, "gpus_per_engine": 0.5}
+        settings |= {"backend": "ray", "ranks": ranks, "backend_options": options}
+        return {}
+    ignored = {ROLLOUT + "tensor_model_parallel_size": "the engine holds the whole model"} if split > 1 else {}
+    if per_node > 1 and (found := gpus()) < per_node:
+        return ignored | {GPUS: f"this machine has {found or 'no'} GPUs: the learner is one process"}
+    if per_node > 1:
+        settings["ranks"] = per_node
+    return ignored
 
 
 def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

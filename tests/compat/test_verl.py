@@ -17,7 +17,8 @@ import pytest
 from agentlightning.algorithm.verl import VERL
 
 import agentlightning as agl
-from agentlightning.compat.verl_keys import DUAL_CLIP_BOUND, MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten
+from agentlightning.backend.ray.options import parse_options
+from agentlightning.compat.verl_keys import DUAL_CLIP_BOUND, MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten, understand
 from agentlightning.learner import loss as learner_loss
 from agentlightning.metrics import read_metrics
 
@@ -143,7 +144,6 @@ def test_a_share_of_warm_up_is_of_all_steps() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        ("trainer.nnodes", 2, "one machine"),
         ("data.train_files", "train.parquet", "Trainer.fit"),
         ("reward_model.enable", True, "let the agent ask"),
         ("algorithm.adv_estimator", "remax", "it can be one of grpo"),
@@ -162,15 +162,47 @@ def test_a_key_that_would_be_missed_is_refused_by_name(path: str, value: Any, wo
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "split", "gpus", "backend", "ranks", "options"),
+    [
+        ({"nnodes": 1, "n_gpus_per_node": 1}, 1, 0, "embedded", 1, {}),
+        ({"nnodes": 1, "n_gpus_per_node": 8}, 2, 0, "embedded", 1, {}),
+        ({"nnodes": 1, "n_gpus_per_node": 4}, 1, 8, "embedded", 4, {}),
+        ({"nnodes": 1, "n_gpus_per_node": 8}, 1, 4, "embedded", 1, {}),
+        (
+            {"nnodes": 2, "n_gpus_per_node": 4},
+            2,
+            0,
+            "ray",
+            8,
+            {"address": "auto", "engines": 4, "gpus_per_rank": 0.5, "gpus_per_engine": 0.5},
+        ),
+        ({"nnodes": 3, "n_gpus_per_node": 1, "device": "cpu"}, 1, 0, "ray", 3, {"address": "auto", "engines": 3}),
+    ],
+)
+def test_nodes_and_gpus_say_where_it_computes(
+    trainer: dict[str, Any], split: int, gpus: int, backend: str, ranks: int, options: dict[str, Any]
+) -> None:
+    flat = flatten(CONFIG) | {f"trainer.{key}": value for key, value in trainer.items()}
+    flat["actor_rollout_ref.rollout.tensor_model_parallel_size"] = split
+    meaning = understand(flat, lambda: gpus)
+    made = agl.GRPO(**meaning.settings)
+    assert (made.backend, made.ranks, made.backend_options) == (backend, ranks, options)
+    unused = backend == "embedded" and trainer["n_gpus_per_node"] > ranks
+    assert ("trainer.n_gpus_per_node" in meaning.ignored) == unused
+    if backend == "ray":
+        parse_options(options)
+
+
 def test_all_problems_are_said_at_once() -> None:
-    config = changed("trainer.nnodes", 2)
+    config = changed("reward_model.enable", True)
     del config["actor_rollout_ref"]["model"]
     config["data"]["nonsense"] = {"a": 1}
     with pytest.raises(agl.ConfigError) as error:
         VERL(config)
     assert [line.split()[0] for line in str(error.value).splitlines()[1:]] == [
         "data.nonsense.a",
-        "trainer.nnodes",
+        "reward_model.enable",
         "actor_rollout_ref.model.path",
     ]
 
