@@ -131,7 +131,7 @@ TOGETHER = {
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
     ROLLOUT
-    + "tensor_model_parallel_size": "on several nodes: so many GPUs for each engine, which holds the whole model",
+    + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
 }
 """Keys that are read with others."""
 
