@@ -25,6 +25,8 @@ from agentlightning.errors import AgentLightningError, ConfigError, ModelError, 
 
 COMPILE_SECONDS = 10.0
 """A grammar that takes longer to compile is refused."""
+STEP_SECONDS = 0.5
+"""Computing, for one token of one response: a grammar with which it takes longer is not followed any further."""
 _SOON = 0.02
 """Whoever brings a new grammar waits so long for it: most are ready by then. Sampling waits, too."""
 _NOT_SOONER = 0.2
@@ -39,7 +41,9 @@ class Compiling:
     def __init__(self, grammar: str, vocab_size: int) -> None:
         self.grammar = grammar
         self.future: Future[Any] = Future()
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+        self.too_slow = False
+        """Whether a response could not be held to it in time."""
         self._deadline: float | None = None
 
     @property
@@ -68,7 +72,9 @@ class Compiling:
         found = self.future.result()
         if found.is_error():
             raise ConfigError(f"The grammar of a request cannot be used: {found.get_error()}")
-        return Matcher(found.deep_copy(), self._vocab_size)
+        if self.too_slow:
+            raise ConfigError("The grammar of a request is too complex to follow. Simplify its JSON schema.")
+        return Matcher(found.deep_copy(), self)
 
 
 class Grammars:
@@ -166,15 +172,19 @@ class Grammars:
 class Matcher:
     """Where one response stands in its grammar."""
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, grammar: Compiling) -> None:
         self._matcher = matcher
-        self._vocab_size = vocab_size
+        self._grammar = grammar
 
     def allowed(self) -> torch.Tensor | None:
         """Which tokens may come next, bool [V]; None if none may (the grammar became too complex to follow)."""
+        if self._grammar.too_slow:
+            return None
+        start = time.thread_time()
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
-        mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        if self._matcher.is_error() or not mask.any():
+        self._grammar.too_slow = time.thread_time() - start > STEP_SECONDS
+        mask = np.unpackbits(bits, count=self._grammar.vocab_size, bitorder="little").view(np.bool_)
+        if self._matcher.is_error() or self._grammar.too_slow or not mask.any():
             return None
         return torch.from_numpy(mask)
 

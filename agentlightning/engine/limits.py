@@ -6,7 +6,9 @@ import json
 import logging
 import math
 import re
+from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 from agentlightning.engine.base import SamplingParams
 from agentlightning.errors import ConfigError, ModelError
@@ -25,8 +27,16 @@ MAX_GRAMMAR_LENGTH = 512 * 1024
 """Characters of a grammar, which holds the JSON schemas of a request."""
 MAX_PATTERNS = 100
 """Property patterns of a grammar. The time that they take to compile grows with their third power."""
+MAX_PATTERN_LENGTH = 20_000
+"""Characters of all patterns of a grammar."""
+MAX_REPEATED = 10_000
+"""How often a part of a pattern may be repeated by repetitions inside of each other, as in `(a{100}){100}`. The first
+token of a text takes as long as there are repetitions, and sampling waits for it.
+"""
 MAX_WAITING_GRAMMARS = 256
 """Different grammars of one owner that wait to be compiled."""
+_TOKENS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\d+(?:,\d*)?\}|.", re.DOTALL)
+"""Of a regular expression: an escape, a class, a repetition, or a character."""
 MIN_CONTEXT = 16
 MIN_PREFILL = 16
 
@@ -98,16 +108,26 @@ def check_params(params: SamplingParams) -> None:
 def check_grammar(grammar: str) -> None:
     """Refuse a grammar that would take long to compile."""
     length = len(grammar)
-    rules = {
+    few = {
         f"the JSON schemas of a request may have {MAX_GRAMMAR_LENGTH:,} characters in all, not {length:,}": (
             length <= MAX_GRAMMAR_LENGTH
         )
     }
-    if length <= MAX_GRAMMAR_LENGTH:
-        patterns = _patterns(grammar)
-        few = patterns <= MAX_PATTERNS
-        rules[f"the JSON schemas of a request may have {MAX_PATTERNS} patternProperties in all, not {patterns}"] = few
-    _refuse(rules)
+    _refuse(few)
+    patterns, regexes = _patterns(grammar), list(_regexes(grammar))
+    written = sum(map(len, regexes))
+    few = {
+        f"the JSON schemas of a request may have {MAX_PATTERNS} patternProperties in all, not {patterns}": (
+            patterns <= MAX_PATTERNS
+        ),
+        f"the patterns of a request may have {MAX_PATTERN_LENGTH:,} characters in all, not {written:,}": (
+            written <= MAX_PATTERN_LENGTH
+        ),
+    }
+    _refuse(few)
+    often = max(map(repeated, regexes), default=1)
+    most = f"nested repetitions of a pattern may repeat a part {MAX_REPEATED:,} times in all, not {often:,}"
+    _refuse({most: often <= MAX_REPEATED})
 
 
 def check_waiting_grammars(count: int) -> None:
@@ -118,12 +138,40 @@ def check_waiting_grammars(count: int) -> None:
 
 def _patterns(grammar: str) -> int:
     """How many property patterns the JSON schemas in a grammar have."""
-    text = grammar.replace('\\"', '"')
-    count = 0
-    for found in re.finditer(r'"patternProperties"\s*:\s*(?={)', text):
+    return sum(map(len, _values_of("patternProperties", "{", grammar.replace('\\"', '"'))))
+
+
+def _values_of(keyword: str, opening: str, text: str) -> Iterator[Any]:
+    """What a keyword's values in JSON are that open so."""
+    for found in re.finditer(rf'"{keyword}"\s*:\s*(?={opening})', text):
         with suppress(ValueError, RecursionError):
-            count += len(json.JSONDecoder().raw_decode(text, found.end())[0])
-    return count
+            yield json.JSONDecoder().raw_decode(text, found.end())[0]
+
+
+def _regexes(grammar: str) -> Iterator[str]:
+    """The regular expressions in a grammar: of its schemas, and of its own terminals."""
+    yield from _values_of("pattern", '"', grammar)
+    for patterns in _values_of("patternProperties", "{", grammar):
+        yield from patterns
+    yield from re.findall(r"^[A-Z_0-9]+: *(/.*)$", grammar, re.MULTILINE)
+
+
+def repeated(pattern: str) -> int:
+    """How often counted repetitions inside of each other repeat a part of a pattern; 1 where none are."""
+    most, inside, last = 1, [1], 1  # by open group, and of what came last: how often its parts are repeated
+    for token in _TOKENS.findall(pattern):
+        if token == "(":
+            inside.append(1)
+        elif token == ")" and len(inside) > 1:
+            last = inside.pop()
+        elif token[0] == "{" and len(token) > 1:
+            count = max(map(int, re.findall(r"\d{1,9}", token)))
+            most = max(most, last * count if last > 1 else 1)
+            last *= count
+        elif token not in "*+?":
+            last = 1
+        inside[-1] = max(inside[-1], last)
+    return most
 
 
 def _refuse(rules: dict[str, bool]) -> None:

@@ -14,7 +14,7 @@ from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Ended, Failed, Request
 from agentlightning.engine.grammar import Compiling
 from agentlightning.engine.kv_cache import probe
-from agentlightning.engine.limits import MAX_WAITING_GRAMMARS
+from agentlightning.engine.limits import MAX_WAITING_GRAMMARS, repeated
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError
@@ -150,6 +150,10 @@ def test_a_grammar_is_compiled_once_and_beside_sampling(policy: Policy) -> None:
             {"grammar": schema_grammar({"patternProperties": {f"^x{i}": {} for i in range(2000)}})},
             "100 patternProperties in all, not 2000",
         ),
+        ({"grammar": schema_grammar({"type": "string", "pattern": "^(a{1000}){1000}$"})}, "10,000 times.*1,000,000"),
+        ({"grammar": schema_grammar({"patternProperties": {r"^((\d{99}x)?){200}": {}}})}, "10,000 times.*19,800"),
+        ({"grammar": schema_grammar({"pattern": "ab" * 20_000})}, "20,000 characters in all, not 40,000"),
+        ({"grammar": "start: T\nT: /(a{1000}){1000}/"}, "10,000 times.*1,000,000"),
     ],
 )
 def test_what_would_stall_everybody_is_refused_with_its_limit(policy: Policy, params: dict, limit: str) -> None:
@@ -236,3 +240,37 @@ def test_a_call_with_a_new_schema_does_not_wait_for_anothers_thousand(policy: Po
     hold.set()
     assert 1000 in run(engine, [])
     assert left[0] >= MAX_WAITING_GRAMMARS - 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("^[A-Z]{2}-[0-9]{1,20000}$", 1),
+        ("^([a-z]{1,63}\\.){1,8}[a-z]{2,63}$", 504),
+        (r"(\(a{9}\)[(]{9}){9}", 81),
+        ("((a{20}){20,}){20}", 8000),
+        ("(a{20}|b)*c{30}", 1),
+        ("((a|b{5}c)+){7}", 35),
+        ("){3}(((", 1),
+    ],
+)
+def test_repetitions_inside_of_each_other_are_counted(pattern: str, expected: int) -> None:
+    assert repeated(pattern) == expected
+
+
+def test_a_grammar_that_is_slow_to_follow_ends_its_requests_alone(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(policy, max_concurrency=4)
+    slow = [request(number, random_ids(5, 1), max_tokens=20, grammar=SLOW) for number in range(3)]
+    for asked in slow:
+        engine.submit(asked)
+    while engine.running < 3:
+        engine.step()
+    monkeypatch.setattr("agentlightning.engine.grammar.STEP_SECONDS", -1.0)
+    events = engine.step()
+    monkeypatch.undo()
+    assert [event.request_id for event in events if isinstance(event, Failed)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="too complex"):
+        engine.submit(request(9, random_ids(5, 1), grammar=SLOW))
+    assert len(run(engine, [request(10, random_ids(5, 1), max_tokens=3)])[10].ids) == 3
