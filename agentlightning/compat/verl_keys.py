@@ -130,8 +130,7 @@ TOGETHER = {
     "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
-    ROLLOUT
-    + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
+    ROLLOUT + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
 }
 """Keys that are read with others."""
 
