@@ -225,7 +225,7 @@ def _gradient(evidence: Evidence) -> Iterator[Finding]:
     if len(norms) < 2 * FEW:
         return
     usual, last = statistics.median(norms), max(norms[-FEW:])
-    if usual > 0 and last > 20 * usual:
+    if usual > 0 and last > 20 * usual and last > 5 * max(norms[:-FEW]):  # what is solved leaves a gradient of nothing
         yield warning(
             "gradient_spike",
             f"The gradient's norm jumped to {last:.2g}, {last / usual:.0f} times what is usual in this run.",
