@@ -64,6 +64,11 @@ def odd_schema(properties: int) -> dict[str, Any]:
     return {"type": "object", "patternProperties": patterns, "additionalProperties": False}
 
 
+def many_choices(count: int) -> dict[str, Any]:
+    """All of so many choices of two: too many objects to tell apart, which takes a while to find out."""
+    return {"allOf": [{"anyOf": [{"properties": {f"{x}{i}": {"type": "string"}}} for x in "ab"]} for i in range(count)]}
+
+
 def format_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
@@ -88,6 +93,7 @@ ATTACKS: dict[str, Attack] = {
             tools=[{"type": "function", "function": {"name": "t", "parameters": {"description": "word, " * 400_000}}}]
         ),
     ),
+    "1 schema of choices": Attack("/chat/completions", lambda: chat(response_format=format_of(many_choices(12)))),
     "9 stop list of 1 MB, n=128": Attack("/chat/completions", lambda: chat(stop=["x" * 30] * 30_000, n=128)),
     "9 old reasoning, n=128": Attack(
         "/chat/completions",
@@ -99,6 +105,11 @@ ATTACKS: dict[str, Attack] = {
     "12 dripping clients": Attack("", lambda: b"POST /v1/chat/completions HTTP/1.1\r\n", at_once=200),
     "10 pattern properties, n=128": Attack(
         "/chat/completions", lambda: chat(response_format=format_of(odd_schema(500)), n=128, max_tokens=50), engine=True
+    ),
+    "10 nested repetitions, n=128": Attack(
+        "/chat/completions",
+        lambda: chat(response_format=format_of({"type": "string", "pattern": "^(a{1000}){1000}$"}), n=128),
+        engine=True,
     ),
     "10 long stop list": Attack(
         "/chat/completions", lambda: chat(stop=[f"s{i}" for i in range(10_000)], max_tokens=50), engine=True

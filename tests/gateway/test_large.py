@@ -31,10 +31,11 @@ PADDING = {"metadata": {"padding": "x" * 200_000}}
 
 
 async def post(site: Site, path: str, body: Any) -> tuple[int, Any]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"authorization": f"Bearer {site.key}", "content-type": "application/json"}
     async with (
         aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{site.base_url}{path}", data=io.BytesIO(json.dumps(body).encode())) as answer,
+        session.post(f"{site.base_url}{path}", data=io.BytesIO(data)) as answer,
     ):
         return answer.status, await answer.json()
 

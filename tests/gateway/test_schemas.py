@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from typing import Any
@@ -102,6 +103,15 @@ async def test_what_cannot_be_enforced_is_refused_there_too(site: Site, body: An
     assert (status, answer["error"]["param"]) == (400, param), answer
     assert "cannot be enforced" in answer["error"]["message"]
     assert not site.engine.params
+
+
+async def test_nesting_as_deep_as_can_be_read_is_refused(site: Site) -> None:
+    for depth in range(900, 1000, 25):
+        schema = '{"items": ' * depth + "{}" + "}" * depth
+        for body in (answer_by("SCHEMA"), tool_by("SCHEMA", strict=True), tool_by("SCHEMA")):
+            raw = json.dumps(body).replace('"SCHEMA"', schema).encode()
+            status, answer = await post(site, "/chat/completions", raw)
+            assert status in (200, 400), (depth, answer)
 
 
 async def test_parameters_that_are_no_schema_are_any(site: Site) -> None:
