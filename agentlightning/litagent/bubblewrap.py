@@ -13,20 +13,20 @@ import functools
 import json
 import os
 import shutil
-import stat
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from agentlightning.arguments import explained_class
 from agentlightning.descriptors import file_descriptors
 from agentlightning.errors import ConfigError
+from agentlightning.litagent import view
 
 INSIDE = Path(__file__).with_name("relay.py")
 PROBE = Path(__file__).with_name("probe.py")
@@ -37,9 +37,6 @@ SOCKETS = "/run/agl"
 NOBODY = 65534
 _FILES_PER_CONNECTION = 8
 """A connection takes two file descriptors here, so sandboxes have a quarter of them."""
-SYSTEM = ("/usr", "/etc", "/nix")
-ALIASES = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
-"""Folders on old systems, links into /usr on new ones."""
 
 
 @explained_class
@@ -49,8 +46,8 @@ class Bubblewrap:
 
         Program("node agent.js", isolation=Bubblewrap(read=["/data/pages"]))
 
-    Each folder or file of `read` is seen read-only, at the same path. Sockets below a folder can be connected to: give
-    none that holds one of another program's.
+    Each folder or file of `read` is seen read-only, at the same path, without the sockets, named pipes and stores that
+    a folder holds. A socket that is to be reached is named itself.
     """
 
     read: Sequence[str | Path] = ()
@@ -60,9 +57,12 @@ class Bubblewrap:
         self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), sockets: Path | None = None
     ) -> list[str]:
         """The command line up to the command: `folder` is the writable working directory."""
-        mounts = {place: ["--ro-bind", str(place), str(place)] for place in self._seen(command)}
-        mounts |= {place: cover for seen in list(mounts) for place, cover in _covers(seen)}
-        mounts |= {others: ["--tmpfs", str(others)] for others in _others((folder, *readable), mounts)}
+        seen = view.of_command(command) | view.of_python() | {_existing(place) for place in self.read}
+        others = view.others((folder, *readable), seen)
+        covers = [cover for place in seen for cover in view.covers(place)]
+        mounts = {place: cover for place, cover in covers if not any(place.is_relative_to(p) for p in others)}
+        mounts |= {place: ["--ro-bind", str(place), str(place)] for place in seen}
+        mounts |= {place: ["--tmpfs", str(place)] for place in others}
         mounts[folder] = ["--bind", str(folder), str(folder)]
         mounts |= {place: ["--ro-bind", str(place), str(place)] for place in readable}
         if sockets:
@@ -71,15 +71,12 @@ class Bubblewrap:
         mounts |= {place: ["--perms", "0755", "--dir", str(place)] for place in above}
         return [
             *(shutil.which("bwrap") or "bwrap", "--die-with-parent", *_namespaces()),
-            *_system(),
+            *view.system(),
             *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
             *("--perms", "1777", "--tmpfs", "/tmp"),
             *(argument for place in sorted(mounts) for argument in mounts[place]),  # folders before what lies in them
             *("--remount-ro", "/", "--"),
         ]
-
-    def _seen(self, command: Sequence[str]) -> set[Path]:
-        return _of_command(command) | _of_python() | {_existing(place) for place in self.read}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +96,12 @@ async def bubblewrapped(
     readable: Sequence[Path] = (),
 ) -> AsyncIterator[Wrapped]:
     """The command in the sandbox; while this is open, the endpoint in its environment is reached from there."""
-    _give_away(folder)
+    await asyncio.to_thread(_give_away, folder)
     environment = {**environment, "HOME": "/tmp", "TMPDIR": "/tmp"}
     url = environment.get("OPENAI_BASE_URL")
     if url is None:
-        yield Wrapped([*sandbox.arguments(command, folder, readable), *_inside(folder, "-"), *command], environment)
+        made = await asyncio.to_thread(sandbox.arguments, command, folder, readable)
+        yield Wrapped([*made, *_inside(folder, "-"), *command], environment)
         return
     host, port = _address(url)
     local = {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
@@ -111,12 +109,8 @@ async def bubblewrapped(
         server = await asyncio.start_unix_server(Passage(host, port), f"{sockets}/gateway")
         _give_away(Path(sockets))
         try:
-            wrapped = [
-                *sandbox.arguments(command, folder, readable, Path(sockets)),
-                *_inside(folder, str(port)),
-                *command,
-            ]
-            yield Wrapped(wrapped, {**environment, **local})
+            made = await asyncio.to_thread(sandbox.arguments, command, folder, readable, Path(sockets))
+            yield Wrapped([*made, *_inside(folder, str(port)), *command], {**environment, **local})
         finally:
             server.close()
 
@@ -126,10 +120,13 @@ def check_bubblewrap() -> None:
     """Try the sandbox out. Raises ConfigError when it cannot be made here, or does not hold what it promises."""
     if shutil.which("bwrap") is None:
         raise ConfigError("isolation='bubblewrap' needs the program bwrap. On Debian: apt-get install bubblewrap.")
-    with tempfile.TemporaryDirectory(prefix="agl-probe-") as secret, tempfile.TemporaryDirectory() as folder:
+    with ExitStack() as stack:
+        secret, folder, shown = [stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-probe-")) for _ in "123"]
+        bait = stack.enter_context(_listening_in(Path(shown)))
         _give_away(Path(folder))
-        probe = [sys.executable, "-I", "-S", str(PROBE), secret]
-        command = [*Bubblewrap().arguments(probe, Path(folder)), *_inside(Path(folder), "-"), *probe]
+        probe = [sys.executable, "-I", "-S", str(PROBE), secret, bait]
+        made = Bubblewrap(read=[shown]).arguments(probe, Path(folder))
+        command = [*made, *_inside(Path(folder), "-"), *probe]
         done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
     if done.returncode != 0:
         raise ConfigError(
@@ -144,12 +141,29 @@ def check_bubblewrap() -> None:
         )
 
 
+@contextmanager
+def _listening_in(folder: Path) -> Iterator[str]:
+    """A socket of the host in a folder of a folder, for everybody."""
+    folder.chmod(0o755)
+    (folder / "deep").mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        path = str(folder / "deep" / "socket")
+        listening.bind(path)
+        os.chmod(path, 0o666)
+        listening.listen()
+        yield path
+
+
 def _namespaces() -> list[str]:
-    """As root there is no user namespace: in one, uid 0 outside would still own /proc/sys. `relay.py` gives root up."""
+    """As root there is no user namespace: in one, uid 0 outside would still own /proc/sys. `relay.py` gives root up.
+
+    Further user namespaces are refused by `relay.py`, and otherwise by bubblewrap where it and the kernel can.
+    """
     apart = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if os.geteuid() == 0:
         return [*apart, "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    return [*apart, "--unshare-user", *(["--disable-userns"] if "--disable-userns" in _help() else [])]
+    can = "--disable-userns" in _help() and os.path.exists("/proc/sys/user/max_user_namespaces")
+    return [*apart, "--unshare-user", *(["--disable-userns"] if can else [])]
 
 
 @functools.cache
@@ -169,71 +183,11 @@ def _give_away(folder: Path) -> None:
             os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
 
 
-def _system() -> Iterator[str]:
-    for place in (*SYSTEM, *ALIASES):
-        if os.path.islink(place):
-            yield from ("--symlink", os.readlink(place), place)
-        elif os.path.isdir(place):
-            yield from ("--ro-bind", place, place)
-
-
-def _of_python() -> set[Path]:
-    return {INSIDE.parent, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
-
-
-def _of_command(command: Sequence[str]) -> set[Path]:
-    """The folders of the files it names, and where its program is installed."""
-    program = shutil.which(command[0]) or command[0]
-    installed = {_installation(Path(p)) for p in (program, os.path.realpath(program)) if os.path.isfile(p)}
-    named = {_folder(Path(a)) for a in command[1:] if os.path.isabs(a) and os.path.isfile(a)}
-    return {p for p in installed | named if not any(p.is_relative_to(s) for s in (*SYSTEM, *ALIASES, "/dev", "/proc"))}
-
-
-def _installation(program: Path) -> Path:
-    folder = program.parent
-    whole = folder.parent if folder.name == "bin" else folder
-    return program if whole in _shared() else whole
-
-
-def _folder(file: Path) -> Path:
-    return file if file.parent in _shared() else file.parent
-
-
-def _shared() -> set[Path]:
-    """Folders that hold much besides a program: of them it sees its own file only."""
-    home = Path.home()
-    return {Path("/"), home, home / ".local", Path(tempfile.gettempdir()), Path("/tmp")}
-
-
 def _existing(place: str | Path) -> Path:
     path = Path(place).expanduser().absolute()
     if not path.exists():
         raise ConfigError(f"Bubblewrap(read=…) names '{place}', which is not there.")
     return path
-
-
-def _others(folders: Sequence[Path], seen: Mapping[Path, Any]) -> set[Path]:
-    """Where other attempts have their folders, if it would be seen."""
-    places = {folder.parent for folder in folders if any(folder.is_relative_to(place) for place in seen)}
-    for place in places & set(seen):
-        raise ConfigError(
-            f"Working directories in {place}, where the program lies, would be seen by other attempts: "
-            "give a folder of their own (workspaces=…)."
-        )
-    return places
-
-
-def _covers(place: Path) -> Iterator[tuple[Path, list[str]]]:
-    """What lies beside a program and is none of its business: sockets, stores, and the folders of runs."""
-    if not place.is_dir():
-        return
-    for entry in os.scandir(place):
-        path = Path(entry.path)
-        if entry.is_dir(follow_symlinks=False):
-            if entry.name == "runs" or (path / "store.db").exists():
-                yield path, ["--tmpfs", entry.path]
-        elif stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode) or entry.name.startswith("store.db"):
-            yield path, ["--ro-bind", "/dev/null", entry.path]
 
 
 def _address(url: str) -> tuple[str, int]:

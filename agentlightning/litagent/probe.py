@@ -1,19 +1,22 @@
-"""Inside a sandbox: `probe.py SECRET` prints as JSON which promises of the sandbox do not hold.
+"""Inside a sandbox: `probe.py SECRET BAIT` prints as JSON which promises of the sandbox do not hold.
 
-SECRET is a folder of the host that is not to be seen.
+SECRET is a folder of the host that is not to be seen; BAIT is a socket of the host, deep in a folder that is.
 
 Only the standard library, and nothing of the package: it is started with `python -I -S`.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import socket
 import stat
 import sys
 from collections.abc import Iterator
 
 SETTINGS = ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory", "/proc/sysrq-trigger")
+CLONE_NEWUSER = 0x10000000
 
 
 def writable(path: str) -> bool:
@@ -44,11 +47,27 @@ def process() -> Iterator[str]:
     if status["NoNewPrivs"].strip() != "1":
         yield "the program can gain privileges"
 
+    if ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0:
+        yield "the program can make user namespaces, in which it is root (a kernel with seccomp would prevent it)"
 
-def surroundings(secret: str) -> Iterator[str]:
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def surroundings(secret: str, bait: str) -> Iterator[str]:
     """What it can reach."""
     yield from (f"{path} can be written" for path in SETTINGS if writable(path))
     yield from (f"the socket {path} is reachable" for place in ("/run", "/tmp") for path in sockets(place))
+    if connects(bait):
+        yield "a socket deep in a folder that is shown is reachable"
+    if os.path.exists("/nix/var"):
+        yield "the socket of Nix's daemon is seen"
     if os.path.exists(secret):
         yield f"{secret} of the host is seen"
     if not all(os.statvfs(place).f_flag & os.ST_RDONLY for place in ("/", "/usr", "/etc")):
@@ -62,4 +81,4 @@ def surroundings(secret: str) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([*process(), *surroundings(sys.argv[1])]))  # noqa: T201
+    print(json.dumps([*surroundings(*sys.argv[1:]), *process()]))  # noqa: T201

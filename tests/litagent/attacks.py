@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,13 +23,26 @@ from agentlightning.types import AttemptedRollout, Outcome
 from agentlightning.types.reward import find_final_reward
 
 TRY = """
-import glob, json, os, socket, sys
+import ctypes, glob, json, os, socket, sys
 def connects(family, address):
     client = socket.socket(family)
     client.settimeout(5)
     client.connect(address)
 def opens(path, flags):
     os.close(os.open(path, flags))
+def makes_user_namespace():
+    new_user, syscall = 0x10000000, ctypes.CDLL(None).syscall
+    if ctypes.CDLL(None).unshare(new_user) == 0:
+        return
+    clone = {"x86_64": 56, "aarch64": 220}[os.uname().machine]
+    to_clone3 = (ctypes.c_uint64 * 11)(new_user, 0, 0, 0, 17)
+    for call in ((clone, new_user | 17, None, None, None, None), (435, to_clone3, ctypes.sizeof(to_clone3))):
+        child = syscall(*call)
+        if child == 0:
+            os._exit(0)
+        if child > 0:
+            return
+    raise OSError("refused")
 def holds(pattern, text):
     for path in glob.glob(pattern):
         try:
@@ -53,12 +67,15 @@ ATTACKS = {
     "connect to another port of this machine": 'connects(socket.AF_INET, ("127.0.0.1", {port}))',
     "connect to a Unix socket of the host": 'connects(socket.AF_UNIX, "{folder}/socket")',
     "connect to a Unix socket beside the program": 'connects(socket.AF_UNIX, "{folder}/agent/socket")',
+    "connect to a Unix socket deep below the program": 'connects(socket.AF_UNIX, "{folder}/agent/deep/er/socket")',
+    "write to a named pipe beside the program": 'opens("{folder}/agent/pipe", os.O_WRONLY | os.O_NONBLOCK)',
     "connect to an abstract Unix socket of the host": 'connects(socket.AF_UNIX, "\\0agl-attack-{port}")',
     "read your files": 'opens("{folder}/secret", os.O_RDONLY)',
     "read a run beside the program": 'opens("{folder}/agent/runs/store.db", os.O_RDONLY)',
     "write your files": 'opens("{folder}/secret", os.O_WRONLY)',
     "write the program's own files": 'opens("{folder}/agent/agent.py", os.O_WRONLY)',
     "hold capabilities": "holds_capabilities()",
+    "become root of a user namespace": "makes_user_namespace()",
     "change settings of the kernel": 'opens("/proc/sys/vm/overcommit_memory", os.O_WRONLY)',
     "see other processes": 'holds("/proc/[0-9]*/cmdline", "tests.litagent." + "attacks")',
     "read the environment of your processes": 'holds("/proc/[0-9]*/environ", "the-store\'s-" + "admin-key")',
@@ -126,16 +143,23 @@ def targets(folder: Path) -> Iterator[int]:
     (folder / "agent" / "runs").mkdir(parents=True)
     (folder / "agent" / "runs" / "store.db").touch()
     (folder / "secret").touch()
+    (folder / "agent" / "deep" / "er").mkdir(parents=True)
+    os.mkfifo(folder / "agent" / "pipe")
+    pipe = os.open(folder / "agent" / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
-    local = [socket.socket(socket.AF_UNIX) for _ in range(3)]
-    addresses = (f"{folder}/socket", f"{folder}/agent/socket", f"\0agl-attack-{port}")
+    local = [socket.socket(socket.AF_UNIX) for _ in range(4)]
+    beside = [f"{folder}/{place}socket" for place in ("", "agent/", "agent/deep/er/")]
+    addresses = [*beside, f"\0agl-attack-{port}"]
     for one, address in zip(local, addresses, strict=True):
         one.bind(address)
         one.listen()
+    for path in (*beside, folder / "agent" / "pipe"):
+        os.chmod(path, 0o777)  # whoever the program is
     try:
         yield port
     finally:
+        os.close(pipe)
         for one in (listening, *local):
             one.close()
 

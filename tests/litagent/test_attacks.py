@@ -13,13 +13,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from agentlightning.errors import ConfigError
-from agentlightning.litagent.bubblewrap import NOBODY, check_bubblewrap
+from agentlightning.litagent.bubblewrap import INSIDE, NOBODY, check_bubblewrap
 from tests.litagent.attacks import ATTACKS, GRADED
 
 ROOT = Path(__file__).parents[2]
@@ -46,17 +47,38 @@ def promised() -> dict[str, dict[str, str]]:
 
 
 @cache
-def container(runtime: str) -> str | None:
+def home_of(user: str) -> str:
+    """A home for podman's own files."""
+    home = tempfile.mkdtemp(prefix="agl-home-")
+    if user != "root" and os.geteuid() == 0:
+        os.chown(home, NOBODY, NOBODY)
+    return home
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tidied() -> Iterator[None]:
+    yield
+    for user in USERS:
+        shutil.rmtree(home_of(user), ignore_errors=True)
+
+
+@cache
+def container(runtime: str, user: str) -> str | None:
     """A container command as JSON, if this machine lets podman run one."""
-    image = Path(tempfile.mkdtemp(prefix="agl-image-"))
+    image = Path(home_of(user)) / f"image-{runtime}"
     for name in ("usr", "etc", "tmp", "proc", "dev", "sys", "run"):
-        (image / name).mkdir()
+        (image / name).mkdir(parents=True)
     for alias in ("bin", "lib", "lib64"):
         (image / alias).symlink_to(f"usr/{alias}")
+    if user != "root" and os.geteuid() == 0:
+        for path in (image, *image.iterdir()):
+            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     base = ["podman", *(("--runtime", runtime) if runtime else ()), *PODMAN, "-v", "/usr:/usr:ro", "-v", "/etc:/etc:ro"]
     command = [*base, "--rootfs", str(image)]
     tried = [a.replace("{workspace}", "/tmp").replace("{name}", "agl-try") for a in command if a != "{env}"]
-    done = subprocess.run([*tried, "/usr/bin/python3", "-c", ""], capture_output=True, check=False, timeout=60)
+    given = {"PATH": os.environ["PATH"], "HOME": home_of(user)}
+    run = [*as_user(user), *tried, "/usr/bin/python3", "-c", ""]
+    done = subprocess.run(run, capture_output=True, check=False, timeout=60, env=given)
     return json.dumps(command) if done.returncode == 0 else None
 
 
@@ -70,11 +92,9 @@ def isolation(kind: str, user: str) -> str:
         return kind
     if shutil.which("podman") is None or not os.path.exists("/usr/bin/python3"):
         pytest.skip("podman, or a Python of the system to run in its container, is not installed")
-    if user != "root":
-        pytest.skip("podman without root needs ranges of user ids that a test cannot ask for")
-    found = container("") or container("runc")
+    found = container("", user) or container("runc", user)
     if found is None:
-        pytest.skip("podman may not run containers here")
+        pytest.skip(f"podman may not run containers here, {user}")
     return found
 
 
@@ -112,7 +132,8 @@ def attack(kind: str, user: str) -> dict[str, bool]:
         if user != "root" and os.geteuid() == 0:
             os.chown(folder, NOBODY, NOBODY)
         command = [*prefix, sys.executable, "-m", "tests.litagent.attacks", chosen, folder]
-        environment = {**os.environ, "AGL_STORE_KEY": "the-store's-admin-key", "HOME": "/nowhere"}
+        home = home_of(user) if kind == "container" else "/nowhere"
+        environment = {**os.environ, "AGL_STORE_KEY": "the-store's-admin-key", "HOME": home}
         done = subprocess.run(
             command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=110
         )
@@ -139,20 +160,36 @@ def test_each_isolation_keeps_what_the_table_promises(
     assert outcomes[kind, user][name] is expected
 
 
+LEAKS = {
+    "network interface": "given.remove('--unshare-net')",
+    "a socket deep in a folder": "given = [a if a != '/dev/null' else given[i + 1] for i, a in enumerate(given)]",
+    "user namespaces": f"""
+given = [a for a in given if a != '--disable-userns']
+at = given.index('--remount-ro')
+given[at:at] = ['--ro-bind', '{{lenient}}', {str(INSIDE)!r}]
+""",
+}
+"""A bwrap that keeps the network, one that covers nothing, and one that runs a relay without its filter."""
+
+
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
-def test_a_sandbox_that_does_not_hold_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A bwrap that keeps the network of the host: what the probe finds is said, and nothing runs.
+@pytest.mark.parametrize("found", LEAKS)
+def test_a_sandbox_that_does_not_hold_is_refused(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lenient = tmp_path / "relay.py"
+    lenient.write_text(INSIDE.read_text().replace("    refuse_user_namespaces()\n", ""))
     leaky = tmp_path / "bwrap"
     real = shutil.which("bwrap")
     leaky.write_text(f"""#!{sys.executable}
 import os, sys
-os.execv({real!r}, [a for a in sys.argv if a != "--unshare-net"])
+given = sys.argv
+{LEAKS[found].replace("{lenient}", str(lenient))}
+os.execv({real!r}, given)
 """)
     leaky.chmod(leaky.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     check_bubblewrap.cache_clear()
     try:
-        with pytest.raises(ConfigError, match="network interface"):
+        with pytest.raises(ConfigError, match=found):
             check_bubblewrap()
     finally:
         check_bubblewrap.cache_clear()
