@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, SupportsFloat
 
@@ -19,6 +20,10 @@ from agentlightning.types.span import Attributes, Span
 
 PRIMARY = "primary"
 """Name of a reward that was given without one."""
+MOST_AGENTS = 1000
+"""So many agents of an attempt are rewarded apart."""
+MOST_CHARACTERS = 200
+"""By so much of its name an agent is told from others."""
 AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 """Attributes that hold the output of an AgentOps operation; a reward is the JSON `{"type": "reward", "value": 0.5}`."""
 
@@ -141,19 +146,49 @@ def find_final_reward(spans: Iterable[Span]) -> float | None:
     return get_reward_value((whole or found)[-1]) if found else None
 
 
-def final_of(attributes: Iterable[Attributes]) -> float | None:
-    """As `find_final_reward`, from the attributes of spans alone; where agents are rewarded apart, the mean of their
-    last ones.
+@dataclass(slots=True)
+class LastRewards:
+    """The last rewards among an attempt's spans, taken in as the spans come: its final one is found from these alone.
+
+    A span counts by its sequence number; of equal ones the one that came later.
     """
-    common: list[tuple[bool, float]] = []
-    own: dict[str, float] = {}
-    for given in attributes:
-        if (value := _finite_at(given, 0)) is None:
-            continue
-        if (agent := given.get(REWARD_AGENT)) is not None:
-            own[str(agent)] = value
+
+    whole: tuple[int, float] | None = None
+    """The attempt's: the sequence number of its span, and the value."""
+    of_call: tuple[int, float] | None = None
+    """One that names the model call it is for."""
+    of_agents: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    """Those of agents that are rewarded apart; of the first `MOST_AGENTS`."""
+
+    def add(self, sequence_id: int, attributes: Attributes) -> None:
+        """Take in a span's attributes, with a reward in today's form (`in_one_form`)."""
+        if (value := _finite_at(attributes, 0)) is None:
+            return
+        agent = attributes.get(REWARD_AGENT)
+        if agent is not None:
+            name = str(agent)[:MOST_CHARACTERS]
+            if name in self.of_agents or len(self.of_agents) < MOST_AGENTS:
+                self.of_agents[name] = _later(self.of_agents.get(name), (sequence_id, value))
+        elif REWARD_RESPONSE in attributes:
+            self.of_call = _later(self.of_call, (sequence_id, value))
         else:
-            common.append((REWARD_RESPONSE not in given, value))
-    if common:
-        return ([c for c in common if c[0]] or common)[-1][1]
-    return sum(own.values()) / len(own) if own else None
+            self.whole = _later(self.whole, (sequence_id, value))
+
+    def final(self) -> float | None:
+        """As `find_final_reward`; where agents are rewarded apart, the mean of their last ones."""
+        if (common := self.whole or self.of_call) is not None:
+            return common[1]
+        own = [value for _, value in self.of_agents.values()]
+        return sum(own) / len(own) if own else None
+
+
+def _later(known: tuple[int, float] | None, new: tuple[int, float]) -> tuple[int, float]:
+    return new if known is None or new[0] >= known[0] else known
+
+
+def final_of(attributes: Iterable[Attributes]) -> float | None:
+    """The final reward of an attempt, from the attributes of its spans in their order."""
+    last = LastRewards()
+    for number, given in enumerate(attributes):
+        last.add(number, given)
+    return last.final()

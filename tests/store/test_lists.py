@@ -6,12 +6,15 @@ import contextlib
 import json
 import sqlite3
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from alembic import command
 
 from agentlightning.store import LightningStore, SqliteLightningStore
 from agentlightning.store.database.migrate import alembic_config
+from agentlightning.store.database.transaction import Transaction
+from agentlightning.store.operations import spans as span_rows
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import reward_attributes
@@ -89,6 +92,67 @@ async def test_a_reward_that_comes_late_counts_and_one_of_an_earlier_attempt_doe
     assert [one.reward for one in await store.list_rollouts()] == [0.0]
     await store.add_span(make_span(claim, "late", **reward_attributes(0.75)))
     assert [one.reward for one in await store.list_rollouts()] == [0.75]
+    await store.close()
+
+
+async def test_rewards_that_come_late_one_by_one_come_to_the_same(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    for number, (rewards, expected) in enumerate(EARNED):
+        for before in range(len(rewards) + 1):
+            claim = await store.start_rollout((number, before), worker_id="w")
+            ended = claim.rollout_id, claim.attempt.attempt_id
+            for place, attributes in enumerate(rewards):
+                if place == before:
+                    await store.update_attempt(*ended, status=AttemptStatus.SUCCEEDED)
+                await store.add_span(make_span(claim, REWARD, **attributes))
+            if before == len(rewards):
+                await store.update_attempt(*ended, status=AttemptStatus.SUCCEEDED)
+            (one,) = await store.list_rollouts(rollout_id_in=[claim.rollout_id])
+            assert one.reward == (None if expected is None else pytest.approx(expected)), (number, before)
+    await store.close()
+
+
+async def test_a_late_reward_with_a_lower_number_is_not_the_last(tmp_path: Path) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    claim = await store.start_rollout("task", worker_id="w")
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+    for number, reward, known in ((7, 0.7, 0.7), (3, 0.3, 0.7), (7, 0.8, 0.8), (0, 0.9, 0.9)):
+        span = make_span(claim, REWARD, **reward_attributes(reward)).model_copy(update={"sequence_id": number})
+        await store.add_span(span)
+        assert [one.reward for one in await store.list_rollouts()] == [known]
+    await store.close()
+
+
+class Counting:
+    """A transaction that counts the rows it reads."""
+
+    def __init__(self, tx: Any) -> None:
+        self._tx = tx
+        self.read = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tx, name)
+
+    def rows(self, *given: Any) -> list[Any]:
+        found = self._tx.rows(*given)
+        self.read += len(found)
+        return found
+
+
+@pytest.mark.parametrize("late", [{"note": "no reward"}, reward_attributes(0.75)])
+async def test_a_late_span_costs_no_more_for_those_before_it(tmp_path: Path, late: dict[str, Any]) -> None:
+    store = SqliteLightningStore(tmp_path / "store.db")
+    claim = await store.start_rollout("task", worker_id="w")
+    await store.add_many_spans([make_span(claim, REWARD, **reward_attributes(0.5)) for _ in range(300)])
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+
+    def add(tx: Transaction) -> int:
+        counting = Counting(tx)
+        span_rows.add(cast(Transaction, counting), [span_rows.to_values(make_span(claim, "late", **late))])
+        return counting.read
+
+    assert [await store._db.write(add) for _ in range(3)] == [0, 0, 0]
+    assert [one.reward for one in await store.list_rollouts()] == [0.75 if "note" not in late else 0.5]
     await store.close()
 
 

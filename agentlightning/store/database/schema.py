@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Double, Index, Integer, LargeBinary, MetaData, Table, Text, and_
 
-HEAD = "0004"
+HEAD = "0005"
 
 metadata = MetaData()
 
@@ -104,6 +104,7 @@ attempts = Table(
     Column("lease", Double, nullable=False),  # seconds without a heartbeat until it counts as unresponsive
     Column("timeout_at", Double, nullable=False),
     Column("deadline", Double),  # when the watchdog looks at it; NULL: it has ended
+    Column("rewards", Text),  # once it has ended: the last ones, as JSON of LastRewards
     Index("attempts_id", "attempt_id", unique=True),
     Index("attempts_rollout", "rollout_id", "sequence_id", unique=True),
 )

@@ -9,25 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from sqlalchemy import bindparam, or_, select, update
+from sqlalchemy import bindparam, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
-from agentlightning.store.database.schema import attempts, rollouts, spans
+from agentlightning.store.database.schema import attempts, rollouts
 from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
-from agentlightning.store.operations import lifecycle, workers
+from agentlightning.store.operations import lifecycle, rewards, workers
 from agentlightning.store.operations.codec import (
     ATTEMPT_FIELDS,
     checked_id,
-    decode,
     decode_config,
     encode_metadata,
     new_id,
     to_attempt,
 )
 from agentlightning.types import Attempt, AttemptStatus, Outcome, RolloutStatus
-from agentlightning.types.names import REWARD
-from agentlightning.types.reward import AGENTOPS_OUTPUTS, final_of, in_one_form
 from agentlightning.types.status import (
     ATTEMPT_TRANSITIONS,
     FINISHED_ATTEMPT,
@@ -81,7 +78,7 @@ _select_rollout_state = Statement(
 _select_attempt = Statement(select(*ATTEMPT_COLUMNS).where(attempts.c.attempt_id == bindparam("attempt")))
 _insert_attempt = Statement(
     lambda insert: insert(attempts),
-    [c.name for c in attempts.c if c.name not in ("seq", "end_time", "outcome", "error", "metadata")],
+    [c.name for c in attempts.c if c.name not in ("seq", "end_time", "outcome", "error", "metadata", "rewards")],
 )
 _update_rollout_attempt = Statement(
     update(rollouts).where(rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.status == bindparam("old")),
@@ -106,25 +103,6 @@ _keep_alive = Statement(
 _finish = Statement(
     update(attempts).where(attempts.c.attempt_id == bindparam("attempt"), attempts.c.status == bindparam("old")),
     ["status", "end_time", "deadline", "outcome", "error"],
-)
-_REWARD_KEYS = {"holding": f"{REWARD}.0.value", "task": AGENTOPS_OUTPUTS[0], "entity": AGENTOPS_OUTPUTS[1]}
-_reward_spans = Statement(
-    select(spans.c.name, spans.c.attributes)
-    .where(
-        spans.c.rollout_id == bindparam("rollout"),
-        spans.c.attempt_id == bindparam("attempt"),
-        or_(
-            spans.c.name == bindparam("named"),
-            *(spans.c.attributes.contains(bindparam(which)) for which in _REWARD_KEYS),
-        ),
-    )
-    .order_by(spans.c.sequence_id, spans.c.seq)
-)
-_update_reward = Statement(
-    update(rollouts).where(
-        rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.latest_attempt_id == bindparam("attempt")
-    ),
-    ["reward"],
 )
 _update_details = Statement(
     update(attempts).where(attempts.c.attempt_id == bindparam("attempt")),
@@ -327,18 +305,9 @@ def close(
     )
     compare_and_set(changed, "attempt", attempt.attempt_id)
     tx.changes.moved("attempts", attempt.status, status)
-    note_reward(tx, attempt.attempt_id, attempt.rollout_id, 0.0 if outcome is Outcome.TRUNCATED else None)
+    rewards.note(tx, attempt.attempt_id, attempt.rollout_id, 0.0 if outcome is Outcome.TRUNCATED else None)
     if attempt.worker_id is not None:
         workers.released(tx, attempt.worker_id, responsive=status is not AttemptStatus.UNRESPONSIVE)
-
-
-def note_reward(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | None = None) -> None:
-    """Write what an ended attempt earned to its rollout, so that rollouts are found by it; spans stay the truth."""
-    which = {"rollout": rollout_id, "attempt": attempt_id, "named": REWARD, **_REWARD_KEYS}
-    found = tx.rows(_reward_spans, which)
-    reward = final_of(in_one_form(name, decode(attributes)) for name, attributes in found)
-    if (reward := otherwise if reward is None else reward) is not None:
-        tx.run(_update_reward, {"rollout": rollout_id, "attempt": attempt_id, "reward": reward})
 
 
 def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict, *, by_hand: bool = False) -> None:

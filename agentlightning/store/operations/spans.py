@@ -10,7 +10,7 @@ from agentlightning.errors import StoreError
 from agentlightning.keys import redacted
 from agentlightning.store.database.schema import spans
 from agentlightning.store.database.transaction import Statement, Transaction
-from agentlightning.store.operations import attempts
+from agentlightning.store.operations import attempts, rewards
 from agentlightning.store.operations.codec import decode, encode_seen, readable
 from agentlightning.types import Span
 from agentlightning.types.span import OtelResource
@@ -103,16 +103,19 @@ def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
     for (rollout_id, attempt_id), group in groupby(values, key=lambda v: (v["rollout_id"], v["attempt_id"])):
         attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
         next_span = min(attempt.next_span, MAX_SEQUENCE)
+        new: list[dict[str, Any]] = []
         for value in group:
             sequence_id = value["sequence_id"] or next_span
-            stored = tx.run(_insert, {**value, "sequence_id": sequence_id})
+            value = {**value, "sequence_id": sequence_id}
+            stored = tx.run(_insert, value)
             numbers.append(sequence_id if stored else 0)
             if stored:
                 tx.changes.counts["spans"] += 1
                 next_span = min(max(next_span, sequence_id + 1), MAX_SEQUENCE)
+                new.append(value)
         attempts.keep_alive(tx, attempt, rollout, running=True, next_span=next_span)
-        if attempt.status in FINISHED_ATTEMPT:  # told late
-            attempts.note_reward(tx, attempt_id, rollout_id)
+        if attempt.status in FINISHED_ATTEMPT:
+            rewards.note_late(tx, attempt_id, rollout_id, new)
     return numbers
 
 

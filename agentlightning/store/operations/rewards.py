@@ -1,0 +1,77 @@
+"""What an ended attempt earned, written to its rollout so that rollouts are found by it; spans stay the truth.
+
+An attempt's spans are read once, when it ends. What is told later is added to what was found then, so that a late span
+costs as much as it says, however many there were before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import bindparam, or_, select, update
+
+from agentlightning.store.database.schema import attempts, rollouts, spans
+from agentlightning.store.database.transaction import Statement, Transaction
+from agentlightning.store.operations.codec import decode, encode
+from agentlightning.types.names import REWARD
+from agentlightning.types.reward import AGENTOPS_OUTPUTS, LastRewards, in_one_form
+
+_KEYS = {"holding": f"{REWARD}.0.value", "task": AGENTOPS_OUTPUTS[0], "entity": AGENTOPS_OUTPUTS[1]}
+_reward_spans = Statement(
+    select(spans.c.sequence_id, spans.c.name, spans.c.attributes)
+    .where(
+        spans.c.rollout_id == bindparam("rollout"),
+        spans.c.attempt_id == bindparam("attempt"),
+        or_(
+            spans.c.name == bindparam("named"),
+            *(spans.c.attributes.contains(bindparam(which)) for which in _KEYS),
+        ),
+    )
+    .order_by(spans.c.sequence_id, spans.c.seq)
+)
+_select_rewards = Statement(select(attempts.c.rewards).where(attempts.c.attempt_id == bindparam("attempt")))
+_update_rewards = Statement(update(attempts).where(attempts.c.attempt_id == bindparam("attempt")), ["rewards"])
+_update_reward = Statement(
+    update(rollouts).where(
+        rollouts.c.rollout_id == bindparam("rollout"), rollouts.c.latest_attempt_id == bindparam("attempt")
+    ),
+    ["reward"],
+)
+
+
+def note(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | None = None) -> None:
+    """Of an attempt that ends. `otherwise`: what one earned that no span rewards."""
+    found = tx.rows(_reward_spans, {"rollout": rollout_id, "attempt": attempt_id, "named": REWARD, **_KEYS})
+    reward = _add(tx, attempt_id, LastRewards(), found) if found else None
+    _write(tx, attempt_id, rollout_id, otherwise if reward is None else reward)
+
+
+def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[Mapping[str, Any]]) -> None:
+    """Of spans, given as columns, that came after their attempt's end."""
+    rewarding = [
+        (span["sequence_id"], span["name"], span["attributes"])
+        for span in told
+        if span["name"] == REWARD or any(key in span["attributes"] for key in _KEYS.values())
+    ]
+    if not rewarding:
+        return
+    row = tx.row(_select_rewards, {"attempt": attempt_id})
+    if row is None or row[0] is None:  # none was known, or it ended before these were kept
+        note(tx, attempt_id, rollout_id)
+    else:
+        _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, LastRewards(**decode(row[0])), rewarding))
+
+
+def _add(tx: Transaction, attempt_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
+    """Keep what is last now; what the attempt earned by it."""
+    for sequence_id, name, attributes in told:
+        last.add(sequence_id, in_one_form(name, decode(attributes)))
+    tx.run(_update_rewards, {"attempt": attempt_id, "rewards": encode(asdict(last))})
+    return last.final()
+
+
+def _write(tx: Transaction, attempt_id: str, rollout_id: str, reward: float | None) -> None:
+    if reward is not None:
+        tx.run(_update_reward, {"rollout": rollout_id, "attempt": attempt_id, "reward": reward})
