@@ -2,9 +2,10 @@
 
 Agents talk to a real gateway and a real store; the engine behind it answers at once, always the same. Three processes:
 the site (store and gateway), and two that run agents. Every rollout must succeed in the end, with every answer that its
-agent was given recorded; memory must not grow once SQLite's page caches are full (three of 16 MiB); nothing may be open
-later than its deadline allows. The clock that is told wrong is the wall's, never the monotonic one: as when a machine
-was asleep or its time is set. Filling the disk needs root, for a small one of the store's own, and is skipped without.
+agent was given recorded; memory must not grow by more than 48 MiB in the second half (SQLite's page caches are three of
+16); nothing may be open later than its deadline allows. The clock that is told wrong is the wall's, never the monotonic
+one: as when a machine was asleep or its time is set. Filling the disk needs root, for a small one of the store's own,
+and is skipped without.
     python scripts/soak.py [--agents 2000] [--seconds 600] [--think 20] [--faults kill_agents,…] [--quick] [--json]
 """
 
@@ -37,6 +38,8 @@ TURNS = 3
 RESPONSE = "The answer is 7."
 DISK_BYTES = 2 * 2**30
 PROCESSES = 2
+MOST_GROWTH = 48.0
+"""MiB by which the site's memory may grow in the second half: as much as the page caches of SQLite hold."""
 
 # ---- the site: store and gateway -----------------------------------------------------------------------------------
 
@@ -339,13 +342,26 @@ class Soak:
             )
 
     def growth(self) -> float:
-        """MiB by which the site's memory grew from the third quarter to the last."""
-        quarters: list[list[float]] = [[], []]
-        for at, size in self.memory:
-            if self.seconds / 2 < at < self.seconds:
-                quarters[at > self.seconds * 0.75].append(size)
-        middle = [sorted(sizes)[len(sizes) // 2] for sizes in quarters if sizes]
-        return middle[1] - middle[0] if len(middle) == 2 else 0.0
+        return growth(self.memory, self.seconds)
+
+
+def growth(memory: list[tuple[float, float]], seconds: float) -> float:
+    """MiB by which memory (when, how much) grew in the second half of so many seconds: from the middle one of the third
+    quarter's sizes to the middle one of the last's.
+    """
+    quarters: list[list[float]] = [[], []]
+    for at, size in memory:
+        if seconds / 2 < at < seconds:
+            quarters[at > seconds * 0.75].append(size)
+    middle = [sorted(sizes)[len(sizes) // 2] for sizes in quarters if sizes]
+    return middle[1] - middle[0] if len(middle) == 2 else 0.0
+
+
+def verdict(memory: list[tuple[float, float]], seconds: float) -> str | None:
+    """Why the site's memory counts as growing; None if it does not."""
+    if (grown := growth(memory, seconds)) <= MOST_GROWTH:
+        return None
+    return f"The site's memory grew by {grown:.0f} MiB in the second half; {MOST_GROWTH:.0f} are what it may."
 
 
 FAULTS = ("kill_agents", "suspend_site", "kill_site", "suspend_agents", "fill_disk", "step_clock")
@@ -416,7 +432,14 @@ def report(run: Soak) -> dict[str, Any]:
         "longest_rollout_s": round(run.longest, 1),
         "memory_mib": round(run.memory[-1][1]) if run.memory else None,
         "memory_growth_mib": round(run.growth(), 1),
+        "memory_every_minute_mib": every_minute(run.memory),
     }
+
+
+def every_minute(memory: list[tuple[float, float]]) -> list[int]:
+    """The size at the end of each minute."""
+    last = {int(at // 60): size for at, size in memory}
+    return [round(last[minute]) for minute in sorted(last)]
 
 
 def main() -> None:
@@ -441,9 +464,10 @@ def main() -> None:
     run = run_sync(soak(agents, seconds, given.think or max(1.0, seconds / 30), faults))
     found = report(run)
     print(json.dumps(found) if given.json else "\n".join(f"{name:>20}  {value}" for name, value in found.items()))
-    for line in run.wrong[:10]:
+    grown = verdict(run.memory, run.seconds)
+    for line in [*run.wrong[:10], *([grown] if grown else [])]:
         print(line, file=sys.stderr)
-    sys.exit(1 if run.wrong else 0)
+    sys.exit(1 if run.wrong or grown else 0)
 
 
 if __name__ == "__main__":
