@@ -27,6 +27,7 @@ LAYERS: list[set[str]] = [
         "keys",
         "files",
         "descriptors",
+        "places",
         "serving",
     },
     {"store", "adapter", "learner", "metrics", "models", "rendering"},

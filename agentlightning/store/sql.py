@@ -280,14 +280,17 @@ class SqlLightningStore:
         return stored[0] if stored else None
 
     async def add_many_spans(self, spans: Sequence[Span]) -> Sequence[Span]:
-        values = [span_rows.to_values(span) for span in spans]
-        touched = {span.rollout_id for span in spans}
-        numbers = await self._db.write(lambda tx: span_rows.add(tx, values), rollout_ids=touched)
+        numbers = await self.add_span_rows([span_rows.to_values(span) for span in spans])
         return [
             span if span.sequence_id == number else span.model_copy(update={"sequence_id": number})
             for span, number in zip(spans, numbers, strict=True)
             if number
         ]
+
+    async def add_span_rows(self, rows: Sequence[dict[str, Any]]) -> Sequence[int]:
+        """As `add_many_spans`, of spans as their columns; the number of each, or 0 for one that was there already."""
+        touched = {row["rollout_id"] for row in rows}
+        return await self._db.write(lambda tx: span_rows.add(tx, rows), rollout_ids=touched)
 
     async def add_otel_span(
         self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from agentlightning.gateway.places import Places
+from agentlightning.places import Places
 
 
 async def test_attempts_that_wait_take_turns() -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import gzip
 import io
+import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
+import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -19,6 +22,8 @@ from agentlightning.keys import SPANS
 from agentlightning.serving import ConnectionLimits
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http import size
+from agentlightning.types import AttemptedRollout
+from tests.store.builders import make_span
 
 SECRET = b"s" * 32
 SPANS_PATH = "/v1/agl/spans"
@@ -97,25 +102,117 @@ async def test_a_heap_of_spans_is_too_large(agent: aiohttp.ClientSession, body: 
         assert response.status == 413, await response.text()
 
 
-async def test_others_are_answered_while_a_large_export_is_decoded(
-    server: LightningStoreServer, agent: aiohttp.ClientSession
+SHAPES: dict[str, tuple[str, int, Callable[[dict[str, Any]], bytes]]] = {
+    "a text of 15 MB": ("spans", 200, lambda span: spans_of({**span, "attributes": {"a": "x" * 15_000_000}})),
+    "escapes": ("spans", 200, lambda span: spans_of({**span, "attributes": {"a": "\1" * 2_000_000}})),
+    "numbers": ("spans", 200, lambda span: spans_of({**span, "attributes": {"a": [7] * 240_000}})),
+    "a million numbers": ("spans", 413, lambda span: spans_of({**span, "attributes": {"a": [7] * 1_000_000}})),
+    "commas in a text": ("spans", 200, lambda span: spans_of({**span, "attributes": {"a": ',"' * 1_000_000}})),
+    "a number of 4 million digits": ("spans", 422, lambda span: with_number(span, b"7" * 4_000_000)),
+    "numbers of 4,000 digits": ("spans", 200, lambda span: with_number(span, b",".join([b"7" * 4000] * 3000))),
+    "deep lists": ("spans", 422, lambda span: with_number(span, b"[" * 200_000 + b"]" * 200_000)),
+    "spans that are none": ("spans", 422, lambda span: spans_of(*[{"name": "x" * 100}] * 4_990)),
+    "small spans": ("spans", 200, lambda span: spans_of(*[{**span, "span_id": f"{n:016x}"} for n in range(4_990)])),
+    "wrong events": ("spans", 422, lambda span: spans_of({**span, "events": [{}] * 100_000})),
+    "OTLP: numbers": ("json", 200, lambda span: otlp_of(span, [{"intValue": "7"}] * 100_000)),
+    "OTLP: a million numbers": ("json", 413, lambda span: otlp_of(span, [7] * 1_000_000)),
+    "OTLP: deep lists": ("json", 422, lambda span: otlp_of(span, []).replace(b"[]", b"[" * 10**5 + b"]" * 10**5)),
+    "OTLP: attributes": ("protobuf", 200, lambda span: gzip.compress(many_empty_attributes(size.MAX_FIELDS - 10))),
+    "OTLP: a text of 60 MB": ("protobuf", 200, lambda span: gzip.compress(otlp_text(span, 60_000_000), 1)),
+}
+"""How a body is shaped, where it is sent to, and what comes back."""
+
+
+def spans_of(*spans: dict[str, Any]) -> bytes:
+    return json.dumps(spans).encode()
+
+
+def with_number(span: dict[str, Any], written: bytes) -> bytes:
+    return spans_of({**span, "attributes": {"a": ["here"]}}).replace(b'"here"', written)
+
+
+def otlp_of(span: dict[str, Any], values: list[Any]) -> bytes:
+    owner = [{"key": f"agentlightning.{k}", "value": {"stringValue": span[k]}} for k in ("rollout_id", "attempt_id")]
+    given = {"traceId": span["trace_id"], "spanId": span["span_id"], "name": "x"}
+    said = [{"key": "a", "value": {"arrayValue": {"values": values}}}, *owner]
+    return json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [{**given, "attributes": said}]}]}]}).encode()
+
+
+def otlp_text(span: dict[str, Any], length: int) -> bytes:
+    export = ExportTraceServiceRequest()
+    one = export.resource_spans.add().scope_spans.add().spans.add()
+    one.trace_id, one.span_id = bytes.fromhex(span["trace_id"]), bytes.fromhex(span["span_id"])
+    for key in ("rollout_id", "attempt_id"):
+        one.attributes.add(key=f"agentlightning.{key}").value.string_value = span[key]
+    one.attributes.add(key="a").value.string_value = "x" * length
+    return export.SerializeToString()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+async def test_no_body_holds_the_server_up(
+    server: LightningStoreServer, agent: aiohttp.ClientSession, shape: str
 ) -> None:
-    """At the limit: it is decoded, and the event loop has turns meanwhile."""
-    headers, body = GZIPPED, gzip.compress(many_empty_attributes(size.MAX_FIELDS - 10))
-    sending = asyncio.create_task(_post(agent, headers, body))
-    turns = 0
-    started = time.perf_counter()
+    """Between two turns of the event loop the whole process computes for a moment only, in whichever thread."""
+    (claim,) = await server.store.query_rollouts()
+    assert isinstance(claim, AttemptedRollout)
+    kind, expected, make = SHAPES[shape]
+    body = make(make_span(claim).model_dump(mode="json", exclude_none=True))
+    headers = {"protobuf": GZIPPED}.get(kind, {"Content-Type": "application/json"})
+    path = "/v1/agl/spans" if kind == "spans" else "/v1/traces"
+    sending = asyncio.create_task(_post(agent, path, headers, body))
+    longest, before = 0.0, time.process_time()
     while not sending.done():
         await asyncio.sleep(0)
-        turns += 1
-        if time.perf_counter() - started > 120:
-            break
-    assert await sending in (200, 403)
-    assert turns > 100  # decoded on the loop, there would be a handful
+        now = time.process_time()
+        longest, before = max(longest, now - before), now
+    assert await sending == expected
+    assert longest < 0.15, f"{longest:.3f} s"
 
 
-async def _post(session: aiohttp.ClientSession, headers: dict[str, str], body: bytes) -> int:
-    async with session.post("/v1/traces", data=body, headers=headers) as response:
+async def test_who_sends_large_bodies_takes_turns_with_others(
+    server: LightningStoreServer, agent: aiohttp.ClientSession
+) -> None:
+    other = await server.store.start_rollout("task")
+    key = server.key_for(other.rollout_id, other.attempt.attempt_id, (SPANS,))
+    (mine,) = [one for one in await server.store.query_rollouts() if one.rollout_id != other.rollout_id]
+    assert isinstance(mine, AttemptedRollout)
+
+    def body(claim: AttemptedRollout) -> bytes:
+        return spans_of(make_span(claim, "large", text="x" * 2_000_000).model_dump(mode="json"))
+
+    path, headers, answered = "/v1/agl/spans", {"Content-Type": "application/json"}, list[str]()
+
+    async def send(name: str, session: aiohttp.ClientSession, claim: AttemptedRollout) -> None:
+        assert await _post(session, path, headers, body(claim)) == 200
+        answered.append(name)
+
+    async with aiohttp.ClientSession(server.endpoint, headers={"Authorization": f"Bearer {key}"}) as neighbour:
+        many = [asyncio.create_task(send("many", agent, mine)) for _ in range(12)]
+        await asyncio.sleep(0.3)
+        await asyncio.gather(*many, send("one", neighbour, other))
+    assert answered.index("one") < 11
+
+
+async def test_the_process_for_large_bodies_is_started_again(
+    server: LightningStoreServer, agent: aiohttp.ClientSession
+) -> None:
+    (claim,) = await server.store.query_rollouts()
+    assert isinstance(claim, AttemptedRollout)
+
+    async def send() -> int:
+        body = spans_of(make_span(claim, "large", text="x" * 100_000).model_dump(mode="json"))
+        return await _post(agent, "/v1/agl/spans", {"Content-Type": "application/json"}, body)
+
+    assert await send() == 200
+    (reader,) = [p for p in psutil.Process().children() if "agentlightning.store.http.reader" in p.cmdline()]
+    reader.kill()
+    reader.wait(10)
+    assert await send() == 503
+    assert await send() == 200
+
+
+async def _post(session: aiohttp.ClientSession, path: str, headers: dict[str, str], body: bytes) -> int:
+    async with session.post(path, data=io.BytesIO(body), headers=headers) as response:
         return response.status
 
 

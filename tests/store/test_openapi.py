@@ -11,6 +11,7 @@ import pytest
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.http.api import create_app
 from agentlightning.store.http.hot import HotPaths
+from agentlightning.store.http.intake import Intake
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -31,7 +32,8 @@ def _explore(store: SqliteLightningStore) -> None:
     def as_bytes(context: object, value: object) -> bytes:
         return value if isinstance(value, bytes) else str(value).encode()
 
-    schema = schemathesis.openapi.from_asgi("/openapi.json", HotPaths(create_app(store), store))
+    intake = Intake(store)
+    schema = schemathesis.openapi.from_asgi("/openapi.json", HotPaths(create_app(store, intake), store, intake))
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) > 30
     for operation in operations:

@@ -31,8 +31,8 @@ from agentlightning.gateway.large.wire import (
     head_of,
 )
 from agentlightning.gateway.limits import RequestLimits
-from agentlightning.gateway.places import Places
 from agentlightning.importing import import_environment
+from agentlightning.places import Places
 from agentlightning.rendering.base import Source
 
 logger = logging.getLogger(__name__)

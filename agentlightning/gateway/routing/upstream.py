@@ -25,7 +25,6 @@ from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import Dialect
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import in_background
-from agentlightning.gateway.places import Places
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import Forwarded, Place, forwarded_span
 from agentlightning.gateway.recording.refusals import record_refusal
@@ -33,6 +32,7 @@ from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
+from agentlightning.places import Places
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
 

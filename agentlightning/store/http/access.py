@@ -9,26 +9,23 @@ import asyncio
 import hmac
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 
-import msgspec
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.errors import StoreError
-from agentlightning.keys import REWARDS, SPANS, TASK, AttemptKey, verify_attempt_key
+from agentlightning.keys import SPANS, TASK, AttemptKey, verify_attempt_key
 from agentlightning.serving import Busy, asks_for_health
-from agentlightning.store.http import otlp, size, wire
-from agentlightning.store.http.api import problem
-from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
+from agentlightning.store.http import wire
+from agentlightning.store.http.hot import answered
+from agentlightning.store.http.intake import Intake
+from agentlightning.store.http.problems import problem
 
 OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
-REWARD_PREFIX = "agentlightning.reward."
-_SYSTEMS_OWN = (CALL_ID, PARENT_CALL_ID, TRIPLET_JSON)
-"""Attributes by which the gateway and the runners say what is trained: never an agent's."""
+INTAKE = (wire.OTLP_PATH, f"{wire.PREFIX}/spans")
 MAX_BODY_BYTES = 16 * 2**20
 """Of a request with an attempt's key."""
 MAX_HELD_BYTES = 64 * 2**20
@@ -41,8 +38,9 @@ _ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
 class AccessControl:
     """Refuses what the key of a request does not open."""
 
-    def __init__(self, app: ASGIApp, admin_key: str, secret: bytes | None, busy: Busy):
+    def __init__(self, app: ASGIApp, intake: Intake, admin_key: str, secret: bytes | None, busy: Busy):
         self._app = app
+        self._intake = intake
         self._admin_key = admin_key.encode()
         self._secret = secret
         self._busy = busy
@@ -71,18 +69,27 @@ class AccessControl:
             )
             await refusal(scope, receive, send)
             return
-        owner = attempt.rollout_id, attempt.attempt_id
-        with self._busy.one(owner) as fits:
-            if not fits:
-                await problem(429, self._busy.refusal)(scope, receive, send)
-                return
-            try:
-                async with self._body(owner, Request(scope, receive)) as body:
-                    await self._answer(attempt, body, scope, receive, send)
-            except _Refused as refused:
-                await problem(refused.status, str(refused))(scope, receive, send)
-            except ClientDisconnect:
-                pass
+        with self._busy.one((attempt.rollout_id, attempt.attempt_id)) as fits:
+            app = await self._opened_by(attempt, Request(scope, receive)) if fits else problem(429, self._busy.refusal)
+            await app(scope, receive, send)
+
+    async def _opened_by(self, key: AttemptKey, request: Request) -> ASGIApp:
+        """What answers a request with an attempt's key."""
+        method, path = request.scope["method"], request.scope["path"]
+        if method == "POST" and path in INTAKE:
+            return await answered(request, self._take(request, path, key))
+        reason = refuse(key, method, path)
+        return self._app if reason is None else problem(403, reason)
+
+    async def _take(self, request: Request, path: str, key: AttemptKey) -> Response:
+        if SPANS not in key.scopes:
+            return problem(403, "This key may not report spans.")
+        take = self._intake.traces if path == wire.OTLP_PATH else self._intake.spans
+        try:
+            async with self._body((key.rollout_id, key.attempt_id), request) as body:
+                return await take(request, body, key)
+        except _Refused as refused:
+            return problem(refused.status, str(refused))
 
     @asynccontextmanager
     async def _body(self, owner: Hashable, request: Request) -> AsyncIterator[bytes]:
@@ -110,24 +117,6 @@ class AccessControl:
             most = f"{MAX_HELD_BYTES >> 20} MiB"
             raise _Refused(429, f"This attempt's requests have more than {most} together. Try again.")
 
-    async def _answer(self, attempt: AttemptKey, body: bytes, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        try:
-            # In a thread if it may take long, so that others do not wait for what one agent sends.
-            small = len(body) <= otlp.SMALL_BYTES and "content-encoding" not in request.headers
-            reason = (
-                refuse(attempt, request, body) if small else await asyncio.to_thread(refuse, attempt, request, body)
-            )
-        except size.TooMuch as error:
-            await problem(413, str(error))(scope, receive, send)
-            return
-        except StoreError as error:
-            reason = str(error)
-        if reason is not None:
-            await problem(403, reason)(scope, receive, send)
-            return
-        await self._app(scope, _replay(body, receive), send)
-
 
 class _Refused(Exception):
     def __init__(self, status: int, reason: str) -> None:
@@ -139,62 +128,10 @@ def _key_of(scope: Scope) -> str:
     return Headers(scope=scope).get("authorization", "").removeprefix("Bearer ").strip()
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body was read to judge it; the application reads it again."""
-    sent = False
-
-    async def again() -> Message:
-        nonlocal sent
-        if sent:
-            return await receive()
-        sent = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
-
-
-def refuse(key: AttemptKey, request: Request, body: bytes) -> str | None:
-    """Why this attempt's key does not open this request; None if it does."""
-    method, path = request.method, request.url.path
+def refuse(key: AttemptKey, method: str, path: str) -> str | None:
+    """Why this attempt's key does not open a request that reports no spans; None if it does."""
     if method == "GET" and (found := _ROLLOUT.fullmatch(path)) is not None:
         if TASK not in key.scopes or found[1] != key.rollout_id:
             return "This key reads the task of its own rollout only."
         return None
-    if method == "POST" and path == f"{wire.PREFIX}/spans":
-        return _refuse_spans(key, _json_spans(body))
-    if method == "POST" and path == wire.OTLP_PATH:
-        return _refuse_spans(key, _otlp_spans(request, body))
     return "This key belongs to one attempt; it reports spans and reads its own task, nothing else."
-
-
-def _json_spans(body: bytes) -> list[dict[str, Any]]:
-    size.check_json(body)
-    try:
-        spans = msgspec.json.decode(body, type=list[dict[str, Any]])
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise StoreError(f"The body is not a list of spans: {error}.") from error
-    if len(spans) > size.MAX_SPANS:
-        raise size.too_many("spans", size.MAX_SPANS)
-    return spans
-
-
-def _otlp_spans(request: Request, body: bytes) -> Iterable[dict[str, Any]]:
-    for span in otlp.to_spans(otlp.parse(request.headers, body)):
-        # A span that does not say whose it is is rejected later on, with the reason.
-        if not isinstance(span, str):
-            yield {name: getattr(span, name) for name in ("rollout_id", "attempt_id", "name", "attributes")}
-
-
-def _refuse_spans(key: AttemptKey, spans: Iterable[dict[str, Any]]) -> str | None:
-    if SPANS not in key.scopes:
-        return "This key may not report spans."
-    for span in spans:
-        if (span.get("rollout_id"), span.get("attempt_id")) != (key.rollout_id, key.attempt_id):
-            return "This key reports spans of its own attempt only."
-        attributes = span.get("attributes")
-        names = list(attributes) if isinstance(attributes, dict) else []
-        if span.get("name") == TRIPLET or any(name in names for name in _SYSTEMS_OWN):
-            return "What is trained is not said by spans of an agent."
-        if REWARDS not in key.scopes and any(name.startswith(REWARD_PREFIX) for name in names):
-            return "This key may not write rewards: a grader gives them here."
-    return None

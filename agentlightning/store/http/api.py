@@ -19,6 +19,8 @@ from agentlightning.errors import ConfigError, ConflictError, NotFoundError, Sto
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Statistics
 from agentlightning.store.http import otlp, prometheus, size, wire
+from agentlightning.store.http.intake import Intake
+from agentlightning.store.http.problems import TITLES, problem
 from agentlightning.store.operations.resources import decode_resources
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import (
@@ -35,7 +37,6 @@ from agentlightning.types import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-PROBLEM = "application/problem+json"
 STATUS_OF: dict[type[Exception], int] = {
     NotFoundError: 404,
     ConflictError: 409,
@@ -43,16 +44,6 @@ STATUS_OF: dict[type[Exception], int] = {
     size.TooMuch: 413,
     StoreError: 422,
     ConfigError: 422,
-}
-TITLES = {
-    404: "Not found",
-    408: "Too slow",
-    409: "Conflict",
-    413: "Too large",
-    422: "Not acceptable as it is",
-    429: "Too many requests",
-    503: "Not available",
-    500: "Internal error",
 }
 _problems: dict[int | str, dict[str, Any]] = {
     code: {"model": wire.Problem, "description": TITLES[code]} for code in (404, 409, 422, 503)
@@ -67,11 +58,6 @@ async def _store(request: Request) -> SqlLightningStore:
 
 
 Store = Annotated[SqlLightningStore, Depends(_store)]
-
-
-def problem(status: int, detail: str) -> Response:
-    body = wire.Problem(title=TITLES.get(status, "Refused"), status=status, detail=detail)
-    return Response(body.model_dump_json(), status_code=status, media_type=PROBLEM)
 
 
 def _status_of(error: BaseException) -> int:
@@ -384,12 +370,13 @@ async def on_bug(request: Request, error: Exception) -> Response:
     return problem(500, "The server failed; its log says why.")
 
 
-def create_app(store: SqlLightningStore) -> FastAPI:
+def create_app(store: SqlLightningStore, intake: Intake) -> FastAPI:
     """The ASGI application, without keys: see `access` for those."""
     # The routes as they are: including a router builds all of them anew at the first request of every server (0.1 s).
     routes = [*router.routes, *otlp.router.routes, *prometheus.router.routes]
     app = FastAPI(title="Agent Lightning store", version="1", docs_url="/docs", redoc_url=None, routes=routes)
     app.state.store = store
+    app.state.intake = intake
     app.add_exception_handler(StoreError, on_error)
     app.add_exception_handler(ConfigError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

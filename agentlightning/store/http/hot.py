@@ -17,8 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.store.http import api, wire
+from agentlightning.store.http.intake import Intake
 from agentlightning.store.sql import SqlLightningStore
-from agentlightning.types import Attempt, AttemptedRollout, Rollout, Span
+from agentlightning.types import Attempt, AttemptedRollout, Rollout
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ def _json(kind: Any) -> Callable[[Any], bytes]:
     return TypeAdapter(kind).dump_json
 
 
+SPANS = wire.PREFIX + "/spans"
+
 HOT: dict[str, Hot] = {
     "/queues/rollouts/enqueue": Hot(
         wire.Enqueue.model_validate_json, lambda _, store, body: api.enqueue(store, body), _json(list[Rollout])
@@ -45,11 +48,6 @@ HOT: dict[str, Hot] = {
         lambda _, store, body: api.update_attempts(store, body),
         _json(list[Attempt | wire.Problem]),
     ),
-    "/spans": Hot(
-        TypeAdapter(list[Span]).validate_json,
-        lambda _, store, body: api.add_spans(store, body),
-        _json(list[dict[str, Any]]),
-    ),
     "/calls": Hot(wire.decode_records, lambda _, store, records: store.add_calls(records), None),
 }
 
@@ -57,32 +55,42 @@ HOT: dict[str, Hot] = {
 class HotPaths:
     """An ASGI middleware in front of `api`'s application."""
 
-    def __init__(self, app: ASGIApp, store: SqlLightningStore):
+    def __init__(self, app: ASGIApp, store: SqlLightningStore, intake: Intake):
         self._app = app
         self._store = store
+        self._intake = intake
         self._paths = {wire.PREFIX + path: hot for path, hot in HOT.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        hot = self._paths.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if hot is None:
+        path = scope["path"] if scope["type"] == "http" and scope["method"] == "POST" else None
+        if path not in self._paths and path != SPANS:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        response = await self._answer(hot, request)
+        response = await answered(request, self._spans(request) if path == SPANS else self._hot(path, request))
         await response(scope, receive, send)
 
-    async def _answer(self, hot: Hot, request: Request) -> Response:
-        try:
-            result = await hot.work(request, self._store, hot.read(await request.body()))
-            if hot.write is None:
-                return Response(status_code=204)
-            return Response(hot.write(result), media_type="application/json")
-        except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
-        except ValidationError as error:
-            return await api.on_invalid(request, error)
-        except (StoreError, ConfigError) as error:
-            return await api.on_error(request, error)
-        except Exception as error:  # a bug: the client gets an answer, the log the traceback
-            logger.exception("%s failed", request.url.path)
-            return await api.on_bug(request, error)
+    async def _spans(self, request: Request) -> Response:
+        return await self._intake.spans(request, await request.body())
+
+    async def _hot(self, path: str, request: Request) -> Response:
+        hot = self._paths[path]
+        result = await hot.work(request, self._store, hot.read(await request.body()))
+        if hot.write is None:
+            return Response(status_code=204)
+        return Response(hot.write(result), media_type="application/json")
+
+
+async def answered(request: Request, answering: Awaitable[Response]) -> Response:
+    """The answer, or what went wrong."""
+    try:
+        return await answering
+    except ClientDisconnect:
+        return Response(status_code=499)  # nobody reads it
+    except ValidationError as error:
+        return await api.on_invalid(request, error)
+    except (StoreError, ConfigError) as error:
+        return await api.on_error(request, error)
+    except Exception as error:  # a bug: the client gets an answer, the log the traceback
+        logger.exception("%s failed", request.url.path)
+        return await api.on_bug(request, error)

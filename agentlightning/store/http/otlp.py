@@ -6,12 +6,10 @@ Those that do not are rejected in the partial-success part of the answer, as OTL
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,7 +22,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 
-from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.errors import StoreError
 from agentlightning.store.http import size
 from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, SpanStatus
 
@@ -35,10 +33,6 @@ ATTEMPT_KEY = "agentlightning.attempt_id"
 SEQUENCE_KEY = "agentlightning.span_sequence_id"
 MAX_BODY_BYTES = 64 * 2**20
 """After decompression."""
-SMALL_BYTES = 16 * 1024
-"""What is decoded at once."""
-SPANS_AT_ONCE = 256
-"""Spans of one write."""
 _STATUS_CODES = ("UNSET", "OK", "ERROR")
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
 _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
@@ -52,49 +46,44 @@ _PROTOBUF, _JSON = "application/x-protobuf", "application/json"
     },
 )
 async def receive(request: Request) -> Response:
-    found = await decode(request.headers, await request.body())
-    rejected, reasons = 0, []
-    by_attempt: defaultdict[tuple[str, str], list[Span]] = defaultdict(list)
-    for span in found:
-        if isinstance(span, str):
-            rejected += 1
-            reasons.append(span)
-        else:
-            by_attempt[span.rollout_id, span.attempt_id].append(span)
-    for spans in by_attempt.values():
-        try:
-            for start in range(0, len(spans), SPANS_AT_ONCE):  # other requests get their turns in between
-                await request.app.state.store.add_many_spans(spans[start : start + SPANS_AT_ONCE])
-        except NotFoundError as error:
-            rejected += len(spans)
-            reasons.append(str(error))
-    answer = ExportTraceServiceResponse()
-    if rejected:
-        answer.partial_success.rejected_spans = rejected
-        answer.partial_success.error_message = reasons[0]
-    if _is_json(request.headers):
-        return Response(json_format.MessageToJson(answer), media_type=_JSON)
-    return Response(answer.SerializeToString(), media_type=_PROTOBUF)
+    return await request.app.state.intake.traces(request, await request.body())
 
 
-def _is_json(headers: Mapping[str, str]) -> bool:
+def is_json(headers: Mapping[str, str]) -> bool:
+    """Whether a body is written as JSON, and so its answer."""
     return headers.get("content-type", "").startswith(_JSON)
 
 
-async def decode(headers: Mapping[str, str], body: bytes) -> list[Span | str]:
-    """The spans in a request, see `to_spans`. What is large is decoded in a thread, so that nobody waits for it."""
-    if len(body) <= SMALL_BYTES and not headers.get("content-encoding"):
-        return list(to_spans(parse(headers, body)))
-    return await asyncio.to_thread(lambda: list(to_spans(parse(headers, body))))
+def answer(rejected: int, why: str, *, is_json: bool) -> Response:
+    """What an exporter is told: how many spans were not taken, and why the first was not."""
+    said = ExportTraceServiceResponse()
+    if rejected:
+        said.partial_success.rejected_spans = rejected
+        said.partial_success.error_message = why
+    if is_json:
+        return Response(json_format.MessageToJson(said), media_type=_JSON)
+    return Response(said.SerializeToString(), media_type=_PROTOBUF)
 
 
-def parse(headers: Mapping[str, str], body: bytes) -> ExportTraceServiceRequest:
-    """The export in a request. Raises `StoreError` for anything else, and for more than a request may hold."""
-    plain = _decompress(body, headers.get("content-encoding", ""))
-    export = _parse_json(plain) if _is_json(headers) else _parse_protobuf(plain)
+def spans_in(is_json: bool, encoding: str, body: bytes) -> Iterator[Span | str]:
+    """The spans of an export; for one that does not say whose or which it is, the reason why it is rejected.
+
+    Raises `StoreError` for anything else, and for more than a request may hold.
+    """
+    plain = _decompress(body, encoding)
+    export = _parse_json(plain) if is_json else _parse_protobuf(plain)
     if sum(len(scope.spans) for group in export.resource_spans for scope in group.scope_spans) > size.MAX_SPANS:
         raise size.too_many("spans", size.MAX_SPANS)
-    return export
+    return _to_spans(export)
+
+
+def inflates_to(body: bytes, most: int) -> bool:
+    """Whether a body of gzip is at most so long when it is unpacked."""
+    inflater = zlib.decompressobj(wbits=31)
+    try:
+        return len(inflater.decompress(body, most + 1)) <= most
+    except zlib.error:
+        return True  # which is found out at once
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:
@@ -142,8 +131,7 @@ def _ids_to_base64(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
-def to_spans(export: ExportTraceServiceRequest) -> Iterator[Span | str]:
-    """The spans of an export; for one that does not say whose or which it is, the reason why it is rejected."""
+def _to_spans(export: ExportTraceServiceRequest) -> Iterator[Span | str]:
     for group in export.resource_spans:
         resource = OtelResource(attributes=_attributes(group.resource.attributes), schema_url=group.schema_url)
         for scope in group.scope_spans:

@@ -18,6 +18,7 @@ from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_
 from agentlightning.store.http.access import AccessControl
 from agentlightning.store.http.api import create_app
 from agentlightning.store.http.hot import HotPaths
+from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.wire import OTLP_PATH
 from agentlightning.store.sql import SqlLightningStore
 
@@ -70,10 +71,11 @@ class LightningStoreServer:
         self.store = store
         self.admin_key = admin_key
         self._secret = secret
-        app: ASGIApp = HotPaths(create_app(store), store)
+        self._intake = Intake(store)
+        app: ASGIApp = HotPaths(create_app(store, self._intake), store, self._intake)
         limits, trusted = connection_limits or ConnectionLimits(), asks_for_health
         if admin_key is not None:
-            app = control = AccessControl(app, admin_key, secret, Busy(limits))
+            app = control = AccessControl(app, self._intake, admin_key, secret, Busy(limits))
             trusted = control.trusts
         self._pages = pages
         if pages is not None:
@@ -114,6 +116,7 @@ class LightningStoreServer:
         if self._pages is not None:
             await self._pages.close()
         await self._server.stop()
+        await self._intake.close()
 
 
 def _beside(pages: Pages, api: ASGIApp) -> ASGIApp:

@@ -5,6 +5,7 @@ A few KiB of gzip can say two million empty spans: what counts is how many thing
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -16,6 +17,11 @@ MAX_FIELDS = 250_000
 """In one request: every number, text, attribute, event and link of its spans."""
 
 
+SHORT_BYTES = 16 * 1024
+"""A body up to this size is read at once, a longer one in a process of its own."""
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+
+
 class TooMuch(StoreError):
     """A request is larger than one may be."""
 
@@ -25,9 +31,14 @@ def too_many(what: str, most: int) -> TooMuch:
 
 
 def check_json(body: bytes) -> None:
-    """Raise `TooMuch` for JSON with more objects and lists than a request may have."""
-    if body.count(b"{") + body.count(b"[") > MAX_FIELDS:
-        raise too_many("objects and lists", MAX_FIELDS)
+    """Raise `TooMuch` for JSON with more values, in objects and lists, than a request may have."""
+    if _values_of(body) > MAX_FIELDS and _values_of(_TEXT.sub(b"", body)) > MAX_FIELDS:
+        raise too_many("values", MAX_FIELDS)
+
+
+def _values_of(body: bytes) -> int:
+    """No fewer than there are; commas and brackets in texts count too."""
+    return body.count(b",") + body.count(b"{") + body.count(b"[")
 
 
 def check_protobuf(body: bytes, descriptor: Any) -> None:

@@ -1,4 +1,4 @@
-"""Places at a provider, or in the process for large requests: so many calls at once, and who waits takes turns."""
+"""Places at a provider, or in a process for large requests: so many at once, and who waits takes turns."""
 
 from __future__ import annotations
 
