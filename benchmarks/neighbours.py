@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gzip
 import json
 import logging
 import sys
@@ -25,8 +26,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_bytes, token_hex
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -49,6 +51,8 @@ class Attack:
     """Whether it is aimed at the engine."""
     read_timeout: float = 60.0
     """After so many seconds the attacker hangs up."""
+    at_store: bool = False
+    """Whether it is sent to the store's server, which shares the gateway's process: gzipped OTLP."""
 
 
 def chat(**fields: Any) -> bytes:
@@ -73,6 +77,19 @@ def format_of(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
+def field(tag: bytes, said: bytes) -> bytes:
+    """A field of protobuf that is a message or a text."""
+    length, size = b"", len(said)
+    while size > 0x7F:
+        length, size = length + bytes([size & 0x7F | 0x80]), size >> 7
+    return tag + length + bytes([size]) + said
+
+
+def empty_spans(count: int) -> bytes:
+    """An OTLP export of spans that say nothing, in a few KiB of gzip."""
+    return gzip.compress(field(b"\x0a", field(b"\x12", b"\x12\x00" * count)))
+
+
 ATTACKS: dict[str, Attack] = {
     "1 text of 1 MB": Attack("/chat/completions", lambda: chat(messages=said("word, " * 170_000))),
     "1 count_tokens, 30 MB": Attack("/messages/count_tokens", lambda: chat(messages=said("word, " * 5_000_000))),
@@ -94,6 +111,8 @@ ATTACKS: dict[str, Attack] = {
         ),
     ),
     "1 schema of choices": Attack("/chat/completions", lambda: chat(response_format=format_of(many_choices(12)))),
+    "8 OTLP, two million empty spans": Attack("/v1/traces", lambda: empty_spans(2_000_000), at_store=True),
+    "8 OTLP, five thousand empty spans": Attack("/v1/traces", lambda: empty_spans(5_000), at_store=True),
     "9 stop list of 1 MB, n=128": Attack("/chat/completions", lambda: chat(stop=["x" * 30] * 30_000, n=128)),
     "9 old reasoning, n=128": Attack(
         "/chat/completions",
@@ -141,6 +160,7 @@ async def attacker(spec: dict[str, Any]) -> dict[str, Any]:
     """The attack's requests until the time is over; the statuses of the answers."""
     attack, statuses = ATTACKS[spec["attack"]], {}
     body, parts = attack.body(), urlsplit(spec["url"])
+    url = spec["store" if attack.at_store else "url"] + attack.path
     end = time.perf_counter() + spec["seconds"]
 
     async def drip() -> None:
@@ -154,7 +174,7 @@ async def attacker(spec: dict[str, Any]) -> dict[str, Any]:
     async def send(session: aiohttp.ClientSession) -> None:
         while time.perf_counter() < end:
             try:
-                async with session.post(f"{spec['url']}{attack.path}", data=body) as answer:
+                async with session.post(url, data=body) as answer:
                     await answer.read()
                     status = str(answer.status)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -166,6 +186,8 @@ async def attacker(spec: dict[str, Any]) -> dict[str, Any]:
         return {"statuses": statuses}
     timeout = aiohttp.ClientTimeout(total=min(attack.read_timeout, spec["seconds"] + 30))
     headers = {"authorization": f"Bearer {spec['key']}", "content-type": "application/json"}
+    if attack.at_store:
+        headers |= {"content-type": "application/x-protobuf", "content-encoding": "gzip"}
     async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
         await asyncio.gather(*[send(session) for _ in range(attack.at_once)])
     return {"statuses": statuses}
@@ -212,8 +234,8 @@ async def be_another() -> None:
     from agentlightning.models import resolve_model
 
     rendering = load_rendering(resolve_model("calc"))
-    async with served(Echo(rendering, MAX_CONTEXT), rendering) as (store, gateway):
-        print(json.dumps(await place(store, gateway)), flush=True)
+    async with served(Echo(rendering, MAX_CONTEXT), rendering) as site:
+        print(json.dumps(await place(site)), flush=True)
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 
 
@@ -230,33 +252,43 @@ async def another() -> AsyncIterator[dict[str, str]]:
     await process.wait()
 
 
-@asynccontextmanager
-async def served(engine: Any, rendering: Any) -> AsyncIterator[tuple[Any, Any]]:
-    from agentlightning.gateway import Gateway
-    from agentlightning.store import SqliteLightningStore
+class Site(NamedTuple):
+    store: Any
+    gateway: Any
+    server: Any
+    """Of the store."""
 
+
+@asynccontextmanager
+async def served(engine: Any, rendering: Any) -> AsyncIterator[Site]:
+    from agentlightning.gateway import Gateway
+    from agentlightning.store import LightningStoreServer, SqliteLightningStore
+
+    secret = token_bytes(32)
     with TemporaryDirectory() as folder:
         store = SqliteLightningStore(Path(folder) / "store.sqlite")
-        async with Gateway(store, engine, rendering) as gateway:
-            yield store, gateway
+        server = LightningStoreServer(store, port=0, admin_key=token_hex(16), secret=secret)
+        await server.start()
+        async with Gateway(store, engine, rendering, secret=secret) as gateway:
+            yield Site(store, gateway, server)
+        await server.stop()
         await store.close()
 
 
-async def place(store: Any, gateway: Any) -> dict[str, str]:
-    """The URL and key of a fresh attempt."""
-    claimed = await store.start_rollout(input={})
+async def place(site: Site) -> dict[str, str]:
+    """The URLs and the key of a fresh attempt."""
+    claimed = await site.store.start_rollout(input={})
     ids = claimed.rollout_id, claimed.attempt.attempt_id
-    return {"url": gateway.as_resource().get_base_url(*ids), "key": gateway.key_for(*ids)}
+    url = site.gateway.as_resource().get_base_url(*ids)
+    return {"url": url, "key": site.gateway.key_for(*ids), "store": site.server.endpoint}
 
 
-async def measured(
-    store: Any, gateway: Any, name: str | None, seconds: float, aim: dict[str, str] | None = None
-) -> dict[str, Any]:
+async def measured(site: Site, name: str | None, seconds: float, aim: dict[str, str] | None = None) -> dict[str, Any]:
     """The victim's calls, alone or beside an attack, on this gateway unless another is its `aim`."""
-    calm = {**await place(store, gateway), "seconds": seconds}
+    calm = {**await place(site), "seconds": seconds}
     if name is None:
         return await in_other_process("victim", calm)
-    hostile = {**(aim or await place(store, gateway)), "seconds": seconds + 1, "attack": name}
+    hostile = {**(aim or await place(site)), "seconds": seconds + 1, "attack": name}
     fought = asyncio.create_task(in_other_process("attacker", hostile))
     await asyncio.sleep(1.0)  # it has begun
     found = await in_other_process("victim", calm)
@@ -298,20 +330,20 @@ async def run(quick: bool, only: str) -> dict[str, Any]:
     print(f"{'a short call beside':<32}{waits}{'calls':>7}{'failed':>7}  the attacker got")
 
     async def series(engine: Any, alone: str, *, on_engine: bool, aim: dict[str, str] | None = None) -> None:
-        async with served(engine, rendering) as (store, gateway):
+        async with served(engine, rendering) as site:
             calm: list[dict[str, Any]] = []
 
             async def nobody() -> None:
                 await asyncio.sleep(1.0)  # what an attack has left behind has ended
-                calm.append(await measured(store, gateway, None, seconds))
+                calm.append(await measured(site, None, seconds))
                 waits = [wait for found in calm for wait in found["waits"]]
                 rows[alone] = figures_of({"waits": waits, "failures": sum(found["failures"] for found in calm)})
 
             for name in [n for n, a in ATTACKS.items() if a.engine == on_engine and only in n]:
                 await nobody()
-                rows[name] = figures_of(await measured(store, gateway, name, seconds))
+                rows[name] = figures_of(await measured(site, name, seconds))
                 if aim:
-                    elsewhere[name] = figures_of(await measured(store, gateway, name, seconds, aim))
+                    elsewhere[name] = figures_of(await measured(site, name, seconds, aim))
                 row(name, rows[name], elsewhere.get(name), rows[alone]["p99_ms"])
             await nobody()
             row(alone, rows[alone], None, rows[alone]["p99_ms"])

@@ -21,7 +21,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.keys import SPANS
 from agentlightning.serving import ConnectionLimits
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
-from agentlightning.store.http import size
+from agentlightning.store.http import otlp, size
 from agentlightning.types import AttemptedRollout
 from tests.store.builders import make_span
 
@@ -117,6 +117,7 @@ SHAPES: dict[str, tuple[str, int, Callable[[dict[str, Any]], bytes]]] = {
     "OTLP: numbers": ("json", 200, lambda span: otlp_of(span, [{"intValue": "7"}] * 100_000)),
     "OTLP: a million numbers": ("json", 413, lambda span: otlp_of(span, [7] * 1_000_000)),
     "OTLP: deep lists": ("json", 422, lambda span: otlp_of(span, []).replace(b"[]", b"[" * 10**5 + b"]" * 10**5)),
+    "OTLP: empty spans": ("protobuf", 200, lambda span: gzip.compress(many_empty_spans(4_990))),
     "OTLP: attributes": ("protobuf", 200, lambda span: gzip.compress(many_empty_attributes(size.MAX_FIELDS - 10))),
     "OTLP: a text of 60 MB": ("protobuf", 200, lambda span: gzip.compress(otlp_text(span, 60_000_000), 1)),
 }
@@ -312,3 +313,11 @@ async def test_connections_are_left_to_others_and_to_the_admin(tmp_path: Path) -
         writer.close()
     await server.stop()
     await store.close()
+
+
+@pytest.mark.parametrize(("count", "short"), [(10, True), (1_000, False)])
+def test_what_says_many_things_is_not_short(count: int, short: bool) -> None:
+    body = many_empty_spans(count)
+    assert otlp.is_short(False, "", body) is short
+    assert otlp.is_short(False, "gzip", gzip.compress(body)) is short
+    assert otlp.is_short(True, "", b"[" + b"{}," * count + b"{}]") is short

@@ -77,13 +77,18 @@ def spans_in(is_json: bool, encoding: str, body: bytes) -> Iterator[Span | str]:
     return _to_spans(export)
 
 
-def inflates_to(body: bytes, most: int) -> bool:
-    """Whether a body of gzip is at most so long when it is unpacked."""
-    inflater = zlib.decompressobj(wbits=31)
+def is_short(is_json: bool, encoding: str, body: bytes) -> bool:
+    """Whether a body is read in a moment: it is short when unpacked, and says few things."""
     try:
-        return len(inflater.decompress(body, most + 1)) <= most
+        plain = zlib.decompressobj(wbits=31).decompress(body, size.SHORT_BYTES + 1) if encoding == "gzip" else body
+        if is_json:
+            return len(plain) <= size.SHORT_BYTES and size.values_of(plain) <= size.SHORT_FIELDS
+        size.check_protobuf(plain, ExportTraceServiceRequest.DESCRIPTOR, size.SHORT_FIELDS)
+    except size.TooMuch:
+        return False
     except zlib.error:
         return True  # which is found out at once
+    return len(plain) <= size.SHORT_BYTES
 
 
 def _decompress(body: bytes, encoding: str) -> bytes:

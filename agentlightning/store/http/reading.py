@@ -90,9 +90,7 @@ def read(given: Given, body: bytes) -> tuple[Found | Refused, list[list[Row]]]:
 
 def is_short(given: Given, body: bytes) -> bool:
     """Whether it is read at once."""
-    return len(body) <= size.SHORT_BYTES and (
-        given.encoding in ("", "identity") or otlp.inflates_to(body, size.SHORT_BYTES)
-    )
+    return len(body) <= size.SHORT_BYTES and (not given.is_otlp or otlp.is_short(given.is_json, given.encoding, body))
 
 
 _span = TypeAdapter(Span)
