@@ -70,7 +70,7 @@ def success(model: str, *, told: bool) -> float:
     play = load_example("calc", "play")
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     renderer, network = Qwen3Renderer(tokenizer), Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    advice = message_tokens(load_rendering(Path(model), None), ADVICE)
+    advice = message_tokens(load_rendering(model, None), ADVICE)
     first_prompt = play.first_prompt
 
     def advised(renderer: Any, question: str) -> list[int]:
