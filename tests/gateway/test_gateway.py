@@ -145,7 +145,9 @@ async def test_paths_with_and_without_v1(site: Site) -> None:
         assert status == 200, answer
     status, answer = await raw(site, "GET /health HTTP/1.1")
     assert (status, json.loads(answer)) == (200, {"status": "ok", "instance": site.gateway.instance})
-    status, answer = await raw(site, f"POST {base}/v1/embeddings HTTP/1.1", body)
+    status, answer = await raw(site, f"POST {base}/v1/embeddings HTTP/1.1\r\nAuthorization: Bearer {site.key}", body)
+    assert (status, b"has no embeddings" in answer) == (400, True)
+    status, answer = await raw(site, f"POST {base}/v1/moderations HTTP/1.1", body)
     assert status == 404
     assert b"/v1/chat/completions" in answer
     assert (await raw(site, f"GET {base}/v1/chat/completions HTTP/1.1"))[0] == 405

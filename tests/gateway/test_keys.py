@@ -233,7 +233,9 @@ async def test_every_route_of_the_store_is_closed_to_an_agent(world: World) -> N
                 continue
             url = path.replace("{rollout_id}", site.rollout_id).replace("{attempt_id}", site.attempt_id)
             url = url.replace("{", "").replace("}", "")
-            body = [{"rollout_id": site.rollout_id, "attempt_id": site.attempt_id}] if path.endswith("/spans") else {}
+            ids = {"rollout_id": site.rollout_id, "attempt_id": site.attempt_id}
+            span = {**ids, "trace_id": "1" * 32, "span_id": "2" * 16, "name": "forged"}
+            body = [span] if path.endswith("/spans") else {}
             status, text = await world.send(world.server.endpoint + url, body, method=method)
             assert status == 403, (method, url, status, text)
     await world.untouched(world.other)
