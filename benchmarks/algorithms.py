@@ -347,11 +347,11 @@ def _team_table(figures: dict[str, dict[str, float]]) -> Table:
 
 
 def plot(curves: dict[str, list[list[dict[str, Any]]]], picture: Path) -> None:
-    """Mean training reward over steps (of three steps each), a line per algorithm, GRPO in every panel."""
+    """Mean training reward on the calculator (of three steps each), a line per algorithm, GRPO in every panel."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    shown = {name: runs for name, runs in curves.items() if name not in QUESTIONS}
+    shown = {name: runs for name, runs in curves.items() if name not in QUESTIONS and not name.endswith(ON_THE_GAME)}
     panels = {
         "compared with siblings": [n for n in shown if n in COMPARED],
         "other losses": [n for n in shown if n not in COMPARED and " " not in n],
