@@ -109,7 +109,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trainer.test_freq": ("val_every", _often),
     "trainer.save_freq": ("save_every", _often),
     "trainer.critic_warmup": ("critic_warmup", int),
-    "trainer.device": ("device", lambda v: v if v in ("cpu", "cuda") else "auto"),
+    "trainer.device": ("device", lambda v: "cpu" if v == "cpu" else "auto"),
     "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", _same),
 }
 """Keys that are one setting here."""
@@ -268,9 +268,9 @@ def understand(flat: Mapping[str, Any], gpus: Callable[[], int]) -> Meaning:
     if "model" not in settings:
         problems.append("actor_rollout_ref.model.path is missing: the model to train.")
     problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
+    problems += _place(flat, settings, ignored, gpus)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
-    ignored |= _place(flat, settings, gpus)
     algorithm, own = ESTIMATORS[estimator]
     return Meaning(algorithm, {**own, **settings}, ignored)
 
@@ -320,26 +320,37 @@ def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
     return problems
 
 
-def _place(flat: Mapping[str, Any], settings: dict[str, Any], gpus: Callable[[], int]) -> dict[str, str]:
-    """Over which processes learner and engines are spread; returns the keys that change nothing, and why.
+def _place(
+    flat: Mapping[str, Any], settings: dict[str, Any], ignored: dict[str, str], gpus: Callable[[], int]
+) -> list[str]:
+    """Over which processes learner and engines are spread; returns what is wrong with the keys.
 
     On several nodes every GPU has a rank of the learner and an engine, as in VERL; Ray lays them out.
     """
-    nodes, per_node = int(flat.get(NODES) or 1), int(flat.get(GPUS) or 1)
-    split = int(flat.get(ROLLOUT + "tensor_model_parallel_size") or 1)
+    several = ROLLOUT + "tensor_model_parallel_size"
+    given = {key: flat.get(key) for key in (NODES, GPUS, several)}
+    problems = [
+        f"{key} is {value!r}; it must be a whole number above 0."
+        for key, value in given.items()
+        if value is not None and (not isinstance(value, int) or value < 1)
+    ]
+    if problems:
+        return problems
+    nodes, per_node, split = given[NODES] or 1, given[GPUS] or 1, given[several] or 1
     if nodes > 1:
-        ranks = nodes * int(flat.get(GPUS) or VERLS_GPUS_PER_NODE)
+        ranks = nodes * (given[GPUS] or VERLS_GPUS_PER_NODE)
         options: dict[str, Any] = {"address": "auto", "engines": max(1, ranks // split)}
         if settings.get("device") != "cpu":
             options |= {"gpus_per_rank": 0.5, "gpus_per_engine": 0.5}
         settings |= {"backend": "ray", "ranks": ranks, "backend_options": options}
-        return {}
-    ignored = {ROLLOUT + "tensor_model_parallel_size": "the engine holds the whole model"} if split > 1 else {}
+        return []
+    if split > 1:
+        ignored[several] = "the engine holds the whole model"
     if per_node > 1 and (found := gpus()) < per_node:
-        return ignored | {GPUS: f"this machine has {found or 'no'} GPUs: the learner is one process"}
-    if per_node > 1:
+        ignored[GPUS] = f"this machine has {found or 'no'} GPUs: the learner is one process"
+    elif per_node > 1:
         settings["ranks"] = per_node
-    return ignored
+    return []
 
 
 def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ agents get in its place is the gateway's. The provider's key stays here.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -42,7 +43,7 @@ class Asked:
         """What agents get: the endpoints of what is served, and what was given, by name."""
         own = {name: resource for name, resource in served.resources().items() if name not in self.providers}
         if served.backend is None and served.aliases[0] in self.providers:
-            del own["llm"]  # the first of what is served, whatever its name; here each has its own
+            own.pop("llm", None)  # the first of what is served, whatever its name; here each has its own
         found = {name: resource for name, resource in given.items() if name not in self.left_out}
         for name, (alias, llm) in self.endpoints.items():
             found[name] = served.gateway.as_resource(alias, sampling_parameters=llm.sampling_parameters)
@@ -58,7 +59,7 @@ def asked_through_gateway(given: Mapping[str, Resource], models: Collection[str]
     taken = {POLICY, *models}
     if policy is not None:
         own = policy.model
-        taken |= {own.model, *own.trained, *own.members, own.frozen or POLICY}
+        taken |= {own.model, *own.trained, *own.members, own.frozen or POLICY, *POLICY_NAMES}
     providers: dict[str, Provider] = {}
     endpoints: dict[str, tuple[str, LLM]] = {}
     left_out: list[str] = []
@@ -69,7 +70,7 @@ def asked_through_gateway(given: Mapping[str, Resource], models: Collection[str]
             left_out.append(name)
             continue
         provider = _provider(name, resource)
-        names = (resource.model, name, f"{name}/{resource.model}")
+        names = itertools.chain((resource.model, name), (f"{name}-{number}" for number in itertools.count(2)))
         alias = next(n for n in names if n and n not in taken and providers.get(n, provider) == provider)
         endpoints[name] = (alias, resource)
         providers[alias] = provider

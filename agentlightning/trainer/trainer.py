@@ -126,7 +126,7 @@ class Trainer(GivenByName):
         adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
         llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
         initial_resources: Resources by name, beside the policy's endpoint `llm`. An `LLM` among them is asked through
-            the gateway, as one of `models` is.
+            the gateway, as one of `models` is (directly, where `llm_proxy` is given).
         models: Other providers that agents may ask through the gateway, by alias: a judge, a user simulator, an
             opponent. Their calls are recorded and never trained. Each is a resource of its alias, too. With a `price`
             what they cost is recorded and shown; `limits` say how much may be asked of them.

@@ -122,6 +122,8 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
         ("actor_rollout_ref.model.lora_rank", 0, "lora_rank", None),
         ("trainer.test_freq", -1, "val_every", 10**9),
         ("trainer.total_training_steps", 7, "steps", 7),
+        ("trainer.device", "cuda", "device", "auto"),
+        ("trainer.device", "cpu", "device", "cpu"),
         ("data.truncation", "error", "cut_long_prompts", False),
         ("actor_rollout_ref.actor.clip_ratio_c", 3.0, "loss", "dual_clip"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo", "loss", "gspo"),
@@ -144,6 +146,8 @@ def test_a_share_of_warm_up_is_of_all_steps() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
+        ("trainer.nnodes", "two", "whole number above 0"),
+        ("trainer.n_gpus_per_node", 0, "whole number above 0"),
         ("data.train_files", "train.parquet", "Trainer.fit"),
         ("reward_model.enable", True, "let the agent ask"),
         ("algorithm.adv_estimator", "remax", "it can be one of grpo"),

@@ -35,7 +35,9 @@ def llm(model: str = "theirs", host: str = "one", **given: Any) -> agl.LLM:
         ({"llm": llm(), "judge": llm()}, [], None, {"llm": "theirs", "judge": "theirs"}),
         ({"llm": llm(), "judge": llm(host="two")}, [], None, {"llm": "theirs", "judge": "judge"}),
         ({"llm": llm()}, ["theirs"], None, {"llm": "llm"}),
-        ({"judge": llm()}, ["theirs", "judge"], None, {"judge": "judge/theirs"}),
+        ({"judge": llm()}, ["theirs", "judge"], None, {"judge": "judge-2"}),
+        ({"judge": llm("llm")}, [], POLICY, {"judge": "judge"}),
+        ({"llm": llm("")}, [], None, {"llm": "llm"}),
         ({"judge": llm("some/base")}, [], POLICY, {"judge": "judge"}),
         ({"judge": llm("policy")}, [], POLICY, {"judge": "judge"}),
         ({"llm": llm(), "main_llm": llm(), "judge": llm()}, [], POLICY, {"judge": "theirs"}),
@@ -117,6 +119,26 @@ async def test_agents_ask_it_as_if_directly_and_what_is_said_is_recorded(
     assert [span.name for span in spans] == ["chat theirs", "embeddings theirs"]
     assert "Forty-two." in str(spans[0].attributes["agentlightning.response"])
     assert json.loads(str(spans[1].attributes["agentlightning.request"]))["input"] == "What is 6 * 7?"
+
+
+@pytest.mark.parametrize("model", ["llm", "main_llm", "judge"])
+async def test_a_model_may_have_the_name_of_a_resource(
+    tmp_path: Path, provider: tuple[str, list[Any]], model: str
+) -> None:
+    url, heard = provider
+
+    @agl.rollout
+    async def agent(task: str, llm: agl.LLM) -> float:
+        async with openai.AsyncOpenAI(base_url=llm.endpoint, api_key=llm.api_key) as client:
+            await client.chat.completions.create(model=llm.model, messages=[{"role": "user", "content": task}])
+        return 1.0
+
+    given = {"llm": agl.LLM(endpoint=url, model=model)}
+    trainer = agl.Trainer(
+        store=InMemoryLightningStore(), initial_resources=given, run_dir=tmp_path / "run", console=SilentConsole()
+    )
+    await trainer.fit_async(agent, ["a"])
+    assert [body["model"] for _, _, body in heard] == [model]
 
 
 async def test_the_providers_key_stays_here(tmp_path: Path, provider: tuple[str, list[Any]]) -> None:
