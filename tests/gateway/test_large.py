@@ -153,7 +153,7 @@ async def test_a_process_that_dies_is_told_and_started_again(hasty: Site) -> Non
     running = process._running  # pyright: ignore[reportPrivateUsage]
     assert running is not None
     os.kill(second, signal.SIGKILL)  # while nobody asks
-    await until(lambda: running.result().ended)
+    await until(lambda: running.result().process.ended)
     assert (await post(hasty, "/chat/completions", {**ASK, **PADDING}))[0] == 200
     assert len({first, second, process.pid}) == 3
 

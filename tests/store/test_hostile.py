@@ -17,6 +17,7 @@ import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agentlightning.beside import ProcessBeside
 from agentlightning.errors import ConfigError
 from agentlightning.keys import SPANS
 from agentlightning.serving import ConnectionLimits
@@ -205,11 +206,39 @@ async def test_the_process_for_large_bodies_is_started_again(
         return await _post(agent, "/v1/agl/spans", {"Content-Type": "application/json"}, body)
 
     assert await send() == 200
-    (reader,) = [p for p in psutil.Process().children() if "agentlightning.store.http.reader" in p.cmdline()]
-    reader.kill()
-    reader.wait(10)
-    assert await send() == 503
+    (first,) = _readers()
+    first.kill()  # while nobody asks: nobody is told
+    await asyncio.to_thread(first.wait, 10)
     assert await send() == 200
+    (second,) = [reader for reader in _readers() if reader.pid != first.pid]
+    second.suspend()
+    sending = asyncio.create_task(send())
+    await asyncio.sleep(0.2)
+    second.kill()
+    assert await sending == 503
+    assert await send() == 200
+
+
+async def test_a_process_for_large_bodies_that_cannot_be_started_is_said(
+    server: LightningStoreServer, agent: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (claim,) = await server.store.query_rollouts()
+    assert isinstance(claim, AttemptedRollout)
+
+    async def none(*_: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(ProcessBeside, "start", none)
+    body = spans_of(make_span(claim, "large", text="x" * 100_000).model_dump(mode="json"))
+    assert await _post(agent, "/v1/agl/spans", {"Content-Type": "application/json"}, body) == 503
+    monkeypatch.undo()
+    assert await _post(agent, "/v1/agl/spans", {"Content-Type": "application/json"}, body) == 200
+
+
+def _readers() -> list[psutil.Process]:
+    """The processes for large bodies that live."""
+    found = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    return [p for p in found if "agentlightning.store.http.reader" in p.cmdline()]
 
 
 async def _post(session: aiohttp.ClientSession, path: str, headers: dict[str, str], body: bytes) -> int:

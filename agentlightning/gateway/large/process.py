@@ -7,18 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Hashable, Sequence
-from tempfile import TemporaryFile
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+from agentlightning.beside import ProcessBeside
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.large.wire import (
-    LENGTHS,
     Answer,
     Broken,
     Load,
@@ -28,10 +22,9 @@ from agentlightning.gateway.large.wire import (
     Stop,
     Unloadable,
     answer_of,
-    head_of,
+    encoded,
 )
 from agentlightning.gateway.limits import RequestLimits
-from agentlightning.importing import import_environment
 from agentlightning.places import Places
 from agentlightning.rendering.base import Source
 
@@ -39,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 _STOP_SECONDS = 2.0
 """How long it may go on with what nobody waits for."""
-_LAST_WORDS = 2000
-_WRITTEN_AT_ONCE = 2**18
+# What has been fetched from the hub is on the disk, and one core is enough.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 class _Limit(NamedTuple):
@@ -67,7 +60,7 @@ class LargeProcess:
     def pid(self) -> int | None:
         """Of the process, if there is one."""
         started = self._running is not None and self._running.done() and self._running.exception() is None
-        return self._running.result().pid if self._running is not None and started else None
+        return self._running.result().process.pid if self._running is not None and started else None
 
     async def ask(self, owner: Hashable, question: Question, body: Sequence[bytes] = ()) -> Answer:
         """The answer to a question. Owners take turns. Raises `Refusal` if the process does not live to answer it."""
@@ -108,7 +101,7 @@ class LargeProcess:
         if self._closed:
             raise Refusal("The gateway was stopped.", status=410, code="attempt_closed")
         started = self._running
-        if started is not None and started.done() and started.exception() is None and started.result().ended:
+        if started is not None and started.done() and started.exception() is None and started.result().process.ended:
             await self._end(started.result())
         if self._running is None:
             self._running = asyncio.create_task(_Running.start())
@@ -127,8 +120,7 @@ class LargeProcess:
     async def _end(self, running: _Running) -> str:
         """End it if it lives, and say how it ended."""
         self._running = None
-        running.kill()
-        return await running.death()
+        return await running.process.death()
 
     def _done(self, asking: asyncio.Task[Answer]) -> None:
         self._asking.discard(asking)
@@ -146,45 +138,23 @@ class LargeProcess:
 class _Running:
     """One process from its start to its end."""
 
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        output: IO[bytes],
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self.pid = process.pid
+    def __init__(self, process: ProcessBeside) -> None:
+        self.process = process
         self.loaded: set[Source] = set()
-        self._process = process
-        self._output = output
-        self._reader = reader
-        self._writer = writer
         self._sending = False
         self._stopped = False
 
     @classmethod
     async def start(cls) -> _Running:
-        ours, theirs = socket.socketpair()
-        output = TemporaryFile()  # noqa: SIM115 (closed by `death`)
-        with theirs:
-            process = await asyncio.to_thread(_spawn, theirs.fileno(), output)
-        ours.setblocking(False)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        return cls(process, output, reader, writer)
+        return cls(await ProcessBeside.start("agentlightning.gateway.large", _ENVIRONMENT))
 
     async def ask(self, question: Question, body: Sequence[bytes]) -> Answer:
         self._sending, self._stopped = True, False
-        self._writer.write(head_of(question, sum(map(len, body))))
-        for part in body:
-            for at in range(0, len(part), _WRITTEN_AT_ONCE):  # others get a turn in between
-                self._writer.write(memoryview(part)[at : at + _WRITTEN_AT_ONCE])
-                await self._writer.drain()
-        await self._writer.drain()
+        await self.process.send(encoded(question), body)
         self._sending = False
         if self._stopped:
-            self._writer.write(head_of(Stop()))
-        said, _ = LENGTHS.unpack(await self._reader.readexactly(LENGTHS.size))
-        answer = answer_of.decode(await self._reader.readexactly(said))
+            self._say_stop()
+        answer = answer_of.decode(await self.process.receive())
         if isinstance(answer, Broken):
             logger.error("Work on a large request failed: %s", answer.why)
             raise Refusal(
@@ -199,44 +169,10 @@ class _Running:
         """Nobody waits for the answer. Said once the question is there as a whole."""
         self._stopped = True
         if not self._sending:
-            self._writer.write(head_of(Stop()))
+            self._say_stop()
 
-    def kill(self) -> None:
-        self._process.kill()
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    async def death(self) -> str:
-        """How it ended; called when it does."""
-        self._writer.close()
-        code = await asyncio.to_thread(self._process.wait)
-        with self._output as output:
-            output.seek(max(0, output.seek(0, os.SEEK_END) - _LAST_WORDS))
-            words = output.read().decode(errors="replace").strip()
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        if code == -signal.SIGKILL:
-            how += " (the system does that when memory runs out)"
-        return f"{how}{': ' if words else ''}{words}"
-
-
-def _spawn(channel: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "agentlightning.gateway.large", str(channel)],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=[channel],
-        # What has been fetched from the hub is on the disk, and one core is enough.
-        env={
-            **import_environment(),
-            "HF_HUB_OFFLINE": "1",
-            "RAYON_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        },
-        start_new_session=True,
-    )
+    def _say_stop(self) -> None:
+        self.process.send_soon(encoded(Stop()))
 
 
 def _sources(question: Question) -> set[Source]:

@@ -1,11 +1,10 @@
-"""What the gateway and its process for large requests say to each other: frames of msgpack over a socket.
+"""What the gateway and its process for large requests say to each other: frames (`beside`) of msgpack.
 
-A frame is two lengths, a message, and bytes that are sent as they are: a request's body.
+The bytes that follow a question are a request's body.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,9 +15,6 @@ from agentlightning.gateway.limits import RequestLimits
 from agentlightning.gateway.sampling.constraint import Constraint
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, Tool
-
-LENGTHS = struct.Struct("<QQ")
-
 
 # ---- what is asked ---------------------------------------------------------------------------------------------------
 
@@ -193,7 +189,4 @@ answer_of = msgspec.msgpack.Decoder(Answer)
 messages_of = msgspec.msgpack.Decoder(list[Message])
 
 
-def head_of(message: Question | Stop | Answer, body_bytes: int = 0) -> bytes:
-    """A frame up to its body."""
-    said = msgspec.msgpack.encode(message)
-    return LENGTHS.pack(len(said), body_bytes) + said
+encoded = msgspec.msgpack.encode
