@@ -57,6 +57,9 @@ class RequestLimits:
     large_seconds: float = 60.0
     """How long reading a large request may take, and how long tokenising it; without the time that it waits for others.
     """
+    refused_wait: float = 10.0
+    """How many times as long as refusing a request took the attempt's next one waits, at most half a minute; requests
+    that come meanwhile are read one after another."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:

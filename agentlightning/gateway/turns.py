@@ -11,6 +11,10 @@ from collections import deque
 
 AT_ONCE = 4
 """Pieces of work of one attempt in each pass of the event loop."""
+IN_A_ROW = 64
+"""After so many, pieces that have waited without a break are done more slowly, at a pace that leaves others room."""
+PAUSE = 0.01
+"""Seconds between them from then on, instead of a pass of the event loop."""
 
 
 class Turns:
@@ -18,6 +22,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._left = AT_ONCE
+        self._in_a_row = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def take(self) -> None:
@@ -39,5 +44,11 @@ class Turns:
             if not turn.done():  # cancelled: its client went away
                 turn.set_result(None)
                 self._left -= 1
-        if self._left < AT_ONCE:
+        if self._left == AT_ONCE:
+            self._in_a_row = 0
+            return
+        self._in_a_row += AT_ONCE - self._left
+        if self._in_a_row > IN_A_ROW:
+            asyncio.get_running_loop().call_later(PAUSE, self._renew)
+        else:
             asyncio.get_running_loop().call_soon(self._renew)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Sequence
+import time
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from agentlightning.beside import ProcessBeside
@@ -49,8 +50,10 @@ _LOADING = _Limit(120.0, "to load a model's tokenizer")
 class LargeProcess:
     """Asked by `ask`, from one event loop; `close` ends it."""
 
-    def __init__(self, limits: RequestLimits) -> None:
+    def __init__(self, limits: RequestLimits, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
+        """`charge` is told how long the process was busy with a question, and whose it was."""
         self._limits = limits
+        self._charge = charge
         self._places = Places(1)
         self._running: asyncio.Task[_Running] | None = None
         self._asking: set[asyncio.Task[Answer]] = set()
@@ -71,7 +74,11 @@ class LargeProcess:
                 if isinstance(loaded, Unloadable):
                     return loaded
                 running.loaded.add(source)
-            return await self._ask(running, question, body, _limit_of(question, self._limits))
+            began = time.perf_counter()
+            try:
+                return await self._ask(running, question, body, _limit_of(question, self._limits))
+            finally:
+                self._charge(owner, time.perf_counter() - began)
 
     async def _ask(self, running: _Running, question: Question, body: Sequence[bytes], limit: _Limit) -> Answer:
         asking = asyncio.create_task(running.ask(question, body))

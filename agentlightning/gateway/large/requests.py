@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 import msgspec
 
 from agentlightning.errors import ModelError
+from agentlightning.gateway.backoff import Backoff
 from agentlightning.gateway.dialects.base import Answered
 from agentlightning.gateway.exchange import CallRequest
 from agentlightning.gateway.history.session import Bridging
@@ -56,7 +57,8 @@ class LargeRequests:
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
-        self.process = LargeProcess(limits)
+        self.backoff = Backoff(limits.refused_wait)
+        self.process = LargeProcess(limits, self.backoff.charge)
         self._unloadable: set[Source] = set()
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import unquote
 
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
+from agentlightning.gateway.backoff import Watched
 from agentlightning.gateway.dialects import FORWARDED, Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
@@ -83,6 +84,7 @@ class GatewayApp:
         self._keep_alive_seconds = keep_alive_seconds
         self._read_seconds = read_seconds
         self._limits = large.limits
+        self._backoff = large.backoff
         self._reader = Reader(router, large.limits, large)
         self._waiting = Waiting(large.limits)
         self._busy = busy
@@ -139,10 +141,14 @@ class GatewayApp:
         return {"object": "list", "data": [_model(name) for name in names], **page}
 
     async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+        watched = Watched(receive, send)
         with ExitStack() as counted:
-            handler = await self._begin(dialect, path, dict(scope["headers"]), counted, receive, send)
+            counted.callback(self._backoff.settle, watched)
+            handler = await self._begin(dialect, path, dict(scope["headers"]), counted, watched)
             if handler is not None:
-                await handler.run(receive, send)
+                watched.samples = isinstance(handler, Exchange)
+                watched.forwarded = isinstance(handler, Relay)
+                await handler.run(watched.receive, watched.send)
 
     async def _begin(
         self,
@@ -150,11 +156,10 @@ class GatewayApp:
         path: re.Match[str],
         headers: Mapping[bytes, bytes],
         counted: ExitStack,
-        receive: Receive,
-        send: Send,
+        watched: Watched,
     ) -> Handler | None:
         """What will answer a request, which is `counted` from now on; None if it has been refused, or given up."""
-        unread = True
+        unread, receive = True, watched.receive
         try:
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
@@ -162,6 +167,7 @@ class GatewayApp:
             if not counted.enter_context(self._busy.one((key.rollout_id, key.attempt_id))):
                 unread = False  # nobody waits for the rest of it
                 raise _too_busy(self._busy)
+            await self._backoff.wait(watched, (key.rollout_id, key.attempt_id), self._read_seconds)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             async with self._received(receive, headers, key) as body:
@@ -179,7 +185,7 @@ class GatewayApp:
                 self._turn_away(refusal)
             if unread:
                 await self._drain(receive, headers, refusal)
-            await send_body(send, refusal.status, dialect.refuse(refusal))
+            await send_body(watched.send, refusal.status, dialect.refuse(refusal))
             return None
 
     @asynccontextmanager
@@ -212,25 +218,35 @@ class GatewayApp:
             self.turned_away[refusal.message] += 1
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        headers, unread = dict(scope["headers"]), True
+        watched = Watched(receive, send)
+        try:
+            await self._answer_of_attempt(path, dict(scope["headers"]), watched)
+        finally:
+            self._backoff.settle(watched)
+
+    async def _answer_of_attempt(self, path: re.Match[str], headers: Mapping[bytes, bytes], watched: Watched) -> None:
+        unread = True
         try:
             key = self._attribute(path, headers)
+            owner, is_runner = (key.rollout_id, key.attempt_id), CLOSE in key.scopes
+            if not is_runner:
+                await self._backoff.wait(watched, owner, self._read_seconds)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
-            with self._busy.one((key.rollout_id, key.attempt_id)) as fits:
-                if not fits and CLOSE not in key.scopes:
+            with self._busy.one(owner) as fits:
+                if not fits and not is_runner:
                     raise _too_busy(self._busy)
-                async with self._received(receive, headers, key) as body:
+                async with self._received(watched.receive, headers, key) as body:
                     answer = await self._api.answer(path["rest"], key, body)
         except DisconnectedError:
             return
         except Exception as error:  # the last one who can give the client an answer
             refusal = refusal_for(error)
             if unread:
-                await self._drain(receive, headers, refusal)
-            await send_json(send, refusal.status, openai_error(refusal))
+                await self._drain(watched.receive, headers, refusal)
+            await send_json(watched.send, refusal.status, openai_error(refusal))
             return
-        await send_json(send, 200, answer)
+        await send_json(watched.send, 200, answer)
 
     async def _handler(
         self,
