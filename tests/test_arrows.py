@@ -28,6 +28,7 @@ LAYERS: list[set[str]] = [
         "files",
         "descriptors",
         "places",
+        "backoff",
         "beside",
         "serving",
     },

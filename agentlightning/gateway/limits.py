@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from agentlightning.arguments import explained_class
+from agentlightning.backoff import FACTOR
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.exchange import Refusal
 
@@ -57,7 +58,7 @@ class RequestLimits:
     large_seconds: float = 60.0
     """How long reading a large request may take, and how long tokenising it; without the time that it waits for others.
     """
-    refused_wait: float = 10.0
+    refused_wait: float = FACTOR
     """How many times as long as refusing a request took the attempt's next one waits, at most half a minute; requests
     that come meanwhile are read one after another."""
 

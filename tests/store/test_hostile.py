@@ -17,6 +17,7 @@ import psutil
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from agentlightning.backoff import Backoff
 from agentlightning.beside import ProcessBeside
 from agentlightning.errors import ConfigError
 from agentlightning.keys import SPANS
@@ -95,6 +96,24 @@ async def test_an_otlp_bomb_is_too_large(agent: aiohttp.ClientSession, name: str
     async with agent.post("/v1/traces", data=io.BytesIO(body), headers=headers) as response:
         assert response.status == 413, await response.text()
         assert "send smaller batches" in await response.text()
+
+
+async def test_who_is_refused_waits_and_nobody_else(server: LightningStoreServer, agent: aiohttp.ClientSession) -> None:
+    other = await server.store.start_rollout("task")
+    key = server.key_for(other.rollout_id, other.attempt.attempt_id, (SPANS,))
+    server._intake.backoff = Backoff(40)  # pyright: ignore[reportPrivateUsage]
+    spans, loop = spans_of(make_span(other).model_dump(mode="json")), asyncio.get_running_loop()
+    headers, bomb = BOMBS["spans"]
+    before = loop.time()
+    assert await _post(agent, "/v1/traces", headers, bomb) == 413
+    took, refused = loop.time() - before, loop.time()
+    async with aiohttp.ClientSession(server.endpoint, headers={"Authorization": f"Bearer {key}"}) as neighbour:
+        waiting = asyncio.create_task(_post(agent, SPANS_PATH, JSON, b"[]"))
+        for _ in range(3):
+            assert await _post(neighbour, SPANS_PATH, JSON, spans) == 200
+        assert not waiting.done()
+    assert await waiting == 200
+    assert 0.02 <= loop.time() - refused <= 40 * took + 30
 
 
 @pytest.mark.parametrize("body", [b"[" + b"{}," * 300_000 + b"{}]", b"[" + b"{}," * size.MAX_SPANS + b"{}]"])

@@ -14,8 +14,8 @@ from collections.abc import Hashable, Sequence
 
 import msgspec
 
+from agentlightning.backoff import Backoff
 from agentlightning.errors import ModelError
-from agentlightning.gateway.backoff import Backoff
 from agentlightning.gateway.dialects.base import Answered
 from agentlightning.gateway.exchange import CallRequest
 from agentlightning.gateway.history.session import Bridging

@@ -17,8 +17,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+from agentlightning.backoff import Watched
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.backoff import Watched
 from agentlightning.gateway.dialects import FORWARDED, Dialect, by_path
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
@@ -167,7 +167,7 @@ class GatewayApp:
             if not counted.enter_context(self._busy.one((key.rollout_id, key.attempt_id))):
                 unread = False  # nobody waits for the rest of it
                 raise _too_busy(self._busy)
-            await self._backoff.wait(watched, (key.rollout_id, key.attempt_id), self._read_seconds)
+            await self._wait(watched, key)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             async with self._received(receive, headers, key) as body:
@@ -187,6 +187,12 @@ class GatewayApp:
                 await self._drain(receive, headers, refusal)
             await send_body(watched.send, refusal.status, dialect.refuse(refusal))
             return None
+
+    async def _wait(self, watched: Watched, key: AttemptKey) -> None:
+        """Wait until the request may be read. Raises `Refusal` if that takes too long."""
+        refusal = await self._backoff.wait(watched, (key.rollout_id, key.attempt_id), self._read_seconds)
+        if refusal is not None:
+            raise Refusal(refusal, status=429, kind="rate_limit_error", code="refused_too_often")
 
     @asynccontextmanager
     async def _received(
@@ -230,7 +236,7 @@ class GatewayApp:
             key = self._attribute(path, headers)
             owner, is_runner = (key.rollout_id, key.attempt_id), CLOSE in key.scopes
             if not is_runner:
-                await self._backoff.wait(watched, owner, self._read_seconds)
+                await self._wait(watched, key)
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             with self._busy.one(owner) as fits:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from agentlightning.backoff import Watched
 from agentlightning.keys import SPANS, TASK, AttemptKey, verify_attempt_key
 from agentlightning.serving import Busy, asks_for_health
 from agentlightning.store.http import wire
@@ -69,9 +70,15 @@ class AccessControl:
             )
             await refusal(scope, receive, send)
             return
-        with self._busy.one((attempt.rollout_id, attempt.attempt_id)) as fits:
-            app = await self._opened_by(attempt, Request(scope, receive)) if fits else problem(429, self._busy.refusal)
-            await app(scope, receive, send)
+        owner, watched = (attempt.rollout_id, attempt.attempt_id), Watched(receive, send)
+        with self._busy.one(owner) as fits:
+            late = await self._intake.backoff.wait(watched, owner, BODY_SECONDS) if fits else self._busy.refusal
+            try:
+                request = Request(scope, watched.receive)
+                app = await self._opened_by(attempt, request) if late is None else problem(429, late)
+                await app(scope, watched.receive, watched.send)
+            finally:
+                self._intake.backoff.settle(watched)
 
     async def _opened_by(self, key: AttemptKey, request: Request) -> ASGIApp:
         """What answers a request with an attempt's key."""

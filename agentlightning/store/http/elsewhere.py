@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable
+import time
+from collections.abc import Callable, Hashable
 
 import msgspec
 
@@ -30,8 +31,10 @@ _part = msgspec.msgpack.Decoder(list[list[str | float | int | None]])
 class ReadElsewhere:
     """Asked by `read`, from one event loop; `close` ends it."""
 
-    def __init__(self, seconds: float = SECONDS) -> None:
+    def __init__(self, seconds: float = SECONDS, charge: Callable[[Hashable, float], None] = lambda *_: None) -> None:
+        """`charge` is told how long a body took, and whose it was."""
         self._seconds = seconds
+        self._charge = charge
         self._places = Places(1)
         self._running: ProcessBeside | None = None
         self._reading: set[asyncio.Task[tuple[Found | Refused, list[bytes]]]] = set()
@@ -55,8 +58,12 @@ class ReadElsewhere:
             try:
                 if self._running is None:
                     self._running = await ProcessBeside.start("agentlightning.store.http.reader")
-                async with asyncio.timeout(seconds):
-                    return await _asked(self._running, given, body)
+                began = time.perf_counter()
+                try:
+                    async with asyncio.timeout(seconds):
+                        return await _asked(self._running, given, body)
+                finally:
+                    self._charge(owner, time.perf_counter() - began)
             except TimeoutError:
                 await self._end()
                 why = f"Reading the request took more than {self._seconds:g} s; send smaller batches."

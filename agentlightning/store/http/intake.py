@@ -7,12 +7,13 @@ that it says are stored some at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 from fastapi import Request, Response
 
+from agentlightning.backoff import Backoff
 from agentlightning.errors import NotFoundError
 from agentlightning.keys import REWARDS, AttemptKey
 from agentlightning.store.http import otlp
@@ -28,7 +29,13 @@ class Intake:
 
     def __init__(self, store: SqlLightningStore) -> None:
         self._store = store
-        self._elsewhere = ReadElsewhere()
+        self.backoff = Backoff()
+        """Of attempts whose requests are refused."""
+        self._elsewhere = ReadElsewhere(charge=self._charge)
+
+    def _charge(self, owner: Hashable, seconds: float) -> None:
+        if owner is not None:  # else it was the admin's
+            self.backoff.charge(owner, seconds)
 
     async def close(self) -> None:
         await self._elsewhere.close()

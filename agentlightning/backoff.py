@@ -2,20 +2,20 @@
 
 To refuse a request takes time too: megabytes come in, are decoded, counted or compiled before it is known that they go
 beyond a limit. After a refusal the attempt's next request is read so many times later than that took, and requests that
-came meanwhile are read one after another, until one is not refused.
+came meanwhile are read one after another, until one is not refused. The gateway and the store's server do so, each for
+itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
-from agentlightning.gateway.exchange import Refusal
-from agentlightning.gateway.serving.http import Receive, Send
-
+FACTOR = 10.0
+"""How many times as long as its refusals took an attempt waits, where nobody says otherwise."""
 _LEAST = 0.0005
 """Seconds that any refusal takes."""
 _BYTES_PER_SECOND = 50e6
@@ -29,7 +29,7 @@ _MANY = 1024
 class Watched:
     """A request, and what is seen of it: how many bytes came, and with which status it was answered."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
         self._receive = receive
         self._send = send
         self.owner: Hashable | None = None
@@ -86,31 +86,33 @@ class _Line:
 class Backoff:
     """`factor`: how many times as long as its refusals took an attempt waits."""
 
-    def __init__(self, factor: float) -> None:
+    def __init__(self, factor: float = FACTOR) -> None:
         self._factor = factor
         self._spent: defaultdict[Hashable, float] = defaultdict(float)
         self._lines: dict[Hashable, _Line] = {}
 
     def charge(self, owner: Hashable, seconds: float) -> None:
         """The process for large requests has worked so long for a request of the attempt's."""
+        if len(self._spent) > _MANY:  # of clients that went away
+            self._spent.clear()
         self._spent[owner] += seconds
 
-    async def wait(self, watched: Watched, owner: Hashable, seconds: float) -> None:
-        """Wait until the attempt's next request may be read. Raises `Refusal` if that takes longer than `seconds`."""
+    async def wait(self, watched: Watched, owner: Hashable, seconds: float) -> str | None:
+        """Wait until the attempt's next request may be read. Returns why it is refused if that takes longer than
+        `seconds`.
+        """
         line = self._lines.get(owner)
         if line is not None:
             try:
                 async with asyncio.timeout(seconds), line.lock:
                     await line.next()
             except TimeoutError:
-                raise Refusal(
-                    f"Requests of this attempt were refused, so its next ones wait; this one has waited for "
-                    f"{seconds:g} s (refused_wait).",
-                    status=429,
-                    kind="rate_limit_error",
-                    code="refused_too_often",
-                ) from None
+                return (
+                    "Requests of this attempt were refused, so its next ones wait; this one has waited for "
+                    f"{seconds:g} s (refused_wait). Try again."
+                )
         watched.owner, watched.began = owner, asyncio.get_running_loop().time()
+        return None
 
     def settle(self, watched: Watched) -> None:
         """A request has ended: if it was refused the next one waits, and if it was not, all may go on."""
