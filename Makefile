@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray lint format types docs wheel bench soak clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray lint format types docs wheel bench soak kills clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,6 +72,9 @@ bench: $(STAMPS)/dev ## every benchmark in its quick form
 
 soak: $(STAMPS)/dev ## 2,000 agents for ten minutes while parts of the system are killed, suspended and starved
 	@$(BIN)/python scripts/soak.py $(ARGS)
+
+kills: $(STAMPS)/dev ## parts of a training run are killed ten times each, and nothing may be lost (half an hour)
+	@$(BIN)/python scripts/kills.py $(ARGS)
 
 clean: ## remove .venv, caches and built files (runs/ with your checkpoints stays)
 	rm -rf $(VENV) site dist build .pytest_cache .ruff_cache .hypothesis

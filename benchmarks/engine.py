@@ -1,6 +1,6 @@
 """The embedded engine against plain batched `generate` and transformers' own continuous batching, on one model.
 
-    python benchmarks/engine.py [--model DIR] [--sizes 1,8,32] [--seconds 60] [--threads 1] [--quick] [--json]
+    python benchmarks/engine.py [--model DIR] [--vllm PROGRAM] [--sizes 1,8,32] [--seconds 60] [--threads 1] [--quick]
 
 The work is an agent's: prompts of 128 tokens, 96 of them the same for all (system prompt, tools) and 32 their own;
 responses of 16 to 111 tokens that nobody knows beforehand. All three sample at temperature 1 without filters, and every
@@ -9,7 +9,9 @@ count. A second table has responses of one length, where a static batch has noth
 
 Ours returns the log-probs of what it samples; the others are not asked to. The three take turns in rounds of the same
 jobs, and medians count, so that a busy machine is busy for all. With `--model` a size takes as many rounds as begin
-within `--seconds`, one at least; each row is printed as it is measured.
+within `--seconds`, one at least; each row is printed as it is measured. With `--vllm` a server of vLLM's own takes
+turns too, over HTTP, token ids in and out, with as many threads as the others (`python scripts/vllm_cpu.py --no-tests`
+makes one for CPUs). `--json`: the last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,11 +19,19 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
+import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
+from urllib.error import URLError
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -155,6 +165,64 @@ class Continuous:
         self._manager.destroy()
 
 
+class Vllm:
+    """A server of vLLM's, asked over HTTP. One for all sizes: it takes a minute to start."""
+
+    PORT = 18471
+
+    def __init__(self, program: str, model: str, most: int, threads: int, seconds: float = 900.0) -> None:
+        command = [program, "serve", model, "--host", "127.0.0.1", "--port", str(self.PORT), "--dtype", "float32"]
+        command += ["--max-model-len", "1024", "--max-num-seqs", str(most), "--enable-scale-out"]
+        command += ["--generation-config", "vllm", "--enforce-eager", "--served-model-name", "model"]
+        variables = {
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": str(threads),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+        self._log = TemporaryFile()  # noqa: SIM115 (closed by `close`)
+        self._process = subprocess.Popen(
+            command, stdout=self._log, stderr=self._log, env={**os.environ, **variables}, start_new_session=True
+        )
+        until = time.monotonic() + seconds
+        while not self._is_up():
+            if self._process.poll() is not None or time.monotonic() > until:
+                self._log.seek(0)
+                raise SystemExit(f"vLLM did not start: {self._log.read().decode(errors='replace')[-3000:]}")
+            time.sleep(0.5)
+
+    def at(self, concurrency: int) -> Runner:
+        """What sends so many requests at once."""
+
+        def run(jobs: list[Job]) -> None:
+            with ThreadPoolExecutor(concurrency) as pool:
+                assert list(pool.map(self._ask, jobs)) == [job.tokens for job in jobs]
+
+        return run
+
+    def _ask(self, job: Job) -> int:
+        params = {"temperature": 1.0, "max_tokens": job.tokens, "min_tokens": job.tokens, "ignore_eos": True}
+        body = json.dumps({"model": "model", "token_ids": job.prompt, "sampling_params": {**params, "logprobs": 0}})
+        asked = HttpRequest(
+            f"http://127.0.0.1:{self.PORT}/inference/v1/generate",
+            body.encode(),
+            {"content-type": "application/json"},
+        )
+        with urlopen(asked, timeout=PATIENCE) as answer:
+            return len(json.load(answer)["choices"][0]["token_ids"])
+
+    def _is_up(self) -> bool:
+        try:
+            with urlopen(f"http://127.0.0.1:{self.PORT}/health", timeout=5) as answer:
+                return answer.status == 200
+        except (URLError, OSError):
+            return False
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait(60)
+        self._log.close()
+
+
 def sampling(tokens: int) -> GenerationConfig:
     """Temperature 1, no filters (`generate` would otherwise apply top_k = 50 silently), never an early end."""
     return GenerationConfig(
@@ -189,17 +257,18 @@ def load(path: str | None) -> PreTrainedModel:
 
 @dataclass(frozen=True)
 class Result:
-    """Tokens per second at one concurrency, and how many times the peers' ours are: medians over rounds."""
+    """At one concurrency, medians over rounds."""
 
-    ours: float
-    generate: float
-    transformers_cb: float
-    vs_generate: float
-    vs_transformers_cb: float
+    speeds: dict[str, float]
+    """Tokens per second, of ours and of each peer."""
+    ratios: dict[str, float]
+    """How many times a peer's speed ours is."""
 
 
-def measure(path: str | None, concurrency: int, quick: bool, same_length: bool, seconds: float | None) -> Result:
-    """All three at one concurrency, in rounds of the same jobs; each round begins with another of them.
+def measure(
+    path: str | None, concurrency: int, quick: bool, same_length: bool, seconds: float | None, vllm: Vllm | None
+) -> Result:
+    """All of them at one concurrency, in rounds of the same jobs; each round begins with another of them.
 
     seconds: no round begins later; None: a fixed number of rounds.
     """
@@ -211,6 +280,8 @@ def measure(path: str | None, concurrency: int, quick: bool, same_length: bool, 
         "generate": Generate(model, concurrency),
         "transformers_cb": continuous,
     }
+    if vllm is not None:
+        runners["vllm"] = vllm.at(concurrency)
     # The fewer at once, the shorter a round and the more of them.
     count = concurrency if seconds is not None else max(2, concurrency * 3 // 2) if quick else 4 * concurrency
     rounds = {1: 7, 8: 5}.get(concurrency, 2) if quick else {1: 15, 8: 9}.get(concurrency, 5)
@@ -225,7 +296,8 @@ def measure(path: str | None, concurrency: int, quick: bool, same_length: bool, 
             jobs = work.jobs(count, same_length)
             tokens = sum(job.tokens for job in jobs)
             names = list(runners)
-            for name in names[turn % 3 :] + names[: turn % 3]:
+            at = turn % len(names)
+            for name in names[at:] + names[:at]:
                 began = time.perf_counter()
                 runners[name](jobs)
                 speeds[name].append(tokens / (time.perf_counter() - began))
@@ -241,39 +313,41 @@ def summary(speeds: dict[str, list[float]]) -> Result:
         return statistics.median(a / b for a, b in zip(speeds["ours"], speeds[peer], strict=True))
 
     medians = {name: statistics.median(values) for name, values in speeds.items()}
-    return Result(**medians, vs_generate=ratio("generate"), vs_transformers_cb=ratio("transformers_cb"))
+    return Result(medians, {peer: ratio(peer) for peer in speeds if peer != "ours"})
 
 
-HEADINGS = ("concurrent", "ours tok/s", "generate", "transformers CB", "ours / generate", "ours / CB")
+TITLES = {"ours": "ours tok/s", "generate": "generate", "transformers_cb": "transformers CB", "vllm": "vLLM"}
+
+
+def headings(names: Sequence[str]) -> list[str]:
+    return ["concurrent", *(TITLES[n] for n in names), *(f"ours / {TITLES[n]}" for n in names if n != "ours")]
 
 
 def row(concurrency: int, result: Result) -> str:
-    """A line under `HEADINGS`."""
-    speeds = (result.ours, result.generate, result.transformers_cb)
-    ratios = (result.vs_generate, result.vs_transformers_cb)
+    """A line under its `headings`."""
+    speeds, ratios = result.speeds.values(), result.ratios.values()
     cells = (str(concurrency), *(f"{speed:,.0f}" for speed in speeds), *(f"{ratio:.2f}x" for ratio in ratios))
-    return line(cells)
+    return line(cells, headings(list(result.speeds)))
 
 
-def line(cells: Iterable[str]) -> str:
-    return "  ".join(cell.rjust(len(heading)) for cell, heading in zip(cells, HEADINGS, strict=True))
+def line(cells: Iterable[str], under: Sequence[str]) -> str:
+    return "  ".join(cell.rjust(len(heading)) for cell, heading in zip(cells, under, strict=True))
 
 
 def keys(results: dict[int, Result], suffix: str = "") -> dict[str, float]:
     out: dict[str, float] = {}
     for concurrency, result in results.items():
         end = f"{suffix}_{concurrency}"
-        out[f"tokens_per_s{end}"] = round(result.ours, 1)
-        out[f"generate_tokens_per_s{end}"] = round(result.generate, 1)
-        out[f"transformers_cb_tokens_per_s{end}"] = round(result.transformers_cb, 1)
-        out[f"vs_generate{end}"] = round(result.vs_generate, 3)
-        out[f"vs_transformers_cb{end}"] = round(result.vs_transformers_cb, 3)
+        for name, speed in result.speeds.items():
+            out[f"{'' if name == 'ours' else f'{name}_'}tokens_per_s{end}"] = round(speed, 1)
+        out |= {f"vs_{peer}{end}": round(ratio, 3) for peer, ratio in result.ratios.items()}
     return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Tokens per second of the embedded engine and its peers.")
     parser.add_argument("--model", help="directory or id; default: the shipped calculator model")
+    parser.add_argument("--vllm", metavar="PROGRAM", help="measure vLLM too: where its `vllm` is")
     parser.add_argument("--sizes", help=f"concurrent requests, for example 1,8; {OF_A_MODEL} with --model")
     parser.add_argument("--seconds", type=float, help="per size, for a large model; 60 with --model")
     parser.add_argument("--threads", type=int, default=1, help="torch threads; the model process samples with 1")
@@ -285,16 +359,22 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     sizes = arguments.sizes or (OF_A_MODEL if arguments.model else ",".join(map(str, CONCURRENCY)))
     seconds = arguments.seconds or (60.0 if arguments.model else None)
+    numbers = [int(size) for size in sizes.split(",")]
     figures: dict[str, float] = {}
-    for same_length in (False,) if arguments.quick else (False, True):
-        print(
-            "All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens", line(HEADINGS), sep="\n"
-        )
-        results: dict[int, Result] = {}
-        for size in map(int, sizes.split(",")):
-            results[size] = measure(arguments.model, size, arguments.quick, same_length, seconds)
-            print(row(size, results[size]), flush=True)
-        figures |= keys(results, "_same_length" if same_length else "")
+    with ExitStack() as stack:
+        vllm = None
+        if arguments.vllm:
+            vllm = Vllm(arguments.vllm, str(resolve_model(arguments.model or "calc")), max(numbers), arguments.threads)
+            stack.callback(vllm.close)
+        names = ["ours", "generate", "transformers_cb", *(["vllm"] if vllm else [])]
+        for same_length in (False,) if arguments.quick else (False, True):
+            print("All responses of 64 tokens" if same_length else "Responses of 16 to 111 tokens")
+            print(line(headings(names), headings(names)))
+            results: dict[int, Result] = {}
+            for size in numbers:
+                results[size] = measure(arguments.model, size, arguments.quick, same_length, seconds, vllm)
+                print(row(size, results[size]), flush=True)
+            figures |= keys(results, "_same_length" if same_length else "")
     if arguments.json:
         print(json.dumps(figures))
 
