@@ -74,6 +74,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.litagent": (
         "Bubblewrap",
         "Container",
+        "Kubernetes",
         "LitAgent",
         "Limits",
         "Program",
@@ -182,6 +183,7 @@ if TYPE_CHECKING:
     from agentlightning.litagent import (
         Bubblewrap,
         Container,
+        Kubernetes,
         Limits,
         LitAgent,
         Program,

@@ -9,6 +9,8 @@ AgentLightningError
 │   ├── NotJsonError         it recorded what JSON cannot hold; a RuntimeError too
 │   └── RewardError          a reward that is no finite number (also a TypeError and a ValueError)
 ├── JudgeError       what gives the reward failed, not the agent
+├── ExecutorError    what runs a program elsewhere (a cluster) failed, not the agent
+├── DeadlineError    what runs a program elsewhere stopped it, because its time was over
 ├── StoreError       the store refused or could not do an operation
 │   ├── NotFoundError        no such rollout, attempt, …
 │   ├── ConflictError        the operation contradicts the state that is stored
@@ -68,6 +70,14 @@ class RewardError(AgentError, TypeError, ValueError):
 
 class JudgeError(AgentLightningError):
     """What gives the reward (a grader, a judge) failed; the agent may have done well."""
+
+
+class ExecutorError(AgentLightningError):
+    """What runs a program elsewhere, a Kubernetes cluster, failed; the agent may have done well."""
+
+
+class DeadlineError(AgentLightningError):
+    """What runs a program elsewhere stopped it, because the attempt's time was over."""
 
 
 class StoreError(AgentLightningError):

@@ -130,6 +130,26 @@ ELSEWHERE = {
         "agl eval runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
     },
     "index.md": {"make demo": _MAKES_AN_ENVIRONMENT},
+    "kubernetes.md": {
+        'agl runner --server http://store:4747 --agent "python /app/agent.py" --isolation kubernetes '
+        "--isolation-option image=registry.example/my-agent:1": (
+            "names other machines; tests/e2e/test_kubernetes.py has all on one"
+        ),
+        **dict.fromkeys(
+            (
+                "docker build -f deploy/Dockerfile -t registry.example/agentlightning:0.3.0 .",
+                "kubectl create namespace training",
+                "kubectl label namespace training pod-security.kubernetes.io/enforce=restricted",
+                "kubectl -n training create secret generic agentlightning --from-literal=store-key=$STORE_KEY "
+                "--from-literal=api-key=$API_KEY --from-literal=dsn=$DSN",
+                "helm -n training install agl deploy/helm/agentlightning "
+                "--set image.repository=registry.example/agentlightning "
+                "--set gateway.upstreams.gpt=https://api.example.com/v1 "
+                '--set runner.command="python /app/agent.py" --set runner.image=registry.example/my-agent:1',
+            ),
+            "needs a cluster; tests/deploy renders the chart",
+        ),
+    },
     "programs.md": {
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20': (
             "takes minutes; tests/e2e/test_docs_as_typed.py types it without the setting"

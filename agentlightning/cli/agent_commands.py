@@ -28,6 +28,7 @@ class Reward(StrEnum):
 
 class Isolation(StrEnum):
     BUBBLEWRAP = "bubblewrap"
+    KUBERNETES = "kubernetes"
 
 
 class Strategy(StrEnum):
@@ -51,7 +52,17 @@ Grader = Annotated[
 ]
 Files = Annotated[Path | None, typer.Option(help="A folder that is copied into each working directory.")]
 Workspaces = Annotated[Path | None, typer.Option(help="Keep the working directories here.")]
-IsolationOption = Annotated[Isolation | None, typer.Option(help="Run programs in a sandbox.")]
+IsolationOption = Annotated[
+    Isolation | None,
+    typer.Option(help="Run programs in a sandbox of this machine, or each attempt as a Job of a Kubernetes cluster."),
+]
+IsolationSetting = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="NAME=VALUE of a setting of --isolation kubernetes, such as image=registry/my-agent:1, which it needs; "
+        "may be given many times."
+    ),
+]
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
@@ -93,6 +104,7 @@ def run(
     files: Files = None,
     workspaces: Workspaces = None,
     isolation: IsolationOption = None,
+    isolation_option: IsolationSetting = None,
     timeout: Timeout = None,
     concurrency: Concurrency = 16,
     run_dir: RunDir = None,
@@ -109,7 +121,7 @@ def run(
     from agentlightning.trainer.tasks import load_tasks
 
     run_agent(
-        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation, isolation_option)),
         load_tasks(tasks),
         model=model,
         endpoint=endpoint,
@@ -164,6 +176,7 @@ def train(
     files: Files = None,
     workspaces: Workspaces = None,
     isolation: IsolationOption = None,
+    isolation_option: IsolationSetting = None,
     timeout: Timeout = None,
     concurrency: Concurrency = 16,
     n_runners: Annotated[int, typer.Option(min=1, help="Runners, each with so many rollouts at once.")] = 1,
@@ -215,7 +228,9 @@ def train(
     train_agent(
         None
         if agent is None
-        else find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
+        else find_agent(
+            agent, program_options(task_as, reward, grader, files, workspaces, isolation, isolation_option)
+        ),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm,
@@ -247,6 +262,7 @@ def runner(
     files: Files = None,
     workspaces: Workspaces = None,
     isolation: IsolationOption = None,
+    isolation_option: IsolationSetting = None,
     concurrency: Concurrency = 16,
     max_rollouts: Annotated[int | None, typer.Option(min=1, help="Stop after so many.")] = None,
     give_up_after: Annotated[
@@ -262,7 +278,7 @@ def runner(
     from agentlightning.cli.runner import run_runner
 
     run_runner(
-        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation, isolation_option)),
         server=server,
         key=key,
         secret_file=secret_file,
@@ -280,8 +296,9 @@ def program_options(
     files: Path | None,
     workspaces: Path | None,
     isolation: Isolation | None,
+    isolation_option: list[str] | None,
 ) -> ProgramOptions:
-    from agentlightning.cli.agents import ProgramOptions
+    from agentlightning.cli.agents import ProgramOptions, isolation_of
 
     return ProgramOptions(
         task_as=task_as.value if task_as else None,
@@ -289,5 +306,5 @@ def program_options(
         grader=grader,
         files=files,
         workspaces=workspaces,
-        isolation=isolation.value if isolation else None,
+        isolation=isolation_of(isolation.value if isolation else None, isolation_option or []),
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from agentlightning.cli.example import load_agent
 from agentlightning.errors import ConfigError
-from agentlightning.litagent import LitAgent, Program
+from agentlightning.litagent import Kubernetes, LitAgent, Program
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class ProgramOptions:
     grader: str | None = None
     files: Path | None = None
     workspaces: Path | None = None
-    isolation: Literal["bubblewrap"] | None = None
+    isolation: Literal["bubblewrap"] | Kubernetes | None = None
 
     def given(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if value is not None}
@@ -38,7 +40,7 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
     given = options.given() if options else {}
     file, _, name = reference.rpartition(":")
     if not (file.endswith(".py") and name.isidentifier()):
-        _check_command(reference)
+        _check_command(reference, here=not isinstance(given.get("isolation"), Kubernetes))
         return Program(reference, **given)
     if not Path(file).expanduser().is_file():
         raise ConfigError(f"There is no file '{file}' with an agent. Give file.py:name, or a command.")
@@ -47,12 +49,34 @@ def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgen
     return load_agent(reference)
 
 
-def _check_command(command: str) -> None:
-    """Raises ConfigError for one whose program is not there, before a model is loaded for it."""
+def isolation_of(kind: str | None, settings: Sequence[str]) -> Literal["bubblewrap"] | Kubernetes | None:
+    """`--isolation`, with its `--isolation-option NAME=VALUE`s: text, and JSON where the setting is no text."""
+    if kind != "kubernetes":
+        if settings:
+            raise ConfigError(f"--isolation-option {settings[0]} has no effect: it is for --isolation kubernetes.")
+        return "bubblewrap" if kind else None
+    given: dict[str, Any] = {"image": ""}
+    others = {field.name for field in fields(Kubernetes) if not str(field.type).startswith("str")}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        try:
+            given[name] = json.loads(value) if name in others else value
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f"--isolation-option {text}: give NAME=VALUE, for example memory=2Gi or user=1000.")
+    return Kubernetes(**given)
+
+
+def _check_command(command: str, *, here: bool) -> None:
+    """Raises ConfigError for one whose program is not there, before a model is loaded for it. What is in an image is
+    not known here."""
     try:
         program = shlex.split(command)[0]
     except (ValueError, IndexError):
         raise ConfigError(f"--agent {command!r} is no command: look at its quotes.") from None
+    if not here:
+        return
     if program.endswith(".py") and not os.access(program, os.X_OK):
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
     if shutil.which(program) is None:

@@ -218,7 +218,8 @@ def gateway(
     server: Annotated[str | None, typer.Option(help="Record in the store that is served at this URL instead.")] = None,
     key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
     secret_file: Annotated[
-        Path | None, typer.Option(help="File with the secret of attempt keys, whose holders may call too.")
+        Path | None,
+        typer.Option(help="File with the secret of attempt keys, whose holders may call too; from --key if not given."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,

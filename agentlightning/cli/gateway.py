@@ -16,7 +16,7 @@ from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
-from agentlightning.keys import not_empty
+from agentlightning.keys import derived_secret, not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.store.base import LightningStore
@@ -50,6 +50,8 @@ def run_gateway(
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)
+    if secret is None and server and store_key:
+        secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
     run_sync(_serve(store, model, models, secret, host, port, api_key, server or str(path)))
 

@@ -14,6 +14,7 @@ from agentlightning.cli.agent_commands import (
     Files,
     Grader,
     IsolationOption,
+    IsolationSetting,
     RewardOption,
     RunDir,
     TaskAsOption,
@@ -110,6 +111,7 @@ def optimize(
     files: Files = None,
     workspaces: Workspaces = None,
     isolation: IsolationOption = None,
+    isolation_option: IsolationSetting = None,
     timeout: Timeout = None,
     concurrency: Concurrency = 16,
     run_dir: RunDir = None,
@@ -121,7 +123,7 @@ def optimize(
     from agentlightning.trainer.tasks import load_tasks
 
     optimize_agent(
-        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation)),
+        find_agent(agent, program_options(task_as, reward, grader, files, workspaces, isolation, isolation_option)),
         load_tasks(tasks),
         load_tasks(val_tasks) if val_tasks else None,
         algorithm=algorithm.value,

@@ -1,4 +1,4 @@
-"""Keeping a program apart from the machine: bubblewrap, or a container command of the user's."""
+"""Keeping a program apart from the machine: bubblewrap, a container command of the user's, or a Job of a cluster."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Literal
 from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.bubblewrap import Bubblewrap, Wrapped, bubblewrapped, check_bubblewrap
+from agentlightning.litagent.kubernetes import Kubernetes, server_of
 
 
 @explained_class
@@ -48,18 +49,18 @@ class Container:
                 await asyncio.wait_for(process.wait(), 30)
 
 
-Isolation = Literal["bubblewrap"] | Bubblewrap | Container | None
+Isolation = Literal["bubblewrap"] | Bubblewrap | Container | Kubernetes | None
 
 
 @asynccontextmanager
 async def isolated(
-    isolation: Isolation,
+    isolation: Literal["bubblewrap"] | Bubblewrap | Container | None,
     command: Sequence[str],
     workspace: Path,
     environment: Mapping[str, str],
     readable: Sequence[Path] = (),
 ) -> AsyncIterator[Wrapped]:
-    """The command to run instead. In bubblewrap it sees the folders of `readable` too, read-only."""
+    """The command to run on this machine instead. In bubblewrap it sees the folders of `readable` too, read-only."""
     if isolation is None:
         yield Wrapped(command, environment)
     elif isinstance(isolation, Container):
@@ -73,12 +74,26 @@ async def isolated(
             yield wrapped
 
 
-def check_isolation(isolation: object) -> None:
-    """Raises ConfigError for what cannot work here, or would not isolate."""
+def check_isolation(isolation: object, options: Mapping[str, object] | None = None) -> None:
+    """Raises ConfigError for what cannot work here, would not isolate, or makes one of the program's `options` have no
+    effect."""
     if isolation == "bubblewrap" or isinstance(isolation, Bubblewrap):
         check_bubblewrap()
+    elif isinstance(isolation, Kubernetes):
+        server_of(isolation)
+        if given := [name for name, value in (options or {}).items() if value is not None]:
+            raise ConfigError(f"In a Job {given[0]} has no effect: {_INSTEAD[given[0]]}.")
     elif isolation is not None and not isinstance(isolation, Container):
-        raise ConfigError(f"isolation is {isolation!r}; it can be 'bubblewrap', a Bubblewrap, a Container or None.")
+        raise ConfigError(
+            f"isolation is {isolation!r}; it can be 'bubblewrap', a Bubblewrap, a Container, a Kubernetes or None."
+        )
+
+
+_INSTEAD = {
+    "files": "the image holds the program's files",
+    "workspaces": "the working directory is the pod's, and goes with it",
+    "limits": "the pod has limits of its own, Kubernetes(cpu=…, memory=…, storage=…)",
+}
 
 
 def _fill(argument: str, workspace: Path) -> str:

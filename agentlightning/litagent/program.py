@@ -23,9 +23,10 @@ from typing import Any, Literal
 
 from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
-from agentlightning.errors import AgentError, ConfigError, JudgeError
+from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError
 from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
+from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.tracer.trace import current_trace
@@ -84,7 +85,8 @@ class Program(LitAgent[Any]):
         files: A folder that is copied into each working directory.
         workspaces: Where working directories are made, and kept; None makes temporary ones.
         limits: What one attempt may use.
-        isolation: "bubblewrap" or a `Bubblewrap`, or a `Container` command; None runs it as the user that you are.
+        isolation: "bubblewrap" or a `Bubblewrap`, a `Container` command, or a `Kubernetes` cluster whose Jobs run it;
+            None runs it as the user that you are.
     """
 
     @explained
@@ -110,11 +112,12 @@ class Program(LitAgent[Any]):
             raise ConfigError(f"reward is {reward!r}; it can be 'last_line', 'file' or 'http', or give a grader.")
         if grader_env and (grader is None or callable(grader)):
             raise ConfigError("grader_env is for a grader that is a command.")
-        check_isolation(isolation)
-        self.command = _arguments(command)
+        check_isolation(isolation, {"files": files, "workspaces": workspaces, "limits": limits})
+        here = not isinstance(isolation, Kubernetes)  # else names of files are those of the image
+        self.command = _arguments(command, here=here)
         self._task_as = task_as
         self._reward = reward
-        self._grader = grader if grader is None or callable(grader) else _arguments(grader)
+        self._grader = grader if grader is None or callable(grader) else _arguments(grader, here=here)
         self._env = dict(env or {})
         self._grader_env = dict(grader_env or {})
         self._files = Path(files) if files else None
@@ -132,7 +135,7 @@ class Program(LitAgent[Any]):
         async with self._workspace(rollout) as folder:
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
-            environment = {**_base_environment(), **_endpoint(resources), **self._env}
+            environment = {**self._inherited(), **_endpoint(resources), **self._env}
             environment["AGL_REWARD_FILE"] = str(notes / "reward")
             if "OPENAI_BASE_URL" in environment:
                 environment["AGL_REWARD_URL"] = environment["OPENAI_BASE_URL"].rstrip("/") + "/reward"
@@ -143,27 +146,23 @@ class Program(LitAgent[Any]):
                 (notes / "task.json").write_text(text)
                 environment["AGL_TASK_FILE"] = str(notes / "task.json")
             stdin = text.encode() if self._task_as == "stdin" else b""
-            finished = await self._run(folder, environment, stdin)
+            finished = await self._run(rollout, folder, environment, stdin)
             if self._grader is not None:
-                return await self._grade(task, finished, folder)
+                return await self._grade(rollout, task, finished, folder)
             if self._reward == "file":
                 return _reward_file(notes / "reward")
             return None if self._reward == "http" else parse_reward(finished.stdout)
 
-    async def _run(self, folder: Path, environment: Mapping[str, str], stdin: bytes) -> Finished:
+    async def _run(
+        self, rollout: AttemptedRollout, folder: Path, environment: Mapping[str, str], stdin: bytes
+    ) -> Finished:
         """The program's run; what it wrote becomes a span of the attempt, however it ended."""
         captured = Captured.empty()
         ended: dict[str, Any] = {"exit_code": None}
         try:
-            async with isolated(self._isolation, self.command, folder, environment) as wrapped:
-                finished = await run_command(
-                    wrapped.command,
-                    folder=folder,
-                    environment=wrapped.environment,
-                    stdin=stdin,
-                    limits=self._limits,
-                    captured=captured,
-                )
+            finished = await self._execute(
+                rollout, "program", self.command, folder, environment, stdin, self._limits, captured
+            )
             ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
         finally:
             written = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
@@ -173,7 +172,37 @@ class Program(LitAgent[Any]):
             raise AgentError(f"The program ended with {_exit(finished.exit_code)}.\n{finished.stderr[-2000:]}")
         return finished
 
-    async def _grade(self, task: Any, finished: Finished, folder: Path) -> float:
+    async def _execute(
+        self,
+        rollout: AttemptedRollout,
+        part: Literal["program", "grader"],
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        stdin: bytes,
+        limits: Limits,
+        captured: Captured | None = None,
+        readable: Sequence[Path] = (),
+    ) -> Finished:
+        """Run a command where programs run, to its end."""
+        if isinstance(self._isolation, Kubernetes):
+            work = Work.of(rollout, part, command, folder, environment, stdin)
+            return await run_job(self._isolation, work, folder=folder, limits=limits, captured=captured)
+        async with isolated(self._isolation, command, folder, environment, readable) as wrapped:
+            return await run_command(
+                wrapped.command,
+                folder=folder,
+                environment=wrapped.environment,
+                stdin=stdin,
+                limits=limits,
+                captured=captured,
+            )
+
+    def _inherited(self) -> Mapping[str, str]:
+        """What a command sees of our environment; in an image it has the image's."""
+        return {} if isinstance(self._isolation, Kubernetes) else _base_environment()
+
+    async def _grade(self, rollout: AttemptedRollout, task: Any, finished: Finished, folder: Path) -> float:
         trace = current_trace()
         spans = trace.spans if trace else []
         run = ProgramRun(task, finished.stdout, finished.stderr, finished.exit_code, folder, spans)
@@ -181,16 +210,16 @@ class Program(LitAgent[Any]):
             if callable(self._grader):
                 result = await asyncio.to_thread(self._grader, run)
                 return float(await result if inspect.isawaitable(result) else result)
-            graded = await self._run_grader(run)
+            graded = await self._run_grader(rollout, run)
             if graded.exit_code != 0:
                 raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{graded.stderr[-2000:]}")
             return parse_reward(graded.stdout)
-        except JudgeError:
+        except (JudgeError, ExecutorError, DeadlineError):
             raise
         except Exception as error:  # a grader is user code; its failure is not the agent's
             raise JudgeError(f"The grader failed: {type(error).__name__}: {error}") from error
 
-    async def _run_grader(self, run: ProgramRun) -> Finished:
+    async def _run_grader(self, rollout: AttemptedRollout, run: ProgramRun) -> Finished:
         """Not in the program's folder, where it may have left what the grader would load."""
         assert self._grader is not None
         assert not callable(self._grader)
@@ -201,15 +230,10 @@ class Program(LitAgent[Any]):
                 await asyncio.to_thread(shutil.copytree, run.workspace, workspace, symlinks=True)
             given = {"task": run.task, "stdout": run.stdout, "stderr": run.stderr, "exit_code": run.exit_code}
             given |= {"workspace": str(workspace), "spans": [s.model_dump(mode="json") for s in run.spans]}
-            environment = {**_base_environment(), **self._grader_env}
-            async with isolated(self._isolation, self._grader, folder, environment, [run.workspace]) as wrapped:
-                return await run_command(
-                    wrapped.command,
-                    folder=folder,
-                    environment=wrapped.environment,
-                    stdin=json.dumps(given).encode(),
-                    limits=Limits(),
-                )
+            environment, stdin = {**self._inherited(), **self._grader_env}, json.dumps(given).encode()
+            return await self._execute(
+                rollout, "grader", self._grader, folder, environment, stdin, Limits(), readable=[run.workspace]
+            )
 
     @asynccontextmanager
     async def _workspace(self, rollout: AttemptedRollout) -> AsyncIterator[Path]:
@@ -261,10 +285,12 @@ def _reward_file(path: Path) -> float:
         return parse_reward(file.read(100_000))
 
 
-def _arguments(command: Sequence[str] | str) -> list[str]:
+def _arguments(command: Sequence[str] | str, *, here: bool) -> list[str]:
     arguments = shlex.split(command) if isinstance(command, str) else list(command)
     if not arguments:
         raise ConfigError("The command is empty: give for example ['python', 'my_agent.py'].")
+    if not here:
+        return arguments
     program, *rest = arguments  # the program itself is looked for in PATH, unless it is written with a slash
     return [_absolute(program) if "/" in program else program, *map(_absolute, rest)]
 

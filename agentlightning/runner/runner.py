@@ -23,6 +23,8 @@ from agentlightning.errors import (
     AgentError,
     ConfigError,
     ConflictError,
+    DeadlineError,
+    ExecutorError,
     JudgeError,
     StoreClosedError,
     StoreError,
@@ -275,7 +277,9 @@ class LitAgentRunner:
             if watched is not None and watched.ended is not None:
                 return Ending(Outcome.CANCELLED, f"The rollout was set to {watched.ended} while the agent ran.")
             return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
-        except StoreError as error:
+        except DeadlineError as error:
+            return Ending(Outcome.TIMEOUT, str(error))
+        except (StoreError, ExecutorError) as error:
             return Ending(Outcome.INFRA_ERROR, str(error))
         except JudgeError as error:
             return Ending(Outcome.JUDGE_ERROR, str(error), exception=error)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.agents import find_agent
+from agentlightning.cli.agents import ProgramOptions, find_agent, isolation_of
 from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import Wanted, show_rollouts
 from agentlightning.cli.transcript import transcript
@@ -35,6 +35,36 @@ def test_what_is_no_agent(reference: str, hint: str, tmp_path: Path, monkeypatch
     with pytest.raises(agl.ConfigError) as error:
         find_agent(reference)
     assert hint in str(error.value)
+
+
+def test_a_command_of_an_image_is_not_looked_for_here() -> None:
+    options = ["image=agent:1", "server=http://127.0.0.1:1", "cpu=2", "user=1000", 'pod={"runtimeClassName": "gvisor"}']
+    isolation = isolation_of("kubernetes", options)
+    wanted = agl.Kubernetes(
+        "agent:1", server="http://127.0.0.1:1", cpu="2", user=1000, pod={"runtimeClassName": "gvisor"}
+    )
+    assert isolation == wanted
+    agent = find_agent("pyton agent.py", ProgramOptions(isolation=isolation))
+    assert isinstance(agent, agl.Program)
+    assert agent.command == ["pyton", "agent.py"]
+    with pytest.raises(agl.ConfigError, match="quotes"):
+        find_agent("pyton 'agent.py", ProgramOptions(isolation=isolation))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "hint"),
+    [
+        ("kubernetes", [], "needs the image"),
+        ("kubernetes", ["image=a", "user=me"], "give NAME=VALUE"),
+        ("kubernetes", ["image"], "give NAME=VALUE"),
+        ("kubernetes", ["image=a", "memroy=1Gi"], "memory"),
+        ("bubblewrap", ["image=a"], "has no effect"),
+        (None, ["image=a"], "has no effect"),
+    ],
+)
+def test_settings_of_an_isolation_that_mean_nothing(kind: str | None, options: list[str], hint: str) -> None:
+    with pytest.raises(agl.ConfigError, match=hint):
+        isolation_of(kind, options)
 
 
 def test_a_class_in_a_file_is_made(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""One attempt as a Job, from its manifest to its deletion."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agentlightning.errors import ExecutorError
+from agentlightning.litagent.kubernetes.api import Api
+from agentlightning.litagent.kubernetes.endings import exit_of, is_going, why_not_started
+from agentlightning.litagent.kubernetes.manifests import (
+    ATTEMPT,
+    JOB,
+    PROCESS,
+    RUNNER,
+    Work,
+    job_of,
+    process,
+    runner,
+    secret_of,
+)
+from agentlightning.litagent.kubernetes.settings import Kubernetes
+from agentlightning.litagent.process import Captured, Finished, Limits
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 30.0
+"""How long news of a pod are waited for before it is looked at all the same."""
+GOING_SECONDS = 1.0
+"""The same while a pod is deleted or gone and its Job has not ended: that is news of the Job, not of the pod."""
+LEAVE_SECONDS = 4.0
+"""How long the log of an attempt that was stopped may take, and then its Job's deletion."""
+
+
+async def run_job(
+    cluster: Kubernetes, work: Work, *, folder: Path, limits: Limits, captured: Captured | None = None
+) -> Finished:
+    """Run the command in a Job to its end. Raises AgentError, ExecutorError or DeadlineError.
+
+    The reward that it left in its file is written to `.agl/reward` in the folder. A pod has one log for both streams:
+    it is the output, and the error output too.
+    """
+    captured = captured or Captured.empty()
+    began, read = time.monotonic(), False
+    async with Api.opened(cluster) as api:
+        await _forget_the_dead(api)
+        ours = True
+        try:
+            if (made := await api.make("jobs", job_of(cluster, work, api.owner))) is None:
+                ours = False
+                made, ours = await _adopted(api, work), True
+            await api.make("secrets", secret_of(work, made))
+            pod, ended = await _until_ended(api, work.name, cluster.start_seconds)
+            captured.stdout, read = await api.log(pod, limits.output_bytes), True
+        finally:
+            if ours:
+                await asyncio.shield(_leave(api, work.name, limits, None if read else captured))
+    if (reward := ended.get("message")) and (folder / ".agl").is_dir():
+        (folder / ".agl" / "reward").write_text(reward)
+    text = captured.stdout.text()
+    return Finished(ended["exitCode"], text, text, time.monotonic() - began)
+
+
+async def _adopted(api: Api, work: Work) -> dict[str, Any]:
+    """The Job of this name, which an earlier try has made whose answer was lost."""
+    found = await api.ask("GET", "jobs", work.name)
+    has, going = found["metadata"].get("annotations", {}), "deletionTimestamp" in found["metadata"]
+    if has.get(ATTEMPT) != work.attempt_id or going:
+        raise ExecutorError(f"The Job {work.name} {'is being deleted' if going else 'belongs to something else'}.")
+    return found
+
+
+async def _until_ended(api: Api, name: str, start_seconds: float) -> tuple[str, Mapping[str, Any]]:
+    """The pod's name, and how its container ended.
+
+    A watch says only when to look. What is decided on is always a fresh answer, so it does not matter how one breaks.
+    """
+    selector, latest, begun = f"{JOB}={name}", time.monotonic() + start_seconds, False
+    ids: set[str] = set()
+    while True:
+        job = await api.ask("GET", "jobs", name)
+        pods = await api.ask("GET", "pods", labelSelector=selector)
+        pod = next(iter(pods["items"]), None)
+        ids |= {found["metadata"]["uid"] for found in pods["items"]}
+        if len(ids) > 1:  # older clusters put another one in the place of a pod that was deleted
+            raise ExecutorError("The pod was deleted before its end, and the cluster began another one.")
+        if (ended := exit_of(job, pod)) is not None:
+            assert pod is not None
+            return pod["metadata"]["name"], ended
+        wait = GOING_SECONDS if is_going(pod) else LOOK_SECONDS
+        why = why_not_started(pod)
+        begun = begun or why is None
+        if not begun:
+            wait = min(wait, latest - time.monotonic())
+            if wait <= 0:
+                raise ExecutorError(f"The program did not run after {start_seconds:g} s. {why}")
+        await api.news(selector, pods["metadata"]["resourceVersion"], wait)
+
+
+async def _leave(api: Api, name: str, limits: Limits, unread: Captured | None) -> None:
+    """Read the log if nobody has, and delete the Job; as far as the cluster answers in time."""
+    if unread is not None:
+        with suppress(ExecutorError, TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                for pod in (await api.ask("GET", "pods", labelSelector=f"{JOB}={name}"))["items"]:
+                    unread.stdout = await api.log(pod["metadata"]["name"], limits.output_bytes)
+    try:
+        async with asyncio.timeout(LEAVE_SECONDS):
+            await api.remove(name)
+    except (ExecutorError, TimeoutError) as error:
+        logger.warning("The Job %s is left to the cluster, which ends it at its deadline: %s", name, error)
+
+
+_looked: set[tuple[int, str, str]] = set()
+"""Where this process has looked for what others left."""
+
+
+async def _forget_the_dead(api: Api) -> None:
+    """Delete, once, the Jobs of processes that ran in this pod or on this machine and are gone.
+
+    Their attempts are done again, under other ids, when their leases run out.
+    """
+    if (place := (os.getpid(), api.url, api.namespace)) in _looked:
+        return
+    _looked.add(place)
+    for job in (await api.ask("GET", "jobs", labelSelector=f"{RUNNER}={runner()}"))["items"]:
+        name, whose = job["metadata"]["name"], job["metadata"]["labels"].get(PROCESS, "")
+        pid = whose.partition("-")[0]
+        if pid.isdigit() and process(int(pid)) != whose:
+            logger.warning("The runner that made the Job %s is gone: it is deleted.", name)
+            await api.remove(name)
