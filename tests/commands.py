@@ -99,6 +99,7 @@ ELSEWHERE = {
         "agl demo sql": "tests/clients/test_sql_training.py",
         "agl demo code": "tests/examples/test_code.py",
         "pip install -r examples/rag/requirements.txt": _PACKAGES,
+        "agl demo rag": "tests/clients/test_rag_training.py",
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
         "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
     },

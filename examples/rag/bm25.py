@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 K1, B = 1.2, 0.75
+SHOWN = 3
+"""Documents that a search shows."""
 
 
 class Index:
@@ -33,6 +35,18 @@ class Index:
             rarity = math.log(1 + (len(self._counts) - having + 0.5) / (having + 0.5))
             total += rarity * counts[word] * (K1 + 1) / (counts[word] + norm)
         return total
+
+
+class Library:
+    """Documents of {"title", "text"}, to be searched."""
+
+    def __init__(self, documents: Sequence[Mapping[str, str]]) -> None:
+        self._texts = [document["text"] for document in documents]
+        self._index = Index([f"{document['title']} {document['text']}" for document in documents])
+
+    def search(self, query: str) -> str:
+        """The best documents, a line each."""
+        return "\n".join(self._texts[n] for n in self._index.best(query, SHOWN)) or "nothing found"
 
 
 def words(text: str) -> list[str]:

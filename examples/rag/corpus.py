@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-SIZES = {"train": 240, "val": 40, "test": 100}
+from agentlightning.files import atomic_write
+
+SIZES = {"train": 208, "val": 60, "test": 200}
 FIRST = ("Ana", "Ben", "Cleo", "Dag", "Eva", "Finn", "Gita", "Hugo", "Ida", "Jan", "Kim", "Leo", "Mia", "Nils", "Olga")
 LAST = ("Berg", "Crane", "Dahl", "Elms", "Frost", "Grove", "Hart", "Iver", "Jonas", "Kiel", "Lund", "Moor")
 FIRMS = ("Arvo", "Belta", "Corda", "Delvo", "Emra", "Fenko", "Galto", "Havia", "Ilvo", "Jarda", "Kelmo", "Lunet")
-KINDS = ("Works", "Mills", "Labs", "Yards", "Foods", "Tools", "Glass", "Books", "Boats", "Bikes")
+PARTNERS = ("Boyd", "Brook", "Ford", "Glass", "Mills", "Penn", "Pike", "Rowe", "Sons", "Stone", "Wood", "Yule")
 TOWNS = ("Oslo", "Turin", "Lyon", "Graz", "Porto", "Ghent", "Bergen", "Malmo", "Split", "Cadiz", "Tartu", "Basel")
 RIVERS = ("Alna", "Dora", "Rhone", "Mura", "Douro", "Leie", "Vossa", "Risa", "Jadra", "Guada", "Emaj", "Birsa")
 GOODS = ("lamps", "chairs", "clocks", "kites", "tents", "drums", "boots", "maps", "soap", "cheese")
@@ -35,18 +37,40 @@ class World:
     rivers: dict[str, str]
 
 
+@dataclass(frozen=True)
+class Question:
+    """A question, and the names on the way to its answer: each is found by searching for the one before."""
+
+    text: str
+    names: tuple[str, ...]
+
+    def as_task(self) -> dict[str, str]:
+        return {"question": self.text, "answer": self.names[-1]}
+
+
+def firm_name(one: str, other: str) -> str:
+    """In the middle of a name there is a word that is always the same. A model of half a million parameters learns in a
+    hundred steps to copy what follows a known word; to copy what follows any of fifteen names it does not in 500.
+    """
+    return f"{one} & {other}"
+
+
+def person_name(first: str, last: str) -> str:
+    return f"{first} van {last}"
+
+
 def make_world(seed: int = 0) -> World:
-    """Every firm has a founder of its own."""
+    """Every firm has a founder of its own, and every town a river."""
     rng = random.Random(f"rag world {seed}")
-    firms = [f"{name} {kind}" for name in FIRMS for kind in KINDS]
-    people = [f"{first} {last}" for first in FIRST for last in LAST]
+    firms = [firm_name(one, other) for one in FIRMS for other in PARTNERS]
+    people = [person_name(first, last) for first in FIRST for last in LAST]
     rng.shuffle(firms)
     rng.shuffle(people)
     return World(
         dict(zip(firms, people, strict=False)),
         {firm: rng.choice(GOODS) for firm in firms},
         {person: rng.choice(TOWNS) for person in people},
-        dict(zip(TOWNS, RIVERS, strict=True)),
+        dict(zip(TOWNS, rng.sample(RIVERS, len(RIVERS)), strict=True)),
     )
 
 
@@ -61,19 +85,20 @@ def make_documents(world: World) -> list[dict[str, str]]:
     return [*firms, *people, *towns]
 
 
-def make_questions(world: World) -> Iterator[dict[str, str]]:
+def make_questions(world: World) -> Iterator[Question]:
     """Questions of two hops and of three."""
     for firm, founder in world.founders.items():
         town = world.births[founder]
-        yield {"question": f"Where was the founder of {firm} born?", "answer": town}
-        yield {"question": f"Which river is where the founder of {firm} was born?", "answer": world.rivers[town]}
+        river = world.rivers[town]
+        yield Question(f"Where was the founder of {firm} born?", (firm, founder, town))
+        yield Question(f"Which river is where the founder of {firm} was born?", (firm, founder, town, river))
     for person, town in world.births.items():
-        yield {"question": f"Which river is where {person} was born?", "answer": world.rivers[town]}
+        yield Question(f"Which river is where {person} was born?", (person, town, world.rivers[town]))
 
 
 def make_tasks(seed: int = 0) -> dict[str, list[dict[str, str]]]:
     """The tasks of each part; no question is in two of them."""
-    questions = list(make_questions(make_world(seed)))
+    questions = [question.as_task() for question in make_questions(make_world(seed))]
     random.Random(f"rag tasks {seed}").shuffle(questions)
     left = iter(questions)
     return {part: [next(left) for _ in range(size)] for part, size in SIZES.items()}
@@ -85,7 +110,7 @@ def write_data(folder: Path, seed: int = 0) -> dict[str, list[dict[str, str]]]:
     corpus = str((folder / "corpus.jsonl").absolute())
     tasks = {part: [{"corpus": corpus, **task} for task in given] for part, given in make_tasks(seed).items()}
     for name, rows in {"corpus": make_documents(make_world(seed)), **tasks}.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        atomic_write(folder / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))  # others may read it
     return tasks
 
 

@@ -10,19 +10,16 @@ except ImportError:  # mcp 2, where it has another name
     from mcp.server.mcpserver import MCPServer as FastMCP
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bm25 import Index
+from bm25 import Library
 
-SHOWN = 3
 server = FastMCP("retrieval", log_level="WARNING")
-documents = [json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()]
-index = Index([f"{document['title']} {document['text']}" for document in documents])
+library = Library([json.loads(line) for line in Path(sys.argv[1]).read_text().splitlines()])
 
 
 @server.tool(description="Finds documents.", structured_output=False)
 def search(query: str) -> str:
     """The best documents, a line each."""
-    found = [documents[n]["text"] for n in index.best(query, SHOWN)]
-    return "\n".join(found) or "nothing found"
+    return library.search(query)
 
 
 if __name__ == "__main__":

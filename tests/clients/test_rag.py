@@ -1,5 +1,6 @@
 """`examples/rag` with the real Agents SDK and its MCP server, before an engine that searches as the question wants:
-documents come as tool results, every call goes on from the tokens of the one before, every token is the sampled one.
+documents come as tool results, every call goes on from the tokens of the one before, every token is the sampled one,
+and what the small model is taught is what the agent says, token by token.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from renderers import Qwen3Renderer
 from transformers import AutoTokenizer
 
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
@@ -23,7 +25,13 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
 from agentlightning.types.call import Int32Array
 from agentlightning.types.reward import find_final_reward
-from examples.rag.corpus import make_world, write_data
+from examples.rag.bm25 import Library
+from examples.rag.corpus import make_documents, make_questions, make_world, write_data
+from examples.rag.demonstrations import call as call_of
+from examples.rag.demonstrations import tagged
+from examples.rag.prompts import SEARCH_TOOL, conversation
+from examples.tools.demonstration import Demonstration
+from examples.tools.make_model import row_of
 from tests.clients.conftest import WitnessedEngine, World, carried_out
 
 pytestmark = [
@@ -62,8 +70,8 @@ class SearchingEngine:
 
 def _say(prompt: str) -> str:
     """It knows only what stands in the documents that it was given."""
-    firm = re.findall(r"the founder of (\w+ \w+)", prompt)[0]
-    founder = re.findall(rf"{firm} makes \w+\. It was founded by (\w+ \w+)\.", prompt)
+    firm = re.findall(r"the founder of (\w+ & \w+)", prompt)[0]
+    founder = re.findall(rf"{firm} makes \w+\. It was founded by (\w+ van \w+)\.", prompt)
     town = re.findall(rf"{founder[0]} was born in (\w+)\.", prompt) if founder else []
     if town:
         return f"<answer>{town[0]}</answer>"
@@ -73,21 +81,31 @@ def _say(prompt: str) -> str:
 
 async def test_documents_are_tool_results_and_calls_go_on_from_each_other(world: World, tmp_path: Path) -> None:
     pytest.importorskip("agents.mcp", reason="the Agents SDK is not installed here: examples/rag/requirements.txt")
-    from examples.rag.rag_agent import rag_agent, servers
+    from examples.rag.rag_agent import rag_agent
 
     tasks = [t for t in write_data(tmp_path)["train"] if t["question"].startswith("Where was the founder of")][:TASKS]
     engine = WitnessedEngine(SearchingEngine(world.process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
     store = InMemoryLightningStore()
     gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
-    try:
-        run = await carried_out(rag_agent, tasks, engine, store, gateway)
-    finally:
-        for server in servers.values():
-            await server.cleanup()
-        servers.clear()
+    run = await carried_out(rag_agent, tasks, engine, store, gateway)
     assert {r.attempt.outcome for r in run.rollouts} == {Outcome.OK}, {r.attempt.error for r in run.rollouts}
     assert [find_final_reward(run.spans[r.rollout_id]) for r in run.rollouts] == [1.0] * TASKS
     assert {call.info.agent for call in run.all_calls()} == {"researcher"}
     assert run.exact() == len(run.all_calls()) == 3 * TASKS
     assert run.continued() == 2 * TASKS
     assert {task["answer"] for task in tasks} <= set(make_world().births.values())
+    for rollout in run.rollouts:
+        last = run.calls[rollout.rollout_id][-1]
+        said = [*last.prompt_ids.tolist(), *last.response_ids.tolist()]
+        assert said == _taught(rollout.input["question"]), "what the small model is taught"
+
+
+def _taught(text: str) -> list[int]:
+    """The tokens of the demonstration in which everything is done well."""
+    made, tokenizer = make_world(), AutoTokenizer.from_pretrained(resolve_model("calc"))
+    library = Library(make_documents(made))
+    names = next(question.names for question in make_questions(made) if question.text == text)
+    turns = (*map(call_of, names[:-1]), tagged(names[-1]))
+    results = tuple(map(library.search, names[:-1]))
+    shown = Demonstration(conversation(text), turns, results, [SEARCH_TOOL])
+    return row_of(shown, tokenizer, Qwen3Renderer(tokenizer))[0]

@@ -1,0 +1,47 @@
+"""The settings `agl demo rag` trains with, its model, and its tasks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from agentlightning.cli.example import load_example
+
+from .corpus import write_data
+
+SETTINGS: dict[str, Any] = {
+    "steps": 24,
+    "tasks_per_step": 8,
+    "group_size": 8,
+    "minibatches": 2,
+    "learning_rate": 3e-4,
+    "schedule": "linear",
+    "max_context": 640,
+    "val_every": 8,
+    "save_every": 8,
+}
+MODEL = partial(load_example("tools", "cached").cached_model, "rag")
+"""Where the model is; it is made when it is first asked for."""
+CONCURRENCY = 64
+"""Rollouts that run at the same time: a whole step."""
+
+_parts: dict[str, list[dict[str, str]]] = {}
+
+
+def train_tasks() -> list[dict[str, str]]:
+    return _tasks("train")
+
+
+def val_tasks() -> list[dict[str, str]]:
+    return _tasks("val")
+
+
+def test_tasks() -> list[dict[str, str]]:
+    """Tasks that neither training nor validation has seen."""
+    return _tasks("test")
+
+
+def _tasks(part: str) -> list[dict[str, str]]:
+    if not _parts:
+        _parts.update(write_data(load_example("sentiment", "packages").cache_dir() / "rag-data"))
+    return _parts[part]
