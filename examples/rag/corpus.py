@@ -49,8 +49,8 @@ class Question:
 
 
 def firm_name(one: str, other: str) -> str:
-    """In the middle of a name there is a word that is always the same. A model of half a million parameters learns in a
-    hundred steps to copy what follows a known word; to copy what follows any of fifteen names it does not in 500.
+    """In the middle of a name there is a word that is always the same. After 200 steps the small model had learnt to copy
+    what follows it; without it, it still guessed the second word of people's names after 500.
     """
     return f"{one} & {other}"
 

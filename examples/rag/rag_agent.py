@@ -16,7 +16,10 @@ from agents import (
     ModelBehaviorError,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    RunContextWrapper,
     Runner,
+    UserError,
+    default_tool_error_function,
     set_tracing_disabled,
 )
 from agents.mcp import MCPServerStdio
@@ -50,7 +53,10 @@ async def serve(corpus: str, connected: asyncio.Future[MCPServerStdio]) -> None:
     arguments = [str(Path(__file__).with_name("server.py")), corpus]
     try:
         async with MCPServerStdio(
-            {"command": sys.executable, "args": arguments}, cache_tools_list=True, client_session_timeout_seconds=60
+            {"command": sys.executable, "args": arguments},
+            cache_tools_list=True,
+            client_session_timeout_seconds=60,
+            failure_error_function=failed_search,
         ) as server:
             connected.set_result(server)
             await asyncio.Event().wait()
@@ -58,6 +64,13 @@ async def serve(corpus: str, connected: asyncio.Future[MCPServerStdio]) -> None:
         del servers[corpus]
         if not connected.done():
             connected.set_exception(error)
+
+
+def failed_search(context: RunContextWrapper[Any], error: Exception) -> str:
+    """What the model is told of a call that it got wrong. A server that is gone is not its fault: the rollout fails."""
+    if isinstance(error, (ModelBehaviorError, UserError)):
+        return default_tool_error_function(context, error)
+    raise error
 
 
 @agl.rollout

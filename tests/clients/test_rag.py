@@ -6,8 +6,11 @@ and what the small model is taught is what the agent says, token by token.
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +101,31 @@ async def test_documents_are_tool_results_and_calls_go_on_from_each_other(world:
         last = run.calls[rollout.rollout_id][-1]
         said = [*last.prompt_ids.tolist(), *last.response_ids.tolist()]
         assert said == _taught(rollout.input["question"]), "what the small model is taught"
+
+
+async def test_a_server_that_died_fails_the_rollouts(world: World, tmp_path: Path) -> None:
+    """That is no answer of the model's, so it is not worth 0."""
+    pytest.importorskip("agents.mcp", reason="the Agents SDK is not installed here: examples/rag/requirements.txt")
+    from examples.rag.rag_agent import rag_agent
+
+    tasks = [t for t in write_data(tmp_path)["train"] if t["question"].startswith("Where was the founder of")][:2]
+    outcomes = []
+    for _ in range(2):
+        engine = WitnessedEngine(SearchingEngine(world.process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
+        store = InMemoryLightningStore()
+        gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
+        run = await carried_out(rag_agent, tasks, engine, store, gateway)
+        outcomes.append({r.attempt.outcome for r in run.rollouts})
+        _kill(tasks[0]["corpus"])
+    assert outcomes == [{Outcome.OK}, {Outcome.AGENT_ERROR}]
+
+
+def _kill(argument: str) -> None:
+    """End the processes whose command holds this."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it is over
+            if argument.encode() in (process / "cmdline").read_bytes():
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 def _taught(text: str) -> list[int]:
