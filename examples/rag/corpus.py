@@ -49,8 +49,8 @@ class Question:
 
 
 def firm_name(one: str, other: str) -> str:
-    """In the middle of a name there is a word that is always the same. After 200 steps the small model had learnt to copy
-    what follows it; without it, it still guessed the second word of people's names after 500.
+    """In the middle of a name there is a word that is always the same. After 200 steps the small model had learnt to
+    copy what follows it; without it, it still guessed the second word of people's names after 500.
     """
     return f"{one} & {other}"
 
