@@ -12,6 +12,7 @@ import json
 import os
 import re
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -26,7 +27,7 @@ import pytest
 from agentlightning.errors import AgentLightningError, ConfigError, ExecutorError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Kubernetes, Limits, Program, ProgramRun
-from agentlightning.litagent.kubernetes import api, attempt
+from agentlightning.litagent.kubernetes import api, attempt, settings
 from agentlightning.litagent.kubernetes.attempt import run_job
 from agentlightning.litagent.kubernetes.manifests import Work, job_of, process
 from agentlightning.runner import LitAgentRunner
@@ -136,20 +137,8 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
 def certificate(folder: Path) -> Path:
     """Of nobody in particular, with its key in the same file."""
     file = folder / "node.pem"
-    made = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-subj",
-        "/CN=node",
-        "-keyout",
-        "-",
-        "-out",
-        "-",
-    ]
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "-", "-out", "-"]
+    made += ["-subj", "/CN=node", "-addext", "subjectAltName=IP:127.0.0.1"]
     file.write_bytes(subprocess.run(made, check=True, capture_output=True).stdout)
     return file
 
@@ -397,6 +386,41 @@ async def test_it_asks_the_gateway(cluster: Cluster, rendering: Any, reward: Any
     found = await cluster.rollout(rollout.rollout_id)
     assert found.attempt.outcome is Outcome.OK, found.attempt.error
     assert await cluster.reward(found) == 7.0
+
+
+async def test_a_runner_in_a_pod_uses_its_account_and_owns_its_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, file = ApiServer(), certificate(tmp_path)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(file)
+    url = await server.start(context)
+    server.token = "of-the-account"
+    for name, text in (("token", "of-the-account\n"), ("ca.crt", file.read_text()), ("namespace", "training")):
+        (tmp_path / name).write_text(text)
+    for module in (settings, api):
+        monkeypatch.setattr(module, "ACCOUNT", tmp_path)
+    host, port = url.removeprefix("https://").split(":")
+    variables = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    for name, value in (variables | {"AGL_POD_NAME": "agl-runner-1", "AGL_POD_UID": "uid-of-it"}).items():
+        monkeypatch.setenv(name, value)
+    work = Work("ro-1", "at-1", "program", ["agent"], {}, b"", False, 60.0)
+    running = asyncio.create_task(run_job(Kubernetes("unschedulable"), work, folder=tmp_path, limits=Limits()))
+    async with asyncio.timeout(10):
+        while not server.of("secrets"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (job,) = server.of("jobs")
+    assert job["metadata"]["namespace"] == "training"
+    assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == ["uid-of-it"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert server.of("jobs") == []
+    (tmp_path / "namespace").write_text(
+        "another"
+    )  # an owner elsewhere would be looked for in vain, and the Job deleted
+    async with api.Api.opened(Kubernetes("agent:1", namespace="training")) as opened:
+        assert opened.owner is None
+    await server.stop()
 
 
 # ---- what is refused before anything runs ---------------------------------------------------------------------------

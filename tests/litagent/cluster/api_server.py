@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import json
 import re
+import ssl
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,8 @@ class ApiServer:
         """Requests by verb and kind."""
         self.log_of: Callable[[str], bytes] = lambda pod: b""
         """What a pod wrote; the kubelet knows."""
+        self.token = ""
+        """What opens it, if that is not empty."""
         self.replaces_pods = False
         """Whether a Job whose pod was deleted gets another one, as in Kubernetes 1.20."""
         self._faults: list[Fault] = []
@@ -67,17 +70,17 @@ class ApiServer:
         self._events: list[tuple[int, str, str, Json]] = []
         self._changed = asyncio.Condition()
 
-    async def start(self) -> str:
-        """Returns its URL."""
+    async def start(self, context: ssl.SSLContext | None = None) -> str:
+        """Returns its URL; with a context, of TLS."""
         app = web.Application()
         app.router.add_route("*", PATH, self._handle)
         app.router.add_route("*", PATH + "/{name}", self._handle)
         app.router.add_route("*", PATH + "/{name}/{part}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=context)
         await site.start()
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return f"{'https' if context else 'http'}://127.0.0.1:{self._runner.addresses[0][1]}"
 
     async def stop(self) -> None:
         await self._runner.cleanup()
@@ -99,6 +102,8 @@ class ApiServer:
         kind, name, part = where["kind"], where.get("name", ""), where.get("part", "")
         verb = "WATCH" if request.query.get("watch") else "LOG" if part == "log" else request.method
         fault = None
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return web.json_response(Trouble(401, "Unauthorized").body(), status=401)
         if "X-Kubelet" not in request.headers:
             self.asked[f"{verb} {kind}"] += 1
             fault = next((f for f in self._faults if (f.verb, f.kind) == (verb, kind) and f.times > 0), None)
