@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
 TESTS = ["pytest", "pytest-asyncio", "pytest-timeout", "hypothesis"]
 
 ENVIRONMENTS: dict[str, list[str]] = {
@@ -100,12 +101,17 @@ def build(name: str, folder: Path) -> Path:
 
 
 def build_node() -> None:
-    """The packages of Node that `tests/clients/node` needs; without npm their tests are skipped."""
+    """The packages of Node that `tests/clients/node` and `examples/terminal` need; without npm their tests are
+    skipped.
+    """
     if shutil.which("npm") is None:
         print("==> npm is not installed: the clients for Node are skipped", flush=True)
         return
     command = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
     subprocess.run(command, cwd=ROOT / "tests" / "clients" / "node", check=True)
+    from examples.terminal.program import install_command
+
+    subprocess.run([*install_command(), *command[2:]], check=True)
 
 
 def run(name: str, python: Path, report: Path, *, slow: bool) -> bool:

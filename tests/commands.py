@@ -98,6 +98,7 @@ ELSEWHERE = {
         "pip install -r examples/sql/requirements.txt": _PACKAGES,
         "agl demo sql": "tests/clients/test_sql_training.py",
         "agl demo code": "tests/examples/test_code.py",
+        "agl demo terminal": "tests/clients/test_terminal_training.py",
         "pip install -r examples/rag/requirements.txt": _PACKAGES,
         "agl demo rag": "tests/clients/test_rag_training.py",
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -62,10 +63,13 @@ def list_demos() -> None:
     """The examples that run by themselves: a line each, and what has to be installed for it."""
     for folder in example_dirs():
         title = (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        needs = folder / "requirements.txt"
         console.print(f"{command_name()} demo {folder.name:<10} {title}")
-        if needs.is_file():
+        if (needs := folder / "requirements.txt").is_file():
             console.print(f"  after: pip install -r {needs}")
+        if (needs := folder / "package.json").is_file():
+            packages = json.loads(needs.read_text(encoding="utf-8"))["dependencies"].items()
+            named = ", ".join(f"{name}@{version}" for name, version in packages)
+            console.print(f"  after: {named} of npm, as {command_name()} demo {folder.name} says")
 
 
 def _conclude(name: str, result: RunResult) -> None:

@@ -54,7 +54,7 @@ async def run_code(code: str, inputs: list[Any]) -> Answer:
             except AgentError as error:
                 return Answer([], str(error).partition("\n")[0])
     if done.exit_code:
-        return Answer([], _last_line(done.stderr) or "it was stopped")
+        return Answer([], _last_line(done.stderr)[:200] or "it was stopped")
     return _read(done.stdout, len(inputs))
 
 
@@ -70,4 +70,4 @@ def _read(text: str, count: int) -> Answer:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:200]
+    return (text.strip().splitlines() or [""])[-1]

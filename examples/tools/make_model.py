@@ -47,6 +47,9 @@ class Course:
     skill_steps: int = 300
     mixed_steps: int = 100
     layers: int = 2
+    batch: int = 24
+    positions: int = 1024
+    """The longest conversation in tokens."""
 
 
 def make(course: Course, out: Path, *, seed: int = 0, quick: bool = False) -> None:
@@ -55,10 +58,11 @@ def make(course: Course, out: Path, *, seed: int = 0, quick: bool = False) -> No
     tokenizer = _words.make_tokenizer(_texts(course, random.Random(seed)), course.vocabulary)
     renderer = Qwen3Renderer(tokenizer)
     model: Qwen3ForCausalLM = _base.make_network(tokenizer, course.layers)
+    model.config.max_position_embeddings = tokenizer.model_max_length = course.positions
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
 
-    skill = _base.Stage("skill", course.skill_steps, 24, 0.01, 2e-3, course.skill)
-    mixed = _base.Stage("mixed quality", course.mixed_steps, 24, 0.005, 1e-3, course.mixed)
+    skill = _base.Stage("skill", course.skill_steps, course.batch, 0.01, 2e-3, course.skill)
+    mixed = _base.Stage("mixed quality", course.mixed_steps, course.batch, 0.005, 1e-3, course.mixed)
     for stage in (skill, mixed):
         rng = random.Random(seed)
         draw = partial(_drawn, course.demonstrate, rng, tokenizer, renderer)

@@ -7,15 +7,12 @@ import json
 import os
 import random
 import re
-import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from agentlightning.cli.configuration import make_algorithm
-from agentlightning.errors import ConfigError
-from agentlightning.litagent.isolation import check_isolation
 from agentlightning.metrics import read_metrics
 from examples.code import recipe
 from examples.code.code_agent import earned, failed_tests
@@ -28,16 +25,6 @@ from tests.typed import typed
 
 ROOT = Path(__file__).parents[2]
 TASK = {"problem": "the sum of the numbers", "tests": [[[1, 2], 3]], "hidden": [[[4, 5], 9], [[], 0]]}
-
-
-@pytest.fixture
-def sandbox() -> None:
-    if shutil.which("bwrap") is None:
-        pytest.skip("bubblewrap is not installed here")
-    try:
-        check_isolation("bubblewrap")
-    except ConfigError as reason:
-        pytest.skip(str(reason))
 
 
 @pytest.mark.usefixtures("sandbox")
@@ -188,6 +175,13 @@ def test_hidden_tests_tell_neighbours_apart() -> None:
         passed += [run_here(o.code(), task["hidden"]) == PASSED for o in near[:1]]
     assert len(passed) > 5
     assert sum(passed) / len(passed) < 0.3
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_right_code_is_right_however_long_its_values_are() -> None:
+    """Eight lists of words are far more than a line of an error may be."""
+    words = ["elephant"] * 12
+    assert await score("def f(xs): return list(xs)", {"tests": [[words, words]], "hidden": [[words, words]] * 8}) == 1.0
 
 
 def test_spoiled_code_is_wrong() -> None:

@@ -62,6 +62,7 @@ FIELDS = Fields(
         "prompt_cache_key",
         "prompt_cache_retention",
         "prompt_cache_options",
+        "client_metadata",
         "reasoning",
         "stream_options",
     ),

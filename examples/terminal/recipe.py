@@ -1,0 +1,45 @@
+"""The settings `agl demo terminal` trains with, its model, and its tasks."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+from agentlightning.cli.example import load_example
+
+from .repositories import make_tasks
+
+SETTINGS: dict[str, Any] = {
+    "steps": 16,
+    "tasks_per_step": 8,
+    "group_size": 8,
+    "minibatches": 2,
+    "learning_rate": 3e-4,
+    "schedule": "linear",
+    "max_context": 2048,
+    "max_calls": 12,
+    "val_every": 8,
+    "save_every": 8,
+}
+MODEL = partial(load_example("tools", "cached").cached_model, "terminal")
+"""Where the model is; it is made when it is first asked for."""
+CONCURRENCY = 16
+"""Rollouts that run at the same time: each is a process of Codex, of 100 MB or so."""
+
+
+def train_tasks() -> list[dict[str, Any]]:
+    return _tasks()["train"]
+
+
+def val_tasks() -> list[dict[str, Any]]:
+    return _tasks()["val"]
+
+
+def test_tasks() -> list[dict[str, Any]]:
+    """Tasks that neither training nor validation has seen."""
+    return _tasks()["test"]
+
+
+@cache
+def _tasks() -> dict[str, list[dict[str, Any]]]:
+    return make_tasks()
