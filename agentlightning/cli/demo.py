@@ -69,7 +69,7 @@ def list_demos() -> None:
         if (needs := folder / "package.json").is_file():
             packages = json.loads(needs.read_text(encoding="utf-8"))["dependencies"].items()
             named = ", ".join(f"{name}@{version}" for name, version in packages)
-            console.print(f"  after: {named} of npm, as {command_name()} demo {folder.name} says")
+            console.print(f"  after: npm install {named}, in the folder that it then names")
 
 
 def _conclude(name: str, result: RunResult) -> None:
