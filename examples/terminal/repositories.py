@@ -19,7 +19,7 @@ from typing import Any
 
 from .grammar import KINDS, MODULES, NUMBERS
 
-SIZES = {"train": 600, "val": 60, "test": 200}
+SIZES = {"train": 600, "val": 40, "test": 200}
 FUNCTIONS = 3
 HIDDEN = 6
 """Hidden tests of each function."""
