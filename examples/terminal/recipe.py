@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "schedule": "linear",
     "max_context": 2048,
     "max_calls": 12,
-    "val_every": 6,
+    "val_every": 5,
     "save_every": 2,
 }
 MODEL = partial(load_example("tools", "cached").cached_model, "terminal")
