@@ -10,16 +10,16 @@ from agentlightning.cli.example import load_example
 from .repositories import make_tasks
 
 SETTINGS: dict[str, Any] = {
-    "steps": 12,
-    "tasks_per_step": 6,
+    "steps": 24,
+    "tasks_per_step": 8,
     "group_size": 8,
     "minibatches": 2,
     "learning_rate": 5e-4,
     "schedule": "linear",
     "max_context": 2048,
     "max_calls": 12,
-    "val_every": 5,
-    "save_every": 2,
+    "val_every": 8,
+    "save_every": 8,
 }
 MODEL = partial(load_example("tools", "cached").cached_model, "terminal")
 """Where the model is; it is made when it is first asked for."""

@@ -113,7 +113,11 @@ async def test_demonstrations_are_what_codex_sends(world: World, codex: Repairer
         last = run.calls[rollout.rollout_id][-1]
         ids = [*last.prompt_ids.tolist(), *last.response_ids.tolist()]
         heads = [HEAD.match(answer) for answer in ANSWER.findall(tokenizer.decode(ids, skip_special_tokens=False))]
-        told = [shown(*end, head[1], float(head[2])) for end, head in zip(results, heads, strict=True) if head]
+        told = [
+            shown(text, code, head[1], float(head[2]))
+            for (text, code), head in zip(results, heads, strict=True)
+            if head is not None
+        ]
         demonstration = Demonstration(conversation(ISSUE), turns[results[0][0]], tuple(told), TOOLS)
         assert row_of(demonstration, tokenizer, Qwen3Renderer(tokenizer))[0] == ids
 
