@@ -44,8 +44,8 @@ async def test_only_what_is_right_for_all_inputs_earns_anything() -> None:
         assert await score(repository.with_part(repository.right(at)).source(), task["hidden"]) == 1.0
         for part in repository.wrong(at):
             assert await score(repository.with_part(part).source(), task["hidden"]) == 0.0
-    assert await score(None, task["hidden"]) == 0.0
-    assert await score("import os", task["hidden"]) == 0.0
+        assert await score(None, task["hidden"]) == 0.0
+        assert await score("import os", task["hidden"]) == 0.0
 
 
 def test_the_visible_test_that_fails_is_that_of_the_fault(tmp_path: Path) -> None:
