@@ -22,7 +22,7 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray lint format types docs wheel bench soak kills clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray test-verl lint format types docs wheel bench soak kills clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,10 +35,10 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray" -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
-	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl" $(ARGS)
 
 test-clients: $(STAMPS)/dev ## the tests with real agent frameworks, each in an environment made for it (minutes, and gigabytes in .clients)
 	@$(BIN)/python scripts/clients.py $(ARGS)
@@ -48,6 +48,9 @@ test-vllm: $(STAMPS)/dev ## the tests with the real vLLM for CPUs, in an environ
 
 test-ray: $(STAMPS)/ray ## the tests with a real Ray cluster on this machine (minutes, and 2 GB of memory)
 	@$(BIN)/python -m pytest -q -m ray tests/backend/ray $(ARGS)
+
+test-verl: $(STAMPS)/dev ## the tests with verl's workers on CPUs, in an environment made for it (minutes, and 2 GB in .verl)
+	@$(BIN)/python scripts/verl_cpu.py $(ARGS)
 
 lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

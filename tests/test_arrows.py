@@ -86,6 +86,8 @@ HEAVY_HOMES = {
     "matplotlib": set(),
     "vllm": set(),
     "ray": set(),
+    "verl": {"learner"},
+    "tensordict": {"learner"},
 }
 """Where a heavy package may be imported at module level; inside functions it may be imported anywhere."""
 

@@ -32,6 +32,8 @@ _LOSSES = {"vanilla": "dual_clip", "gspo": "gspo"}
 _SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine"}
 VERLS_GPUS_PER_NODE = 8
 NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+OFFLOADS = tuple(f"actor_rollout_ref.actor.fsdp_config.{what}_offload" for what in ("param", "optimizer"))
+SHARED_ROWS = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 
 DEFAULTS: dict[str, Any] = {
@@ -130,6 +132,8 @@ TOGETHER = {
     "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
+    SHARED_ROWS: "more than one, on GPUs: verl's workers, so many of which share a row",
+    **dict.fromkeys(OFFLOADS, "true, with several ranks on GPUs: verl's workers, with offload"),
     ROLLOUT + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
 }
 """Keys that are read with others."""
@@ -163,7 +167,6 @@ NO_MEANING: dict[str, str] = {
     ACTOR + "fsdp_config": _PLACES,
     ACTOR + "megatron": _PLACES,
     ACTOR + "strategy": _PLACES,
-    ACTOR + "ulysses_sequence_parallel_size": _PLACES,
     ACTOR + "use_torch_compile": _PLACES,
     ACTOR + "checkpoint": "checkpoints hold weights and optimizer",
     ACTOR + "shuffle": "whole groups stay together",
@@ -325,21 +328,25 @@ def _place(
 ) -> list[str]:
     """Over which processes learner and engines are spread; returns what is wrong with the keys.
 
-    On several nodes every GPU has a rank of the learner and an engine, as in VERL; Ray lays them out.
+    On several nodes every GPU has a rank of the learner and an engine, as in VERL; Ray lays them out. So it is on one
+    node where verl's workers are asked for.
     """
     several = ROLLOUT + "tensor_model_parallel_size"
     given = {key: flat.get(key) for key in (NODES, GPUS, several)}
     problems = [
         f"{key} is {value!r}; it must be a whole number above 0."
-        for key, value in given.items()
+        for key, value in {**given, SHARED_ROWS: flat.get(SHARED_ROWS)}.items()
         if value is not None and (not isinstance(value, int) or value < 1)
     ]
     if problems:
         return problems
     nodes, per_node, split = given[NODES] or 1, given[GPUS] or 1, given[several] or 1
-    if nodes > 1:
-        ranks = nodes * (given[GPUS] or VERLS_GPUS_PER_NODE)
-        options: dict[str, Any] = {"address": "auto", "engines": max(1, ranks // split)}
+    ranks = nodes * (given[GPUS] or VERLS_GPUS_PER_NODE) if nodes > 1 else per_node
+    here = nodes > 1 or (per_node > 1 and gpus() >= per_node)
+    verls = _of_verls_workers(flat, settings, ignored, ranks if here else 1)
+    if nodes > 1 or verls:
+        options: dict[str, Any] = {"address": "auto"} if nodes > 1 else {}
+        options |= {"engines": max(1, ranks // split), **verls}
         if settings.get("device") != "cpu":
             options |= {"gpus_per_rank": 0.5, "gpus_per_engine": 0.5}
         settings |= {"backend": "ray", "ranks": ranks, "backend_options": options}
@@ -351,6 +358,24 @@ def _place(
     elif per_node > 1:
         settings["ranks"] = per_node
     return []
+
+
+def _of_verls_workers(
+    flat: Mapping[str, Any], settings: Mapping[str, Any], ignored: dict[str, str], ranks: int
+) -> dict[str, Any]:
+    """Options that only verl's workers have; what is asked for and cannot be is listed."""
+    share, offloads = flat.get(SHARED_ROWS) or 1, [key for key in OFFLOADS if flat.get(key)]
+    asked = {SHARED_ROWS: {"sequence_parallel": share} if share > 1 else {}}
+    asked |= {key: {"offload": True} for key in offloads}
+    why = None
+    if ranks == 1 or settings.get("device") == "cpu":
+        why = "the learner is one process, or on CPUs"
+    elif settings.get("lora_rank") or flat.get("algorithm.adv_estimator") == "gae":
+        why = "verl's workers train all weights, without a critic"
+    if why is not None:
+        ignored |= {key: why for key, options in asked.items() if options}
+        return {}
+    return {name: value for options in asked.values() for name, value in options.items()}
 
 
 def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

@@ -83,6 +83,11 @@ def as_loss(given: str | Callable[..., Any] | LossSpec) -> LossSpec:
     return LossSpec(import_path(given))
 
 
+def compares_siblings(loss: str) -> bool:
+    """Whether a loss looks at a group as a whole; one from outside the package may."""
+    return next((spec.pairs for name, spec in LOSSES.items() if loss in (name, spec.path)), True)
+
+
 def import_path(function: Callable[..., Any]) -> str:
     """Where another process finds the function. Raises ConfigError, with the next step, if it cannot."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)

@@ -20,12 +20,13 @@ from agentlightning.learner.base import OptimParams
 class Optimizer:
     """Owns the gradients between two steps and the copies that are stepped."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter], adamw: torch.optim.Optimizer | None = None) -> None:
+        """`adamw`: one that there is, of these parameters in this order."""
         self._parameters = parameters
         self._stepped: list[Tensor] = [
             p if p.dtype.itemsize >= 4 else nn.Parameter(p.detach().float()) for p in parameters
         ]
-        self._adamw = torch.optim.AdamW(self._stepped, lr=0.0)
+        self._adamw = torch.optim.AdamW(self._stepped, lr=0.0) if adamw is None else adamw
 
     @property
     def _copied(self) -> list[tuple[nn.Parameter, Tensor]]:

@@ -25,7 +25,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.learner.base import LearnerOptions, LossConfig, PackedBatch, PassResult
-from agentlightning.learner.catalog import LOSSES
+from agentlightning.learner.catalog import compares_siblings
 from agentlightning.learner.forward import Scores, why_no_tree
 from agentlightning.learner.optimizer import whole
 from agentlightning.learner.policy import Policy
@@ -84,7 +84,7 @@ class RankLearner(TorchLearner):
         return self._gathered(super().forward(part.batch, reference=reference), part, len(batch.source_E))[0]
 
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
-        part = self._part(batch, whole_groups=_compares_siblings(loss.name))
+        part = self._part(batch, whole_groups=compares_siblings(loss.name))
         result = super().forward_backward(part.batch, loss)
         self._last, self._hidden_EH = batch, None  # what is known is of this rank's part
         names, count = sorted(result.metrics), len(part.entries)
@@ -140,11 +140,6 @@ class RankLearner(TorchLearner):
         found = torch.tensor([super()._divergence(probe, old_EV)], dtype=torch.float64)
         dist.broadcast(found, 0)
         return float(found[0])
-
-
-def _compares_siblings(loss: str) -> bool:
-    """Whether a loss looks at a group as a whole; one from outside the package may."""
-    return next((spec.pairs for name, spec in LOSSES.items() if loss in (name, spec.path)), True)
 
 
 def _rows(reason: str) -> str:

@@ -56,7 +56,7 @@ class TorchLearner:
         self.options = options or LearnerOptions()
         self.rows, self.why_rows = False, ""
         self._tried = False
-        self._optimizer = Optimizer(policy.trainable())
+        self._optimizer = self._make_optimizer()
         self._last: PackedBatch | None = None
         """What was learned from since the last step, or some of it."""
         self._hidden_EH: Tensor | None = None
@@ -73,6 +73,9 @@ class TorchLearner:
         """The reference is no longer what it was loaded as."""
         if self.options.reference:
             self._add_reference(self.options.reference)
+
+    def _make_optimizer(self) -> Optimizer:
+        return Optimizer(self.policy.trainable())
 
     def _add_reference(self, path: str) -> None:
         """An adapter has its base already, or another adapter beside it; any other reference is a model of its own."""

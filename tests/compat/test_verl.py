@@ -18,7 +18,17 @@ from agentlightning.algorithm.verl import VERL
 
 import agentlightning as agl
 from agentlightning.backend.ray.options import parse_options
-from agentlightning.compat.verl_keys import DUAL_CLIP_BOUND, MAPPED, NO_MEANING, REFUSED, TOGETHER, flatten, understand
+from agentlightning.compat.verl_keys import (
+    DUAL_CLIP_BOUND,
+    MAPPED,
+    NO_MEANING,
+    OFFLOADS,
+    REFUSED,
+    SHARED_ROWS,
+    TOGETHER,
+    flatten,
+    understand,
+)
 from agentlightning.learner import loss as learner_loss
 from agentlightning.metrics import read_metrics
 
@@ -105,7 +115,7 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
     (said,) = caplog.records
     listed = {line.strip().partition(":")[0] for line in said.getMessage().splitlines()[1:]}
     known = {*MAPPED, *TOGETHER}
-    assert listed == {key for key in flatten(CONFIG) if key not in known}, "all others, once"
+    assert listed == {key for key in flatten(CONFIG) if key not in known} | {*OFFLOADS}, "all others, once"
 
 
 @pytest.mark.parametrize(
@@ -171,7 +181,14 @@ def test_a_key_that_would_be_missed_is_refused_by_name(path: str, value: Any, wo
     [
         ({"nnodes": 1, "n_gpus_per_node": 1}, 1, 0, "embedded", 1, {}),
         ({"nnodes": 1, "n_gpus_per_node": 8}, 2, 0, "embedded", 1, {}),
-        ({"nnodes": 1, "n_gpus_per_node": 4}, 1, 8, "embedded", 4, {}),
+        (
+            {"nnodes": 1, "n_gpus_per_node": 4},
+            1,
+            8,
+            "ray",
+            4,
+            {"engines": 4, "offload": True, "gpus_per_rank": 0.5, "gpus_per_engine": 0.5},
+        ),
         ({"nnodes": 1, "n_gpus_per_node": 8}, 1, 4, "embedded", 1, {}),
         (
             {"nnodes": 2, "n_gpus_per_node": 4},
@@ -179,7 +196,7 @@ def test_a_key_that_would_be_missed_is_refused_by_name(path: str, value: Any, wo
             0,
             "ray",
             8,
-            {"address": "auto", "engines": 4, "gpus_per_rank": 0.5, "gpus_per_engine": 0.5},
+            {"address": "auto", "engines": 4, "offload": True, "gpus_per_rank": 0.5, "gpus_per_engine": 0.5},
         ),
         ({"nnodes": 3, "n_gpus_per_node": 1, "device": "cpu"}, 1, 0, "ray", 3, {"address": "auto", "engines": 3}),
     ],
@@ -196,6 +213,26 @@ def test_nodes_and_gpus_say_where_it_computes(
     assert ("trainer.n_gpus_per_node" in meaning.ignored) == unused
     if backend == "ray":
         parse_options(options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "on_verl", "listed"),
+    [
+        ({}, True, set()),
+        (dict.fromkeys(OFFLOADS, False), False, set()),
+        (dict.fromkeys(OFFLOADS, False) | {SHARED_ROWS: 2}, True, set()),
+        ({SHARED_ROWS: 2, "actor_rollout_ref.model.lora_rank": 8}, False, {SHARED_ROWS, *OFFLOADS}),
+        ({SHARED_ROWS: 2, "trainer.device": "cpu"}, False, {SHARED_ROWS, *OFFLOADS}),
+        ({"algorithm.adv_estimator": "gae"}, False, set(OFFLOADS)),
+    ],
+)
+def test_offload_and_shared_rows_choose_verls_workers(changes: dict[str, Any], on_verl: bool, listed: set[str]) -> None:
+    """Where those can do what else is asked for; otherwise it is said that they change nothing."""
+    meaning = understand(flatten(CONFIG) | {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 4} | changes, lambda: 0)
+    options = parse_options(meaning.settings["backend_options"])
+    assert options.on_verl == on_verl
+    assert options.sequence_parallel == (changes.get(SHARED_ROWS, 1) if on_verl else 1)
+    assert {*OFFLOADS, SHARED_ROWS} & set(meaning.ignored) == listed
 
 
 def test_all_problems_are_said_at_once() -> None:

@@ -26,6 +26,7 @@ from agentlightning.learner.base import (
     PassResult,
     StepResult,
 )
+from agentlightning.learner.verl.sizes import Sizes
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 HEADER = struct.Struct("!I")
@@ -90,6 +91,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """For one of these processes."""
     followers: list[SocketAddress] = []
     """Where the ranks but the first wait; empty: they are started beside it."""
+    verl: Sizes | None = None
+    """Workers of verl's that passes and steps are done by; None: they are done here, or by `ranks`."""
     learns: bool = True
     """Whether there are learners; without, all policies sample only, and weights come with `TakeUp`."""
 

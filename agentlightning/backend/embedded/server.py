@@ -71,6 +71,7 @@ from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import DTYPES
 from agentlightning.learner.policy import LoraSpec, Policy, load_policy
 from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.learner.verl.learner import start_verl
 
 logger = logging.getLogger(__name__)
 
@@ -357,6 +358,8 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
 
 
 def _learner(policy: Policy, settings: Settings) -> TorchLearner | Leader:
+    if settings.verl is not None:
+        return start_verl(policy, settings.dtype, settings.verl, settings.learner)
     return TorchLearner(policy, settings.learner) if settings.ranks == 1 else Leader(policy, settings)
 
 

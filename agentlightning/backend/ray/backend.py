@@ -35,6 +35,7 @@ from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, con
 from agentlightning.backend.ray.engine import RayEngine, Sampling
 from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
 from agentlightning.backend.ray.host import EngineProcess, Host, LearnerRank
+from agentlightning.backend.ray.on_verl import driver_settings, refuse_for_verl
 from agentlightning.backend.ray.options import parse_options
 from agentlightning.backend.ray.room import Need
 from agentlightning.backend.ray.sampler import Sampler
@@ -54,11 +55,14 @@ class RayBackend(EmbeddedBackend):
         self._spec = spec
         self._options = parse_options(spec.backend_options)
         self._settings = settings_of(spec)
+        if self._options.on_verl:
+            refuse_for_verl(spec, self._options)
         self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(4)}")
         self._numbers = itertools.count()
         self._stack = AsyncExitStack()
         self._engines: dict[str, RayEngine] = {}
         self._paused = False
+        self._gpus_per_rank = 0.0
         self._at: str | None = None
         """Where hosts listen; None: each at its machine's address."""
         self._published: dict[str, tuple[Any, int]] = {}
@@ -84,24 +88,29 @@ class RayBackend(EmbeddedBackend):
         wanted = 1.0 if cluster.has_gpus and self._spec.device != "cpu" else 0.0
         of_rank = wanted if options.gpus_per_rank is None else options.gpus_per_rank
         of_engine = of_rank if options.gpus_per_engine is None else options.gpus_per_engine
+        self._gpus_per_rank = of_rank
         return [
             Need("learner rank", self._spec.ranks, {"CPU": options.cpus_per_rank, "GPU": of_rank}),
+            *([Need("learner", 1, {"CPU": options.cpus_per_rank})] if options.on_verl else []),
             Need("engine", options.engines, {"CPU": options.cpus_per_engine, "GPU": of_engine}),
         ]
 
     async def _start_learner(self, stack: AsyncExitStack, placement: Placement) -> None:
-        """All ranks, with the first one's process as what the verbs go to."""
-        names = [f"learner rank {rank}" for rank in range(self._spec.ranks)]
+        """All ranks, with the first one's process as what the verbs go to; or the process that drives verl's ranks."""
+        on_verl, ranks = self._options.on_verl, self._spec.ranks
+        names = {ranks: "learner"} if on_verl else {rank: f"learner rank {rank}" for rank in range(ranks)}
         self._hosts = await asyncio.gather(
-            *(self._host(LearnerRank, placement, n, name) for n, name in enumerate(names))
+            *(self._host(LearnerRank, placement, bundle, name) for bundle, name in names.items())
         )
         stack.push_async_callback(self._clean_up, self._hosts)
         settings = msgspec.structs.replace(
             await carried(self._settings, self._hosts, self._folder),
             max_context=MIN_CONTEXT,
             max_concurrency=1,
-            learning_threads=max(1, int(self._options.cpus_per_rank)) * self._spec.ranks,
+            learning_threads=max(1, int(self._options.cpus_per_rank)) * len(self._hosts),
         )
+        if on_verl:
+            settings = driver_settings(settings, self._options, self._gpus_per_rank)
         self.process = ModelProcess(
             settings,
             start_timeout=self._options.start_seconds,
@@ -151,7 +160,8 @@ class RayBackend(EmbeddedBackend):
         name = f"engine {number}"
 
         async def launch() -> tuple[Placed, ModelProcess]:
-            host = await self._host(EngineProcess, placement, self._spec.ranks + number, name)
+            first = self._spec.ranks + self._options.on_verl
+            host = await self._host(EngineProcess, placement, first + number, name)
             try:
                 return host, await self._start_engine(host)
             except BaseException:  # its place is for the next one

@@ -29,6 +29,13 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """None: one where the cluster has GPUs and `device` is not "cpu"."""
     gpus_per_engine: float | None = None
     """None: as many as a rank has."""
+    learner: Literal["own", "verl"] | None = None
+    """Who computes on the ranks: this package, or verl's workers. None: this package, unless another option needs
+    verl's."""
+    sequence_parallel: int = 1
+    """So many ranks share each row of tokens (verl's workers only, on GPUs)."""
+    offload: bool = False
+    """Keep weights and optimiser in the machines' memory while GPUs do not compute with them (verl's workers only)."""
     placement: Layout = "PACK"
     """How ranks and engines are laid over the machines."""
     wait_seconds: float = 60.0
@@ -43,8 +50,17 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What the processes need that the machines do not have; see Ray's documentation of runtime environments."""
 
     def cpus(self, ranks: int) -> float:
-        """What Ray must count for engines and a learner of so many ranks."""
-        return ranks * self.cpus_per_rank + self.engines * self.cpus_per_engine
+        """What Ray must count for engines and a learner of so many ranks, and whoever drives them where they are
+        verl's."""
+        return (ranks + self.on_verl) * self.cpus_per_rank + self.engines * self.cpus_per_engine
+
+    @property
+    def on_verl(self) -> bool:
+        return self.learner == "verl" or (self.learner is None and self._needs_verl)
+
+    @property
+    def _needs_verl(self) -> bool:
+        return self.sequence_parallel > 1 or self.offload
 
 
 def parse_options(given: Mapping[str, Any]) -> RayOptions:
@@ -61,6 +77,10 @@ def parse_options(given: Mapping[str, Any]) -> RayOptions:
         "cpus and gpus cannot be negative": min(*cpus, *gpus) >= 0,
         "wait_seconds and start_seconds must be above 0": min(options.wait_seconds, options.start_seconds) > 0,
         "restarts cannot be negative": options.restarts >= 0,
+        "sequence_parallel must be 1 or more": options.sequence_parallel >= 1,
+        "sequence_parallel and offload are verl's, so they need learner='verl'": (
+            options.learner != "own" or not options._needs_verl
+        ),
         "object_store_memory is of a cluster that is started here, so with an address it would have no effect": (
             options.address is None or options.object_store_memory is None
         ),

@@ -1,0 +1,115 @@
+"""verl's workers on the Ray cluster that this process is connected to."""
+
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
+
+from __future__ import annotations
+
+import os
+import warnings
+from importlib.util import find_spec
+from typing import Any
+
+from agentlightning.errors import AgentLightningError, BackendDied, missing_extra
+from agentlightning.learner.verl.sizes import Sizes
+
+PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
+"""verl's names of what passes compute in. Weights and optimiser are kept in float32."""
+
+
+class Workers:
+    """A `RayWorkerGroup` of `learner.verl.worker.Worker`s."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def ask(self, verb: str, *arguments: Any) -> Any:
+        """What they say when all have done it. Raises BackendDied where one ended or failed: all are ended then, since
+        the others wait for it in the middle of a pass."""
+        from ray.exceptions import RayError, RayTaskError
+        from verl.protocol import DataProtoFuture
+
+        try:
+            said = getattr(self._group, verb)(*arguments)
+            return said.get() if isinstance(said, DataProtoFuture) else said
+        except RayError as error:
+            self.end()
+            cause = error.cause if isinstance(error, RayTaskError) else error
+            if isinstance(cause, AgentLightningError):
+                raise cause from None
+            first = (str(cause).strip().splitlines() or [""])[0]
+            raise BackendDied(f"A worker of verl's ended in {verb}: {type(cause).__name__}: {first}") from error
+
+    def end(self) -> None:
+        import ray
+
+        for worker in self._group.workers:
+            ray.kill(worker)
+
+
+def start_workers(
+    model: str, dtype: str, sizes: Sizes, placed: Any = None, *, gradient_checkpointing: bool = False
+) -> Workers:
+    """As many as `sizes` says, with the model loaded: in the first bundles of a placement group, by default the one
+    that this process is in. Raises ConfigError where verl is not installed."""
+    environment = environment_of(sizes)
+    os.environ.update(environment)  # verl reads it when it is first imported
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"verl\.workers\.engine")
+    try:
+        import ray
+        from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+
+        from agentlightning.learner.verl.worker import Worker
+    except ModuleNotFoundError as error:
+        raise missing_extra("verl", error.name or "verl") from None
+    pool = RayResourcePool([sizes.workers], use_gpu=sizes.gpus > 0, max_colocate_count=1 / (sizes.gpus or 1))
+    pool.pgs = [placed or ray.util.get_current_placement_group()]
+    kind = RayClassWithInitArgs(ray.remote(Worker), config_of(model, dtype, sizes, gradient_checkpointing))
+    kind.update_options({"num_cpus": sizes.cpus})
+    device = "cuda" if sizes.gpus else "cpu"
+    workers = Workers(RayWorkerGroup(pool, kind, bin_pack=False, device_name=device, worker_env=environment))
+    workers.ask("begin")
+    return workers
+
+
+def environment_of(sizes: Sizes) -> dict[str, str]:
+    """Where verl computes, and that it does not tell of each engine which it could not import."""
+    quiet = {"VERL_LOGGING_LEVEL": "WARNING", "PYTHONWARNINGS": "ignore::UserWarning:verl.workers.engine"}
+    found = {name: os.environ.get(name, value) for name, value in quiet.items()}
+    if sizes.gpus:
+        return {**found, "VERL_PLATFORM": "nvidia"}
+    return {**found, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "agentlightning.learner.verl.cpu"}
+
+
+def config_of(model: str, dtype: str, sizes: Sizes, gradient_checkpointing: bool) -> Any:
+    """What verl calls it. Rows are packed where FlashAttention can be had, which a split of rows needs, else padded."""
+    from transformers import AutoConfig
+    from verl.trainer.config import CheckpointConfig
+    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
+
+    packed = sizes.sequence_parallel > 1 or (sizes.gpus > 0 and find_spec("flash_attn") is not None)
+    given = AutoConfig.from_pretrained(model).to_dict()
+    dropouts = {name: 0.0 for name, value in given.items() if name.endswith(("dropout", "_pdrop")) and value}
+    precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32") | {
+        "param_dtype": PRECISION[dtype]
+    }
+    return TrainingWorkerConfig(
+        model_type="language_model",
+        model_config=HFModelConfig(
+            path=model,
+            use_remove_padding=packed,
+            enable_gradient_checkpointing=gradient_checkpointing,
+            override_config={"attn_implementation": "flash_attention_2" if packed else "sdpa", **dropouts},
+        ),
+        engine_config=FSDPEngineConfig(
+            strategy="fsdp2",
+            model_dtype="fp32",
+            mixed_precision=precision,
+            ulysses_sequence_parallel_size=sizes.sequence_parallel,
+            param_offload=sizes.offload,
+            optimizer_offload=sizes.offload,
+            use_dynamic_bsz=False,
+            use_torch_compile=False,
+        ),
+        optimizer_config=FSDPOptimizerConfig(clip_grad=float("inf"), weight_decay=0.0),
+        checkpoint_config=CheckpointConfig(),
+    )

@@ -1,0 +1,163 @@
+"""`TorchLearner` with passes and steps done by verl's workers. The whole policy is here, for whoever samples from it.
+
+What is small or rare is computed on the whole policy, in this process: the guard of the step, the check of packing, the
+reference. So the verbs, the files and the meaning of every number are those of the own learner.
+
+Shape letters: E loss entries.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentlightning.errors import ConfigError
+from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch, PassResult
+from agentlightning.learner.catalog import compares_siblings
+from agentlightning.learner.optimizer import Optimizer
+from agentlightning.learner.policy import Policy
+from agentlightning.learner.torch_learner import TorchLearner
+from agentlightning.learner.verl.group import Workers, start_workers
+from agentlightning.learner.verl.loss import row_loss
+from agentlightning.learner.verl.rows import ROW_TOKENS, Pass, passes_of
+from agentlightning.learner.verl.sizes import Sizes
+from agentlightning.types.call import Float32Array
+
+AT_ONCE = 1 << 27
+"""Numbers of weights that travel together, unless one tensor has more."""
+
+
+class VerlLearner(TorchLearner):
+    """See `TorchLearner`. What two leaves of a tree share is computed for each."""
+
+    def __init__(
+        self, policy: Policy, options: LearnerOptions, workers: Workers, shares: int, *, row_tokens: int = ROW_TOKENS
+    ) -> None:
+        """The workers began with the policy's weights; a batch is dealt among `shares` of them, each of which computes
+        about `row_tokens` tokens of rows at once."""
+        self._workers, self._shares, self._row_tokens = workers, shares, row_tokens
+        super().__init__(policy, options)
+
+    def _make_optimizer(self) -> Optimizer:
+        return RemoteOptimizer(self._workers, self.policy)
+
+    def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
+        if reference:
+            return super().forward(batch, reference=True)
+        from agentlightning.learner.verl.tensors import put, tensors_of
+
+        refuse_filters(batch)
+        logprobs_E = np.empty(len(batch.source_E), dtype=np.float32)
+        for one in self._passes(batch):
+            found = self._workers.ask("infer_batch", tensors_of(one, batch, {"compute_loss": False}))
+            put(logprobs_E, one, found["log_probs"])
+        return logprobs_E
+
+    def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
+        from agentlightning.learner.verl.tensors import put, sums_in, tensors_of
+
+        refuse_filters(batch)
+        self._last = batch
+        reference_E = super().forward(batch, reference=True) if loss.needs_reference else None
+        self._workers.ask("set_loss_fn", partial(row_loss, loss))
+        logprobs_E = np.empty(len(batch.source_E), dtype=np.float32)
+        sums: Counter[str] = Counter()
+        tokens = 0
+        for one in self._passes(batch, whole_groups=compares_siblings(loss.name)):
+            found = self._workers.ask("forward_backward", tensors_of(one, batch, reference_E=reference_E))
+            put(logprobs_E, one, found["log_probs"])
+            sums.update(sums_in(found))
+            tokens += sum(len(row.ids_L) for rows in one for row in rows)
+        total, entries = sums.pop("total"), sums.pop("entries")
+        metrics = {name: value / entries for name, value in sums.items()}
+        return PassResult(loss=total, logprobs=logprobs_E, tree_tokens=tokens, metrics=metrics)
+
+    def _passes(self, batch: PackedBatch, *, whole_groups: bool = False) -> list[Pass]:
+        return passes_of(batch, self._shares, whole_groups=whole_groups, row_tokens=self._row_tokens)
+
+    def keep_half(self, share: float) -> None:
+        """Not measured: the gradient is with the workers."""
+
+    def keep_routes(self, batch: PackedBatch, *, first: bool) -> None:
+        raise ConfigError(
+            "verl's workers choose experts anew in each pass: set routing_replay=False, or learner='own'."
+        )
+
+
+def start_verl(policy: Policy, dtype: str, sizes: Sizes, options: LearnerOptions) -> VerlLearner:
+    """Workers on the Ray cluster that this process is on, and the learner they are."""
+    workers = start_workers(policy.path, dtype, sizes, gradient_checkpointing=options.gradient_checkpointing)
+    return VerlLearner(policy, options, workers, sizes.workers // sizes.sequence_parallel)
+
+
+class RemoteOptimizer(Optimizer):
+    """The workers' optimiser, with the policy's own copy of the weights kept up to date."""
+
+    def __init__(self, workers: Workers, policy: Policy) -> None:
+        self._workers = workers
+        self._policy = policy
+
+    def gather(self) -> None:
+        """They add up in float32 by themselves."""
+
+    def clip(self, limit: float) -> float:
+        return self._workers.ask("clip", limit)[0]
+
+    def step(self, params: OptimParams) -> None:
+        numbers = {"lr": params.learning_rate, "eps": params.eps, "weight_decay": params.weight_decay}
+        betas = (float(params.beta1), float(params.beta2))
+        self._workers.ask("optimizer_step", {name: float(n) for name, n in numbers.items()} | {"betas": betas})
+        self._bring()
+
+    def weights(self) -> list[Tensor]:
+        """They stay with the workers."""
+        self._workers.ask("keep_weights")
+        return []
+
+    def halve_step(self, before: Sequence[Tensor]) -> None:
+        self._workers.ask("halve_step")
+        self._bring()
+
+    def zero(self) -> None:
+        self._workers.ask("optimizer_zero_grad")
+
+    def state(self) -> dict[str, Any]:
+        return self._workers.ask("optimizer_state")[0]
+
+    def load(self, state: Any) -> None:
+        problem = self._workers.ask("load_optimizer", state)[0]
+        if problem is not None:
+            raise ValueError(problem)
+
+    def _bring(self) -> None:
+        parameters = self._policy.trainable()
+        with torch.no_grad():
+            for first, last in stretches([p.numel() for p in parameters]):
+                weights = self._workers.ask("weights", first, last)[0]
+                for ours, theirs in zip(parameters[first:last], weights, strict=True):
+                    ours.copy_(theirs)
+
+
+def stretches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Cut a list of tensors so that each part has about `AT_ONCE` numbers."""
+    first, numbers = 0, 0
+    for last, size in enumerate(sizes):
+        if numbers and numbers + size > AT_ONCE:
+            yield first, last
+            first, numbers = last, 0
+        numbers += size
+    yield first, len(sizes)
+
+
+def refuse_filters(batch: PackedBatch) -> None:
+    if batch.kept_EK is not None and bool((batch.kept_EK >= 0).any()):
+        raise ConfigError(
+            "verl's engine takes log-probs over the whole vocabulary, and these tokens were drawn from a part of it. "
+            "Set top_p=1, top_k=0 and min_p=0, or learner='own'."
+        )

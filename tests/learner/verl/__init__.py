@@ -1,0 +1,1 @@
+"""verl as the learner: `make test-verl`."""
