@@ -33,21 +33,20 @@ def constraints() -> str:
 
 def build(folder: Path) -> Path:
     """The interpreter of the environment, which is made if what it is made of has changed."""
-    stamp, python = folder / "constraints.txt", folder / "bin" / "python"
-    made = folder / "made.txt"
+    pinned, stamp, python = folder / "constraints.txt", folder / "made.txt", folder / "bin" / "python"
     wanted = constraints() + "\n" + (ROOT / "pyproject.toml").read_text()
-    if made.is_file() and made.read_text() == wanted:
+    if stamp.is_file() and stamp.read_text() == wanted:
         return python
     print(f"==> making {folder} with verl (a few minutes)", flush=True)
     began = time.monotonic()
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
-    stamp.write_text(constraints())
+    pinned.write_text(constraints())
     index = os.environ.get("TORCH_INDEX_URL")
     extra = [*(["--extra-index-url", index] if index else []), *shlex.split(os.environ.get("PIP_ARGS", ""))]
-    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-input"]
-    subprocess.run([*pip, "-c", str(stamp), *extra, "torch"], check=True)
-    subprocess.run([*pip, "-c", str(stamp), *extra, "-e", f"{ROOT}[verl]", *TOOLS], check=True)
-    made.write_text(wanted)
+    pip = [str(python), "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-input", *extra]
+    for packages in (["torch"], ["-e", f"{ROOT}[verl]", *TOOLS]):
+        subprocess.run([*pip, "-c", str(pinned), *packages], check=True)
+    stamp.write_text(wanted)
     print(f"    done in {time.monotonic() - began:.0f} s", flush=True)
     return python
 

@@ -3,6 +3,8 @@
 Shape letters: E loss entries of a worker's rows.
 """
 
+# pyright: reportAttributeAccessIssue=false - nested tensors
+
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -40,6 +40,7 @@ def test_what_is_verls_is_refused_of_the_own_learner() -> None:
         ({"critic": True}, {}, "credit='broadcast'"),
         ({"dtype": "float16"}, {}, "float32 or bfloat16"),
         ({"ranks": 3}, {"sequence_parallel": 2}, "multiple of sequence_parallel"),
+        ({"device": "cpu"}, {"offload": True}, "nothing to offload"),
         ({"ranks": 2, "device": "cpu"}, {"sequence_parallel": 2}, "on GPUs only"),
     ],
 )

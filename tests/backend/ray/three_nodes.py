@@ -1,4 +1,4 @@
-"""`python -m tests.backend.ray.three_nodes RUN_DIR STEPS [verl] [WHAT@STEP …]`: a run on a local cluster of three nodes.
+"""`python -m tests.backend.ray.three_nodes RUN_DIR STEPS [verl] [WHAT@STEP …]`: a run on a local cluster of three.
 
 Two learner ranks and an engine apart from each other, two runners. WHAT dies without a word (kill -9) once STEP is
 done: "runner", "rank", "engine", or the "node" with a rank of the learner. With `verl` the ranks are verl's workers, of
@@ -25,7 +25,12 @@ from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 
 STORE = 100 << 20
-TITLES = {"runner": "ray::RunnerActor", "rank": "ray::LearnerRank", "engine": "ray::EngineProcess", "worker": "ray::Worker"}
+TITLES = {
+    "runner": "ray::RunnerActor",
+    "rank": "ray::LearnerRank",
+    "engine": "ray::EngineProcess",
+    "worker": "ray::Worker",
+}
 """What Ray calls the processes."""
 OPTIONS = {"placement": "SPREAD", "cpus_per_runner": 0.5, "wait_seconds": 120.0}
 
