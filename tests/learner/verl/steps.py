@@ -113,7 +113,7 @@ def say(**what: Any) -> None:
 
 def main(model: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="error")
+    ray.init(address="local", num_cpus=4, include_dashboard=False, logging_level="error")
     two_steps(model, folder)
     third_step(folder, LOSSES["gspo"])
     ray.shutdown()
