@@ -39,12 +39,6 @@ class Workers:
             first = (str(cause).strip().splitlines() or [""])[0]
             raise BackendDied(f"A worker of verl's ended in {verb}: {type(cause).__name__}: {first}") from error
 
-    def shared(self, value: Any) -> Any:
-        """What is large, put where all of them take it from, once."""
-        import ray
-
-        return ray.put(value)
-
     def end(self) -> None:
         import ray
 

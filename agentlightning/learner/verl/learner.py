@@ -131,7 +131,7 @@ class RemoteOptimizer(Optimizer):
         return self._workers.ask("optimizer_state")[0]
 
     def load(self, state: Any) -> None:
-        problem = self._workers.ask("load_optimizer", self._workers.shared(state))[0]
+        problem = self._workers.ask("load_optimizer", state)[0]
         if problem is not None:
             raise ValueError(problem)
 

@@ -1,8 +1,7 @@
-"""`python -m tests.backend.ray.three_nodes RUN_DIR STEPS [verl] [WHAT@STEP …]`: a run on a local cluster of three.
+"""`python -m tests.backend.ray.three_nodes RUN_DIR STEPS [WHAT@STEP …]`: a run on a local cluster of three nodes.
 
 Two learner ranks and an engine apart from each other, two runners. WHAT dies without a word (kill -9) once STEP is
-done: "runner", "rank", "engine", or the "node" with a rank of the learner. With `verl` the ranks are verl's workers, of
-which one is a "worker".
+done: "runner", "rank", "engine", or the "node" with a rank of the learner.
 """
 # ruff: noqa: ASYNC110, ASYNC240 - a wait of a test
 
@@ -25,21 +24,15 @@ from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 
 STORE = 100 << 20
-TITLES = {
-    "runner": "ray::RunnerActor",
-    "rank": "ray::LearnerRank",
-    "engine": "ray::EngineProcess",
-    "worker": "ray::Worker",
-}
+TITLES = {"runner": "ray::RunnerActor", "rank": "ray::LearnerRank", "engine": "ray::EngineProcess"}
 """What Ray calls the processes."""
 OPTIONS = {"placement": "SPREAD", "cpus_per_runner": 0.5, "wait_seconds": 120.0}
 
 
-def algorithm(steps: int, address: str, learner: str) -> agl.GRPO:
+def algorithm(steps: int, address: str) -> agl.GRPO:
     settings: dict[str, Any] = {**load_example("calc", "recipe").SETTINGS, "steps": steps, "schedule": "constant"}
     settings |= {"val_every": steps, "save_every": 1, "ranks": 2}
-    options = {**OPTIONS, "address": address, "learner": learner}
-    return agl.GRPO(model="calc", backend="ray", backend_options=options, **settings)
+    return agl.GRPO(model="calc", backend="ray", backend_options={**OPTIONS, "address": address}, **settings)
 
 
 async def kill_all(wanted: list[str], metrics: Path, cluster: Cluster) -> None:
@@ -68,14 +61,14 @@ def processes(title: str) -> list[psutil.Process]:
     return sorted(found, key=lambda p: p.create_time())
 
 
-async def main(run_dir: Path, steps: int, wanted: list[str], learner: str) -> None:
+async def main(run_dir: Path, steps: int, wanted: list[str]) -> None:
     logging.basicConfig(level=logging.WARNING)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE})
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=2, object_store_memory=STORE)
         recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
-        made = algorithm(steps, str(cluster.address), learner)
+        made = algorithm(steps, str(cluster.address))
         trainer = agl.Trainer(algorithm=made, n_runners=2, run_dir=run_dir, console=SilentConsole())
         killing = asyncio.create_task(kill_all(wanted, run_dir / "metrics.jsonl", cluster))
         result = await trainer.fit_async(agent, recipe.train_tasks(), recipe.val_tasks())
@@ -88,5 +81,4 @@ async def main(run_dir: Path, steps: int, wanted: list[str], learner: str) -> No
 
 if __name__ == "__main__":
     folder, count, *deaths = sys.argv[1:]
-    with_verl = deaths[:1] == ["verl"]
-    asyncio.run(main(Path(folder), int(count), deaths[with_verl:], "verl" if with_verl else "own"))
+    asyncio.run(main(Path(folder), int(count), deaths))

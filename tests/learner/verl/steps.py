@@ -70,8 +70,7 @@ def apart(ours: TorchLearner, theirs: TorchLearner) -> dict[str, float]:
 def workers(model: str, count: int) -> Iterator[Workers]:
     group = ray.util.placement_group([{"CPU": 1}] * count)
     ray.get(group.ready())
-    # One worker offloads, from the CPU to the CPU, so that it is seen that each verb brings back what it computes with.
-    started = start_workers(model, "float32", Sizes(workers=count, offload=count == 1), group)
+    started = start_workers(model, "float32", Sizes(workers=count), group)
     yield started
     started.end()
     ray.util.remove_placement_group(group)
