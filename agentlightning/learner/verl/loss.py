@@ -3,7 +3,8 @@
 Shape letters: E loss entries of a worker's rows.
 """
 
-# pyright: reportAttributeAccessIssue=false - nested tensors
+# Nested tensors have more than pyright knows of.
+# pyright: reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

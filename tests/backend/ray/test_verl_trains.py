@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,8 @@ def test_the_calculator_learns(tmp_path: Path) -> None:
 
 
 def check_run(folder: Path) -> None:
-    first, *steps = read_metrics(folder / "metrics.jsonl")
+    rows: list[dict[str, Any]] = read_metrics(folder / "metrics.jsonl")
+    first, *steps = rows
     assert [row["step"] for row in steps] == [1, 2]
     assert max(row["logprob_gap_max"] for row in steps) < 1e-3
     assert first["val_reward"] < 0.5
