@@ -3,12 +3,13 @@
 1,000 runners with 10 rollouts each are at work at once. A rollout makes one model call (100 tokens in, 64 out, with
 log-probs), which the engine answers after 1 to 30 s. PostgreSQL is durable; the store's server, the gateways and the
 runners are processes of their own, the runners in a few processes. In the end the store is asked whether every rollout
-succeeded, once, with its call and its reward.
+succeeded, with its call and its reward, and how many were attempted more than once.
     python benchmarks/scale.py [--runners 1000] [--rollouts 20000] [--answer 1 30] [--quick] [--json]
 
 Keys: `rollouts_per_s`, `claim_p50_ms` and `claim_p99_ms` (of requests that claimed something, as a runner waits for
 them), `cpu_ms_…` per rollout of PostgreSQL, of the store's server, of the gateways and of the runners with their
-agents, `lost` (rollouts without exactly one attempt, call and reward), `most_at_once`.
+agents, `lost` (rollouts without success, or without their call or reward), `again` (rollouts that took more than one
+attempt), `most_at_once`.
 """
 
 from __future__ import annotations
@@ -274,21 +275,22 @@ class Crowd:
         return [seconds for part in self.parts["runners"] for seconds in part.heard]
 
 
-async def lost(store: Any, total: int) -> int:
-    """Rollouts that are not as they should be: one attempt, succeeded, with its call and the reward of its task."""
+async def wrong(store: Any, total: int) -> dict[str, int]:
+    """Rollouts that did not succeed with a call and the reward of their task, and those that were attempted again."""
     from agentlightning.types.reward import find_final_reward
 
-    good, cursor = 0, None
+    good, again, cursor = 0, 0, None
     while True:
         page = await store.query_rollouts(limit=500, cursor=cursor)
         for record in await store.query_records([rollout.rollout_id for rollout in page]):
             rollout, attempt = record.rollout, record.attempt
-            once = attempt is not None and attempt.sequence_id == 1 and len(record.calls) == 1
             reward = find_final_reward(list(record.spans))
-            good += rollout.status == "succeeded" and once and reward == float(rollout.input["number"])
+            done = rollout.status == "succeeded" and len(record.calls) == 1
+            good += done and reward == float(rollout.input["number"])
+            again += attempt is not None and attempt.sequence_id > 1
         cursor = page.next_cursor
         if cursor is None:
-            return total - good
+            return {"lost": total - good, "again": again}
 
 
 async def main(given: argparse.Namespace) -> None:
@@ -309,7 +311,7 @@ async def main(given: argparse.Namespace) -> None:
             "claim_p99_ms": percentile(crowd.claims, 0.99) * 1e3,
             **{f"cpu_ms_{name}": 1e3 * seconds / given.rollouts for name, seconds in cpu.items()},
             "most_at_once": crowd.most_at_once,
-            "lost": await lost(store, given.rollouts),
+            **await wrong(store, given.rollouts),
         }
         await store.close()
     for key, value in figures.items():

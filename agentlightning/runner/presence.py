@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -21,7 +22,8 @@ HEARTBEAT_SECONDS = 10.0
 WATCH_SECONDS = 5.0
 """How long one question waits in the store for rollouts that end; those that began meanwhile are in the next one."""
 PAUSE_SECONDS = 1.0
-"""Between two questions, because most rollouts that end were ended by this runner."""
+"""Between two questions. One that is answered sooner takes its whole time all the same: most rollouts that end were
+ended by this runner."""
 
 
 class Watched:
@@ -98,14 +100,18 @@ class Presence:
                 await asyncio.wait_for(self._sooner.wait(), self._beat_seconds)
 
     async def _watch(self, store: LightningStore) -> None:
+        pause = PAUSE_SECONDS
         while True:
-            await asyncio.sleep(PAUSE_SECONDS)
+            await asyncio.sleep(pause)
             ids = sorted({watched.rollout_id for watched in self._watched})
+            began, pause = time.monotonic(), PAUSE_SECONDS
             try:
                 ended = await store.wait_for_any_rollout(rollout_ids=ids, timeout=WATCH_SECONDS)
             except StoreError as error:
                 logger.debug("The runner does not hear of rollouts that are cancelled: %s", error)
                 continue
+            if ended:
+                pause = max(PAUSE_SECONDS, WATCH_SECONDS - (time.monotonic() - began))
             statuses = {rollout.rollout_id: rollout.status for rollout in ended}
             for watched in [w for w in self._watched if w.rollout_id in statuses]:
                 watched.end(statuses[watched.rollout_id])

@@ -17,6 +17,7 @@ from agentlightning.errors import StoreError
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
 from agentlightning.store.database import counters
+from agentlightning.store.database.jobs import Turn
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.transaction import Operation, Transaction
 from agentlightning.store.operations import attempts, calls, records, retention, rollouts, runs, workers
@@ -60,6 +61,11 @@ from agentlightning.types import (
 T = TypeVar("T")
 _call = functools.partial
 
+IN_ORDER = "enqueued"
+"""The lane of what is enqueued: it is claimed in the order in which it came."""
+LATE_SECONDS = 1.0
+"""How long after a claim its answer may be given without a new lease."""
+
 
 class Database(Protocol):
     """Where operations run; see `sqlite` for what a database promises."""
@@ -69,6 +75,8 @@ class Database(Protocol):
         operation: Operation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
+        turn: Turn = Turn.OTHER,
+        lane: str | None = None,
     ) -> asyncio.Future[T]: ...
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]: ...
@@ -127,11 +135,11 @@ class SqlLightningStore:
         run_id: str | None = None,
     ) -> Rollout:
         new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id, run_id))
-        return await self._db.write(lambda tx: rollouts.create(tx, new))
+        return await self._db.write(lambda tx: rollouts.create(tx, new), lane=IN_ORDER)
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         new = [rollouts.prepare(request) for request in requests]
-        return await self._db.write(lambda tx: [rollouts.create(tx, one) for one in new])
+        return await self._db.write(lambda tx: [rollouts.create(tx, one) for one in new], lane=IN_ORDER)
 
     async def dequeue_rollout(
         self,
@@ -159,16 +167,30 @@ class SqlLightningStore:
         if attempt_ids is not None and len(set(attempt_ids)) < limit:
             raise StoreError(f"attempt_ids must name as many different attempts as the limit, {limit}.")
         operation = _call(rollouts.claim, limit=limit, worker_id=worker_id, attempt_ids=attempt_ids, run_id=run_id)
+        claim = _call(self._claimed, operation, worker_id, min(attempt_ids or (), default=None))
         end = time.monotonic() + timeout
-        claims = await self._db.write(operation, self._give_back)
+        claims = await claim()
         if claims or timeout <= 0:
             return claims
         with self._notifier.claimer(run_id) as waiter:
             while True:
-                claims = await self._db.write(operation, self._give_back)
+                claims = await claim()
                 if claims or not await waiter.wait(end - time.monotonic()):
                     return claims
                 self._notifier.again(waiter)
+
+    async def _claimed(
+        self, operation: Operation[list[AttemptedRollout]], worker_id: str | None, lane: str | None
+    ) -> list[AttemptedRollout]:
+        """Leases begin when claims are made; where it took long until they are answered, they begin anew."""
+        claims = await self._db.write(operation, self._give_back, turn=Turn.CLAIM, lane=lane)
+        if claims and worker_id is not None:
+            heard = min(claim.attempt.last_heartbeat_time or 0.0 for claim in claims)
+            if time.time() - heard > LATE_SECONDS:
+                held = [claim.attempt.attempt_id for claim in claims]
+                renewed = self._db.write(workers.Heartbeat(worker_id, attempt_ids=held), turn=Turn.ALIVE)
+                renewed.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody waits for it
+        return claims
 
     def _give_back(self, claims: list[AttemptedRollout]) -> None:
         """Undo claims whose caller was cancelled while they were on their way."""
@@ -373,8 +395,7 @@ class SqlLightningStore:
         heartbeat_stats: dict[str, Any] | Unset = UNSET,
         attempt_ids: Sequence[str] | None = None,
     ) -> Worker:
-        held = None if attempt_ids is None else list(attempt_ids)
-        return await self._db.write(lambda tx: workers.heartbeat(tx, worker_id, heartbeat_stats, held))
+        return await self._db.write(workers.Heartbeat(worker_id, heartbeat_stats, attempt_ids), turn=Turn.ALIVE)
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 

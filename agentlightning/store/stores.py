@@ -29,7 +29,7 @@ def _sqlite(
         if changes.finished:
             notifier.finished(changes.finished)
 
-    watchdog = Watchdog()
+    watchdog = Watchdog(every=tick_seconds)
     return SqliteDatabase(
         path,
         synchronous=synchronous,
@@ -80,7 +80,8 @@ class PostgresLightningStore(SqlLightningStore):
         capabilities = Capabilities(
             thread_safe=True, async_safe=True, multi_process=True, durable=True, otlp_traces=False
         )
-        super().__init__(lambda notifier: PostgresDatabase(dsn, notifier, Watchdog(), watchdog_seconds), capabilities)
+        watchdog = Watchdog(every=watchdog_seconds)
+        super().__init__(lambda notifier: PostgresDatabase(dsn, notifier, watchdog, watchdog_seconds), capabilities)
 
 
 class InMemoryLightningStore(SqlLightningStore):

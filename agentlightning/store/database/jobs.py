@@ -1,25 +1,30 @@
-"""Operations on their way to a database thread, and their results on the way back to the event loops."""
+"""Operations on their way to a database thread, and their results on the way back to the event loops.
+
+What keeps attempts alive goes first, then claims, then the rest; half of a batch is left to those that came later in
+this order, so that nothing waits for ever.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from enum import IntEnum
+from typing import Any, Protocol, TypeVar
 
 from agentlightning.errors import StoreClosedError
-from agentlightning.store.database.transaction import Operation
+from agentlightning.store.database.transaction import Operation, Transaction
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_BATCH = 512
-"""Operations per commit."""
-
-
 REPEAT_SECONDS = 60.0
+ROUNDS = 20
+"""Of an event loop, in which a request that has arrived becomes an operation."""
+_NEVER = float("inf")
 
 
 class Complaints:
@@ -39,10 +44,19 @@ class Complaints:
         self._last, self._said = str(error), time.monotonic()
 
 
+class Turn(IntEnum):
+    """Which operations go before others."""
+
+    ALIVE = 0
+    """They keep attempts alive."""
+    CLAIM = 1
+    OTHER = 2
+
+
 class Job:
     """One operation and the future its caller waits for."""
 
-    __slots__ = ("error", "future", "loop", "operation", "result", "rollout_ids", "undo")
+    __slots__ = ("error", "future", "loop", "operation", "result", "rollout_ids", "since", "turn", "undo")
 
     def __init__(
         self,
@@ -51,6 +65,7 @@ class Job:
         future: asyncio.Future[Any],
         loop: asyncio.AbstractEventLoop,
         rollout_ids: Collection[str] = (),
+        turn: Turn = Turn.OTHER,
     ):
         self.operation = operation
         self.rollout_ids = rollout_ids
@@ -59,16 +74,20 @@ class Job:
         """Called on the event loop with the result if the caller was cancelled before it could be delivered."""
         self.future = future
         self.loop = loop
+        self.turn = turn
+        self.since = time.monotonic()
         self.result: Any = None
         self.error: BaseException | None = None
 
 
-JobQueue = SimpleQueue["Job | None"]
-"""None asks a thread to end."""
+class Watch(Protocol):
+    """The watchdog: an operation that is told how long the oldest job has waited that is not stored."""
+
+    def __call__(self, tx: Transaction, /, lag: float) -> None: ...
 
 
 class Tick(Job):
-    """The watchdog's job: nobody waits for it."""
+    """A job of the database's own: nobody waits for it."""
 
     __slots__ = ()
 
@@ -79,19 +98,104 @@ class Tick(Job):
         self.error = None
 
 
-def next_batch(queue: JobQueue, wait: float, most: int = MAX_BATCH) -> tuple[list[Job], bool]:
-    """What is queued, after waiting up to `wait` seconds for the first job; False with the last batch of all."""
-    batch: list[Job] = []
-    try:
-        job = queue.get(timeout=max(wait, 0.0))
-        while job is not None:
-            batch.append(job)
-            if len(batch) >= most:
-                return batch, True
-            job = queue.get_nowait()
-    except Empty:
-        return batch, True
-    return batch, False
+class Loops:
+    """The event loops that operations come from, which may be behind with what clients have sent."""
+
+    def __init__(self) -> None:
+        self._asked: dict[asyncio.AbstractEventLoop, float | None] = {}
+        """When each was asked whether it comes round; None: it has said so."""
+
+    def see(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._asked.setdefault(loop, None)
+
+    def ask(self) -> None:
+        for loop, asked in list(self._asked.items()):
+            if asked is None and loop.is_running():
+                self._asked[loop] = time.monotonic()
+                try:
+                    loop.call_soon_threadsafe(self._come_round, loop, ROUNDS)
+                except RuntimeError:
+                    self._asked.pop(loop)  # it was closed
+
+    def _come_round(self, loop: asyncio.AbstractEventLoop, rounds: int) -> None:
+        if rounds:
+            loop.call_soon(self._come_round, loop, rounds - 1)
+        else:
+            self._asked[loop] = None
+
+    def waiting_since(self) -> float:
+        """When the first of those was asked that have not come round; infinity if all have."""
+        waiting = [asked for loop, asked in list(self._asked.items()) if asked is not None and loop.is_running()]
+        return min(waiting, default=_NEVER)
+
+
+class JobQueue:
+    """Operations that one or more threads take in batches."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lanes = tuple(deque[Job]() for _ in Turn)
+        self._working: dict[int, float] = {}
+        """Since when the oldest job of each thread's batch has waited."""
+        self._ended = False
+        self.loops = Loops()
+
+    def put(self, job: Job) -> None:
+        self.loops.see(job.loop)
+        with self._changed:
+            self._lanes[job.turn].append(job)
+            self._changed.notify()
+
+    def end(self) -> None:
+        """The threads end when the queue is empty."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def take(self, wait: float, most: int) -> tuple[list[Job], bool]:
+        """What this thread does next, after waiting up to `wait` seconds for the first job; False with the last batch
+        of all. Call `done` after it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or any(self._lanes), None if wait == _NEVER else max(wait, 0.0))
+            batch: list[Job] = []
+            for turn, lane in zip(Turn, self._lanes, strict=True):
+                room = most - len(batch)
+                if any(self._lanes[turn + 1 :]):
+                    room = -(-room // 2)
+                batch += [lane.popleft() for _ in range(min(len(lane), room))]
+            if batch:
+                self._working[threading.get_ident()] = min(job.since for job in batch)
+            return batch, not self._ended or any(self._lanes)
+
+    def done(self) -> None:
+        """What this thread took is done."""
+        with self._changed:
+            self._working.pop(threading.get_ident(), None)
+
+    def next(self) -> Job | None:
+        """The next job, once there is one; None when there will be none any more."""
+        batch, open_ = self.take(_NEVER, 1)
+        while not batch and open_:
+            batch, open_ = self.take(_NEVER, 1)
+        return batch[0] if batch else None
+
+    def waiting_since(self) -> float:
+        """When the oldest job came that is not done; infinity if all are."""
+        with self._changed:
+            waiting = [*(lane[0].since for lane in self._lanes if lane), *self._working.values()]
+        return min([*waiting, self.loops.waiting_since()])
+
+    def refuse(self) -> None:
+        """Fail what is still queued on a database that has been closed."""
+        left, _ = self.take(0.0, sum(map(len, self._lanes)))
+        for job in left:
+            job.error = closed_error()
+        deliver(left)
+
+
+def lag_of(*queues: JobQueue) -> float:
+    """How many seconds ago the oldest job came that is not done: what came before is stored."""
+    return max(0.0, time.monotonic() - min(queue.waiting_since() for queue in queues))
 
 
 def submit(
@@ -99,11 +203,12 @@ def submit(
     operation: Operation[T],
     undo: Callable[[T], None] | None = None,
     rollout_ids: Collection[str] = (),
+    turn: Turn = Turn.OTHER,
 ) -> asyncio.Future[T]:
     """Hand an operation to a database thread, from any event loop."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    queue.put(Job(operation, undo, future, loop, rollout_ids))
+    queue.put(Job(operation, undo, future, loop, rollout_ids, turn))
     return future
 
 
@@ -128,17 +233,6 @@ def _resolve(jobs: list[Job]) -> None:
             job.future.set_exception(job.error)
         else:
             job.future.set_result(job.result)
-
-
-def refuse(queue: JobQueue) -> None:
-    """Fail what is still queued on a database that has been closed."""
-    left: list[Job] = []
-    while not queue.empty():
-        job = queue.get()
-        if job is not None:
-            job.error = closed_error()
-            left.append(job)
-    deliver(left)
 
 
 def closed_error() -> StoreClosedError:

@@ -3,20 +3,23 @@
 Keeps the promises of `sqlite`: results are delivered after their commit, and a failing operation does not disturb the
 others of its group. Rows that decide about a status are locked when they are read, those of a group's rollouts before
 anything else and always in the same order; claims and heartbeats skip what others have locked. So hardly anybody waits
-for somebody who waits for him. News travels by NOTIFY. A transaction that lost against another one (a deadlock, the
-same id at the same moment) is run again.
+for somebody who waits for him. What changes one rollout goes to one writer, and heartbeats to a thread that does
+nothing else. News travels by NOTIFY. A transaction that lost against another one (a deadlock, the same id at the same
+moment) is run again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import itertools
 import logging
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from queue import SimpleQueue
-from typing import LiteralString, TypeVar, cast
+from typing import Any, LiteralString, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -30,30 +33,48 @@ from agentlightning.store.database.jobs import (
     Job,
     JobQueue,
     Tick,
+    Turn,
+    Watch,
     closed_error,
     deliver,
-    next_batch,
-    refuse,
+    lag_of,
     submit,
 )
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
-from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+from agentlightning.store.database.transaction import (
+    DIALECTS,
+    Changes,
+    Operation,
+    Parameters,
+    Row,
+    Statement,
+    Transaction,
+)
 from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CHANNEL = "agl_store"
+HEARD_CHANNEL = "agl_store_heard"
 IDS_PER_NOTIFICATION = 100
 RUNS_PER_NOTIFICATION = 10
+"""A notification holds 8,000 bytes."""
 News = tuple[str, list[tuple[str | None, int]], list[str]]
 """A notification: who sent it, how many rollouts of which runs became claimable, and which rollouts finished."""
-"""A notification holds 8,000 bytes."""
+Heard = tuple[str, float | None]
+"""Who sent it, and the time before which all that came there is stored; None from one that closes."""
+FORGET_SECONDS = 15.0
+"""A store that has said nothing for so long is taken to be gone."""
+SWITCH_SECONDS = 0.0005
+"""A thread whose statement is answered holds locks: others that compute must not keep it from going on for long."""
 COUNTER_SHARDS = 64
 TRIES = 6
 MAX_BATCH = 64
 """Operations per commit: others wait for what a batch has locked. The server groups the commits of several writers."""
+MAX_BEATS = 1000
+MAX_READS = 16
 RECONNECT_SECONDS = 1.0
 _LOCK = """
 WITH locked AS MATERIALIZED (SELECT rollout_id FROM rollouts WHERE rollout_id = ANY(%s) ORDER BY rollout_id FOR UPDATE)
@@ -97,6 +118,17 @@ class PostgresTransaction:
             cursor.executemany(_trusted(statement.text("postgresql")), parameters)
             return cursor.rowcount
 
+    def each(self, statement: Statement, parameters: Sequence[Parameters]) -> list[int]:
+        self.wrote = True
+        if len(parameters) < 2:
+            return [self.run(statement, one) for one in parameters]
+        with self._connection.cursor() as cursor:
+            cursor.executemany(_trusted(statement.text("postgresql")), parameters, returning=True)
+            changed = [cursor.rowcount]
+            while cursor.nextset():
+                changed.append(cursor.rowcount)
+            return changed
+
     def select(self, element: ClauseElement) -> list[Row]:
         return self._execute(element).fetchall()
 
@@ -120,26 +152,27 @@ def _trusted(text: str) -> sql.SQL:
 class PostgresDatabase:
     """A pool of connections to a PostgreSQL server, each with a thread of its own."""
 
-    def __init__(self, dsn: str, notifier: Notifier, tick: Operation[None], tick_seconds: float, writers: int = 4):
+    def __init__(self, dsn: str, notifier: Notifier, tick: Watch, tick_seconds: float, writers: int = 4):
         self._dsn = dsn
         self._notifier = notifier
         self._tick = tick
         self._tick_seconds = tick_seconds
         self._name = random_hex(8)
-        self._writes: JobQueue = SimpleQueue()
-        self._reads: JobQueue = SimpleQueue()
+        self._beats = JobQueue()
+        self._writes = [JobQueue() for _ in range(writers)]
+        self._turns = itertools.cycle(self._writes)
+        self._reads = JobQueue()
+        self._others = Others(self._name)
         self._complaints = Complaints()
         self._closed = threading.Event()
         with _connect(dsn) as connection:
             prepare_postgres(connection, dsn)
-        self._writers = writers
-        self._threads = [threading.Thread(target=self._listen, name="agl-store-listener", daemon=True)]
-        for number in range(writers):
-            write = threading.Thread(target=self._write_loop, args=(number,), name=f"agl-store-writer-{number}")
-            read = threading.Thread(target=self._read_loop, name=f"agl-store-reader-{number}")
-            self._threads += [write, read]
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
+        loops = [(self._listen, "listener"), (self._beat_loop, "heartbeats")]
+        loops += [(functools.partial(self._write_loop, number), f"writer-{number}") for number in range(writers)]
+        loops += [(self._read_loop, f"reader-{number}") for number in range(writers)]
+        self._threads = [threading.Thread(target=loop, name=f"agl-store-{name}", daemon=True) for loop, name in loops]
         for thread in self._threads:
-            thread.daemon = True
             thread.start()
 
     def write(
@@ -147,11 +180,19 @@ class PostgresDatabase:
         operation: Operation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
+        turn: Turn = Turn.OTHER,
+        lane: str | None = None,
     ) -> asyncio.Future[T]:
-        """See `SqliteDatabase.write`."""
+        """See `SqliteDatabase.write`. Those of `Turn.ALIVE` have a method `together`."""
         if self._closed.is_set():
             raise closed_error()
-        return submit(self._writes, operation, undo, rollout_ids)
+        if turn is Turn.ALIVE:
+            queue = self._beats
+        elif (key := min(rollout_ids, default=lane)) is not None:
+            queue = self._writes[hash(key) % len(self._writes)]
+        else:
+            queue = next(self._turns)
+        return submit(queue, operation, undo, rollout_ids, turn)
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]:
         """See `SqliteDatabase.read`."""
@@ -163,37 +204,75 @@ class PostgresDatabase:
         if self._closed.is_set():
             return
         self._closed.set()
-        for _ in range(self._writers):
-            self._writes.put(None)
-            self._reads.put(None)
+        for queue in self._queues:
+            queue.end()
         await asyncio.to_thread(self._join)
+
+    @property
+    def _queues(self) -> list[JobQueue]:
+        return [self._beats, *self._writes, self._reads]
 
     def _join(self) -> None:
         for thread in self._threads:
             thread.join()
-        refuse(self._writes)
-        refuse(self._reads)
+        for queue in self._queues:
+            queue.refuse()
 
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def _write_loop(self, number: int) -> None:
-        writer = _Link(self._dsn)
+        writer, queue = _Link(self._dsn), self._writes[number]
         shard = str(secrets.randbelow(COUNTER_SHARDS))
         # One of the writers also runs the watchdog.
         next_tick = time.monotonic() if number == 0 else float("inf")
         open_ = True
         while open_:
-            batch, open_ = next_batch(self._writes, min(next_tick - time.monotonic(), 3600.0), MAX_BATCH)
+            batch, open_ = queue.take(min(next_tick - time.monotonic(), 3600.0), MAX_BATCH)
             if batch:
                 self._commit(writer, batch, shard)
                 deliver(batch)
+                queue.done()
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + self._tick_seconds
                 self._run_tick(writer, shard)
         writer.close()
 
+    def _beat_loop(self) -> None:
+        """Heartbeats of many workers at once, and how far this store is with all that came to it."""
+        writer, next_news = _Link(self._dsn), time.monotonic()
+        shard = str(secrets.randbelow(COUNTER_SHARDS))
+        open_ = True
+        while open_:
+            batch, open_ = self._beats.take(next_news - time.monotonic(), MAX_BEATS)
+            if batch:
+                whole = Tick(functools.partial(_together, batch))
+                self._commit(writer, [whole], shard)
+                if whole.error is not None:  # perhaps of one of them only
+                    self._commit(writer, batch, shard)
+                deliver(batch)
+                self._beats.done()
+            if time.monotonic() >= next_news or not open_:
+                self._beats.loops.ask()
+                next_news = time.monotonic() + self._tick_seconds
+                self._say_heard(writer, last=not open_)
+        writer.close()
+
+    def _say_heard(self, writer: _Link, last: bool) -> None:
+        heard: Heard = (self._name, None if last else time.time() - self._lag())
+        try:
+            writer.connection().execute(
+                "SELECT pg_notify(%s, %s)", (HEARD_CHANNEL, msgspec.json.encode(heard).decode())
+            )
+        except (psycopg.Error, StoreUnavailableError) as error:
+            logger.debug("The other stores do not hear how far this one is: %s", error)
+            writer.drop()
+
+    def _lag(self) -> float:
+        return lag_of(self._beats, *self._writes)
+
     def _run_tick(self, writer: _Link, shard: str) -> None:
-        tick = Tick(self._tick)
+        lag = max(self._lag(), self._others.lag())
+        tick = Tick(functools.partial(self._tick, lag=lag))
         self._commit(writer, [tick], shard)
         if tick.error is not None:
             self._complaints.about(tick.error)
@@ -256,38 +335,48 @@ class PostgresDatabase:
     # ---- reading and listening -------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
-        reader = _Link(self._dsn)
-        while (job := self._reads.get()) is not None:
-            try:
-                try:
-                    self._read_once(reader, job)
-                except psycopg.OperationalError:
-                    # A connection may have broken while it was idle; a read can be repeated.
+        reader = _Link(self._dsn, read_only=True)
+        open_ = True
+        while open_:
+            batch, open_ = self._reads.take(3600.0, MAX_READS)
+            if batch and not self._read(reader, batch):
+                # One of them failed, or a connection that had broken while it was idle; a read can be repeated.
+                for job in batch:
                     reader.drop()
-                    self._read_once(reader, job)
-            except Exception as error:  # the caller's: it must reach the caller and not end the thread
-                job.error = translate(error)
-                reader.drop()
-            deliver((job,))
+                    self._read(reader, [job])
+            deliver(batch)
+            self._reads.done()
         reader.close()
 
-    def _read_once(self, reader: _Link, job: Job) -> None:
-        connection = reader.connection()
-        with connection.transaction():
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            job.result = job.operation(PostgresTransaction(connection))
+    def _read(self, reader: _Link, batch: Sequence[Job]) -> bool:
+        """Read in one transaction. False if it failed; then the jobs have its error."""
+        try:
+            connection = reader.connection()
+            with connection.transaction():
+                for job in batch:
+                    job.error = None
+                    job.result = job.operation(PostgresTransaction(connection))
+        except Exception as error:  # the caller's: it must reach the caller and not end the thread
+            for job in batch:
+                job.error = translate(error)
+            return False
+        return True
 
     def _listen(self) -> None:
         link = _Link(self._dsn)
         while not self._closed.is_set():
             try:
                 connection = link.connection()
-                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(CHANNEL)))
+                for channel in (CHANNEL, HEARD_CHANNEL):
+                    connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 # What was committed while nobody listened is found by looking again.
                 self._notifier.everybody()
                 while not self._closed.is_set():
                     for notification in connection.notifies(timeout=0.2):
-                        self._hear(notification.payload)
+                        if notification.channel == HEARD_CHANNEL:
+                            self._others.hear(notification.payload)
+                        else:
+                            self._hear(notification.payload)
             except (psycopg.Error, StoreUnavailableError):
                 logger.warning("The store lost its connection to PostgreSQL; connecting again.")
                 link.drop()
@@ -308,16 +397,51 @@ def _parts(items: list[T], size: int) -> list[list[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
+class Others:
+    """How far the other stores on the same database are with what came to them."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._heard: dict[str, tuple[float, float]] = {}
+        """Of each, the time before which all that came to it is stored, and when it said so by our steady clock."""
+
+    def hear(self, payload: str) -> None:
+        name, heard = msgspec.json.decode(payload, type=Heard)
+        if name == self._name:
+            return
+        if heard is None:
+            self._heard.pop(name, None)
+        else:
+            self._heard[name] = (heard, time.monotonic())
+
+    def lag(self) -> float:
+        """How many seconds ago the oldest thing came to one of them that is not stored."""
+        forgotten = time.monotonic() - FORGET_SECONDS
+        now = time.time()
+        return max((now - heard for heard, said in list(self._heard.values()) if said > forgotten), default=0.0)
+
+
+def _together(jobs: Sequence[Job], tx: Transaction) -> None:
+    """Do what several heartbeats ask for."""
+    operations = [job.operation for job in jobs]
+    for job, result in zip(jobs, cast(Any, operations[0]).together(tx, operations), strict=True):
+        job.result, job.error = result, None
+
+
 class _Link:
     """One thread's connection, made when it is needed and made again after it broke."""
 
-    def __init__(self, dsn: str):
+    def __init__(self, dsn: str, *, read_only: bool = False):
         self._dsn = dsn
+        self._read_only = read_only
         self._connection: Connection | None = None
 
     def connection(self) -> Connection:
         if self._connection is None or self._connection.closed:
             self._connection = _connect(self._dsn)
+            if self._read_only:
+                self._connection.read_only = True
+                self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         return self._connection
 
     def drop(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import json
 import logging
 import os
 import sqlite3
@@ -15,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
@@ -27,14 +28,15 @@ from agentlightning.store.database.jobs import (
     Job,
     JobQueue,
     Tick,
+    Turn,
+    Watch,
     closed_error,
     deliver,
-    next_batch,
-    refuse,
+    lag_of,
     submit,
 )
 from agentlightning.store.database.migrate import prepare_sqlite
-from agentlightning.store.database.transaction import DIALECTS, Changes, Operation, Parameters, Row, Statement
+from agentlightning.store.database.transaction import DIALECTS, Changes, Ids, Operation, Parameters, Row, Statement
 
 try:
     import fcntl
@@ -44,7 +46,11 @@ except ImportError:  # Windows has no advisory locks of this kind; there the sec
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+sqlite3.register_adapter(Ids, json.dumps)
+
 BUSY_SECONDS = 5.0
+MAX_BATCH = 512
+"""Operations per commit."""
 OLDEST_SQLITE = (3, 35, 0)
 
 
@@ -73,6 +79,9 @@ class SqliteTransaction:
         self.wrote = True
         return self._connection.executemany(statement.text("sqlite"), parameters).rowcount if parameters else 0
 
+    def each(self, statement: Statement, parameters: Sequence[Parameters]) -> list[int]:
+        return [self.run(statement, one) for one in parameters]
+
     def select(self, element: ClauseElement) -> list[Row]:
         return self._execute(element).fetchall()
 
@@ -99,7 +108,7 @@ class SqliteDatabase:
         *,
         synchronous: str,
         on_commit: Callable[[Changes], None],
-        tick: Operation[None],
+        tick: Watch,
         tick_seconds: float,
         busy_seconds: float = BUSY_SECONDS,
         readers: int = 2,
@@ -110,8 +119,8 @@ class SqliteDatabase:
         self._tick_seconds = tick_seconds
         self._synchronous = synchronous
         self._busy_seconds = busy_seconds
-        self._writes: JobQueue = SimpleQueue()
-        self._reads: JobQueue = SimpleQueue()
+        self._writes = JobQueue()
+        self._reads = JobQueue()
         self._complaints = Complaints()
         self._closed = False
         self._lock = _acquire(path)
@@ -135,15 +144,18 @@ class SqliteDatabase:
         operation: Operation[T],
         undo: Callable[[T], None] | None = None,
         rollout_ids: Collection[str] = (),
+        turn: Turn = Turn.OTHER,
+        lane: str | None = None,
     ) -> asyncio.Future[T]:
         """Run an operation that changes something; the future resolves after the commit.
 
         `undo` is called with the result if the future was cancelled in the meantime. `rollout_ids` are those that the
-        operation may change; a database with several writers locks them first.
+        operation may change; a database with several writers locks them first. `turn` says what goes before others;
+        those of one `lane` are done one after another.
         """
         if self._closed:
             raise closed_error()
-        return submit(self._writes, operation, undo)
+        return submit(self._writes, operation, undo, turn=turn)
 
     def read(self, operation: Operation[T]) -> asyncio.Future[T]:
         """Run an operation that changes nothing; it sees every write that was acknowledged before."""
@@ -155,16 +167,15 @@ class SqliteDatabase:
         if self._closed:
             return
         self._closed = True
-        self._writes.put(None)
-        for _ in self._readers:
-            self._reads.put(None)
+        self._writes.end()
+        self._reads.end()
         await asyncio.to_thread(self._join)
 
     def _join(self) -> None:
         for thread in self._threads:
             thread.join()
-        refuse(self._writes)
-        refuse(self._reads)
+        self._writes.refuse()
+        self._reads.refuse()
         for connection in (*self._readers, self._writer):
             connection.close()
         self._release()
@@ -192,9 +203,10 @@ class SqliteDatabase:
         next_tick = time.monotonic()
         open_ = True
         while open_:
-            batch, open_ = next_batch(self._writes, next_tick - time.monotonic())
+            batch, open_ = self._writes.take(next_tick - time.monotonic(), MAX_BATCH)
             if batch:
                 self._commit_batch(batch)
+                self._writes.done()
             if time.monotonic() >= next_tick:
                 next_tick = time.monotonic() + self._tick_seconds
                 self._run_tick()
@@ -257,7 +269,8 @@ class SqliteDatabase:
         return True
 
     def _run_tick(self) -> None:
-        loop_free = Tick(self._tick)
+        self._writes.loops.ask()
+        loop_free = Tick(functools.partial(self._tick, lag=lag_of(self._writes)))
         try:
             with translated(self.path):
                 changes = self._transact([loop_free])
@@ -271,7 +284,7 @@ class SqliteDatabase:
     # ---- a reader's thread -----------------------------------------------------------------------------------------
 
     def _read_loop(self, connection: sqlite3.Connection) -> None:
-        while (job := self._reads.get()) is not None:
+        while job := self._reads.next():
             try:
                 with translated(self.path):
                     connection.execute("BEGIN")

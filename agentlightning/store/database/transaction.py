@@ -11,8 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
+from sqlalchemy import Boolean, ColumnElement, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine.interfaces import Dialect
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql import ClauseElement
 
 Row = tuple[Any, ...]
@@ -27,6 +29,36 @@ DIALECTS: dict[str, Dialect] = {
     "postgresql": postgresql.dialect(paramstyle="pyformat"),
 }
 _INSERTS: dict[str, Callable[..., Any]] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Ids(list[str]):
+    """Many ids as the value of one parameter; see `among`."""
+
+
+class among(ColumnElement[bool]):  # named as it reads in a statement
+    """Whether a column is one of the `Ids` that a parameter holds: one statement, however many they are."""
+
+    inherit_cache = False
+    type = Boolean()
+
+    def __init__(self, column: ColumnElement[str], parameter: str) -> None:
+        self.column = column
+        self.ids = bindparam(parameter)
+
+    def self_group(self, against: Any = None) -> among:
+        return self  # it is a condition as it is: SQLite would not find by index what is compared with 1
+
+
+@compiles(among, "sqlite")
+def _among_in_sqlite(element: among, compiler: Any, **keywords: Any) -> str:
+    column, ids = (compiler.process(part, **keywords) for part in (element.column, element.ids))
+    return f"{column} IN (SELECT value FROM json_each({ids}))"
+
+
+@compiles(among, "postgresql")
+def _among_in_postgresql(element: among, compiler: Any, **keywords: Any) -> str:
+    column, ids = (compiler.process(part, **keywords) for part in (element.column, element.ids))
+    return f"{column} = ANY({ids})"
 
 
 class Statement:
@@ -102,6 +134,10 @@ class Transaction(Protocol):
 
     def many(self, statement: Statement, parameters: Sequence[Parameters]) -> int:
         """Execute once per item and return the number of rows changed."""
+        ...
+
+    def each(self, statement: Statement, parameters: Sequence[Parameters]) -> list[int]:
+        """Execute once per item and return the number of rows that each changed."""
         ...
 
     def select(self, element: ClauseElement) -> list[Row]:

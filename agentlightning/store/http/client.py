@@ -391,7 +391,7 @@ class LightningStoreClient:
             heartbeat_stats=heartbeat_stats, attempt_ids=UNSET if attempt_ids is None else list(attempt_ids)
         )
         path = bodies.path(checked_id(worker_id, "A worker_id"))
-        return Worker.model_validate_json(await self._post(f"/workers/{path}", body))
+        return Worker.model_validate_json(await self._post(f"/workers/{path}", body, pool="beats"))
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 
@@ -428,8 +428,8 @@ class LightningStoreClient:
     async def _get(self, path: str) -> bytes:
         return await self._http.json("GET", path)
 
-    async def _post(self, path: str, body: Any, *, wait: float = 0.0) -> bytes:
-        return await self._http.json("POST", path, encode(body).encode(), wait=wait)
+    async def _post(self, path: str, body: Any, *, wait: float = 0.0, pool: str = "work") -> bytes:
+        return await self._http.json("POST", path, encode(body).encode(), wait=wait, pool=pool)
 
     async def _search(
         self, path: str, query: PageQuery, read: Callable[[bytes], PaginatedResult[T]]

@@ -1,4 +1,4 @@
-"""The client's way to a store's server: a pool per event loop, retries, and errors as they were raised there.
+"""The client's way to a store's server: pools per event loop, retries, and errors as they were raised there.
 
 Every request of the store may be repeated (ids come from the client), so everything that a retry can heal is retried:
 a connection that broke, a server that restarts, a store that is not available at the moment.
@@ -31,7 +31,8 @@ from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = {"work": 256, "waits": 0, "beats": 16}
+"""In each pool (0: without a limit). Neither long polls nor work may keep a heartbeat waiting for a connection."""
 PIECEMEAL_BYTES = 2**20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
@@ -51,24 +52,28 @@ class Http:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._retry_seconds = retry_seconds
         self._request_seconds = request_seconds
-        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, aiohttp.ClientSession] = (
+        self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aiohttp.ClientSession]] = (
             weakref.WeakKeyDictionary()
         )
         self._closed = False
 
-    async def json(self, method: str, path: str, body: bytes | None = None, *, wait: float = 0.0) -> bytes:
+    async def json(
+        self, method: str, path: str, body: bytes | None = None, *, wait: float = 0.0, pool: str = "work"
+    ) -> bytes:
         """Send JSON and return the answer's body; `wait` is how long the server may take before it answers."""
-        return await self._request(method, path, body, "application/json", wait)
+        return await self._request(method, path, body, "application/json", wait, "waits" if wait else pool)
 
     async def msgpack(self, path: str, body: bytes) -> bytes:
-        return await self._request("POST", path, body, MSGPACK, 0.0)
+        return await self._request("POST", path, body, MSGPACK, 0.0, "work")
 
-    async def _request(self, method: str, path: str, body: bytes | None, content_type: str, wait: float) -> bytes:
+    async def _request(
+        self, method: str, path: str, body: bytes | None, content_type: str, wait: float, pool: str
+    ) -> bytes:
         end = time.monotonic() + wait + self._retry_seconds
         pause = FIRST_PAUSE
         while True:
             try:
-                return await self._once(method, path, body, content_type, wait)
+                return await self._once(method, path, body, content_type, wait, pool)
             except StoreClosedError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
@@ -79,28 +84,28 @@ class Http:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(pause * 2, LONGEST_PAUSE)
 
-    async def _once(self, method: str, path: str, body: bytes | None, content_type: str, wait: float) -> bytes:
+    async def _once(
+        self, method: str, path: str, body: bytes | None, content_type: str, wait: float, pool: str
+    ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self._request_seconds + wait)
         headers = {"Content-Type": content_type} if body is not None else None
         # aiohttp wants large bodies as files, which it sends piece by piece.
         data = io.BytesIO(body) if body is not None and len(body) > PIECEMEAL_BYTES else body
         url = self.url + PREFIX + path
-        async with self._session().request(method, url, data=data, headers=headers, timeout=timeout) as response:
+        async with self._session(pool).request(method, url, data=data, headers=headers, timeout=timeout) as response:
             answer = await response.read()
             if response.status < 300:
                 return answer
         raise error_of(response.status, _detail(answer))
 
-    def _session(self) -> aiohttp.ClientSession:
+    def _session(self, pool: str) -> aiohttp.ClientSession:
         if self._closed:
             raise StoreClosedError("The store's client has been closed; make a new one.")
-        loop = asyncio.get_running_loop()
-        session = self._sessions.get(loop)
-        if session is None:
-            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=60.0)
-            session = aiohttp.ClientSession(connector=connector, headers=self._headers)
-            self._sessions[loop] = session
-        return session
+        sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
+        if pool not in sessions:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS[pool], keepalive_timeout=60.0)
+            sessions[pool] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+        return sessions[pool]
 
     def _unreachable(self, error: Exception) -> StoreError:
         if self._closed:
@@ -116,11 +121,12 @@ class Http:
         """Close the pools; those of other event loops are closed there."""
         self._closed = True
         here = asyncio.get_running_loop()
-        for loop, session in list(self._sessions.items()):
-            if loop is here:
-                await session.close()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
+        for loop, sessions in list(self._sessions.items()):
+            for session in list(sessions.values()):
+                if loop is here:
+                    await session.close()
+                elif loop.is_running():
+                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(session.close(), loop))
 
 
 async def long_poll(

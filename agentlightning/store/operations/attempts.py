@@ -5,7 +5,7 @@ All functions take a transaction. Every change of status checks the transition t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -14,7 +14,7 @@ from sqlalchemy import bindparam, select, update
 from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import UNSET, Unset
 from agentlightning.store.database.schema import attempts, rollouts
-from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
+from agentlightning.store.database.transaction import Ids, Row, Statement, Transaction, among
 from agentlightning.store.operations import lifecycle, rewards, workers
 from agentlightning.store.operations.codec import (
     ATTEMPT_FIELDS,
@@ -72,9 +72,17 @@ _select_state = Statement(
     .where(attempts.c.attempt_id == bindparam("attempt"))
     .with_for_update()
 )
+_select_states = Statement(
+    select(*_attempt_columns, *STATE_COLUMNS)
+    .join_from(attempts, rollouts, attempts.c.rollout_id == rollouts.c.rollout_id)
+    .where(among(attempts.c.attempt_id, "attempts"))
+    .order_by(rollouts.c.rollout_id, attempts.c.attempt_id)
+    .with_for_update()
+)
 _select_rollout_state = Statement(
     select(*STATE_COLUMNS).where(rollouts.c.rollout_id == bindparam("rollout")).with_for_update()
 )
+_select_attempts = Statement(select(*ATTEMPT_COLUMNS).where(among(attempts.c.attempt_id, "attempts")))
 _select_attempt = Statement(select(*ATTEMPT_COLUMNS).where(attempts.c.attempt_id == bindparam("attempt")))
 _insert_attempt = Statement(
     lambda insert: insert(attempts),
@@ -117,7 +125,17 @@ def load(tx: Transaction, rollout_id: str, attempt_id: str) -> tuple[AttemptStat
         if rollout.latest_attempt_id is None:
             raise NotFoundError(f"Rollout '{rollout_id}' has no attempt yet; claim it first.")
         attempt_id = rollout.latest_attempt_id
-    row = tx.row(_select_state, {"attempt": attempt_id})
+    return _states(tx.row(_select_state, {"attempt": attempt_id}), rollout_id, attempt_id)
+
+
+def load_many(tx: Transaction, pairs: Iterable[tuple[str, str]]) -> dict[str, tuple[AttemptState, RolloutState]]:
+    """As `load`, of many rollouts and attempts at once, by the attempts' ids."""
+    wanted = list(pairs)
+    rows = {row[0]: row for row in tx.rows(_select_states, {"attempts": Ids(attempt_id for _, attempt_id in wanted)})}
+    return {attempt_id: _states(rows.get(attempt_id), rollout_id, attempt_id) for rollout_id, attempt_id in wanted}
+
+
+def _states(row: Row | None, rollout_id: str, attempt_id: str) -> tuple[AttemptState, RolloutState]:
     if row is None or row[1] != rollout_id:
         raise NotFoundError(f"There is no attempt '{attempt_id}' of a rollout '{rollout_id}' in the store.")
     split = len(_attempt_columns)
@@ -142,10 +160,9 @@ def read_many(tx: Transaction, attempt_ids: Sequence[str]) -> list[Attempt]:
         one = read(tx, attempt_ids[0])
         return [] if one is None else [one]
     found: dict[str, Attempt] = {}
-    for start in range(0, len(attempt_ids), IDS_PER_QUERY):
-        chosen = attempts.c.attempt_id.in_(attempt_ids[start : start + IDS_PER_QUERY])
-        read_now = [to_attempt(row) for row in tx.select(select(*ATTEMPT_COLUMNS).where(chosen))]
-        found.update((attempt.attempt_id, attempt) for attempt in read_now)
+    for row in tx.rows(_select_attempts, {"attempts": Ids(attempt_ids)}):
+        attempt = to_attempt(row)
+        found[attempt.attempt_id] = attempt
     return [found[attempt_id] for attempt_id in attempt_ids if attempt_id in found]
 
 
@@ -200,64 +217,79 @@ def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt
     return to_attempt([values.get(name) for name in ATTEMPT_FIELDS])
 
 
-def keep_alive(
-    tx: Transaction,
-    attempt: AttemptState,
-    rollout: RolloutState,
-    *,
-    running: bool,
-    heartbeat: float | None = None,
-    next_span: int | None = None,
-) -> str:
-    """A sign of life, with `running` one that shows work; returns the attempt's status after it.
+class Sign(NamedTuple):
+    """A sign of life, with `running` one that shows work."""
+
+    attempt: AttemptState
+    rollout: RolloutState
+    running: bool
+    heartbeat: float | None = None
+    next_span: int | None = None
+
+
+def keep_alive(tx: Transaction, signs: Sequence[Sign]) -> list[str]:
+    """Write signs of life, at most one of each attempt; returns the attempts' statuses after them.
 
     Changes no status but preparing → running, and unresponsive → running while it is still the latest attempt and its
     rollout waits for the next one.
     """
-    status = attempt.status
+    statuses = [_status_after(tx, sign) for sign in signs]
+    revived: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    for sign, status in zip(signs, statuses, strict=True):
+        values = _after(tx, sign, status)
+        if status != sign.attempt.status and sign.attempt.status in FINISHED_ATTEMPT:
+            revived.append({**values, "end_time": None, "outcome": None, "error": None})
+        else:
+            others.append(values)
+    for statement, written in ((_touch, revived), (_keep_alive, others)):
+        for values, changed in zip(written, tx.each(statement, written), strict=True):
+            compare_and_set(changed, "attempt", values["attempt"])
+    begun = [sign for sign, status in zip(signs, statuses, strict=True) if status != sign.attempt.status]
+    for sign in begun:
+        tx.changes.moved("attempts", sign.attempt.status, AttemptStatus.RUNNING)
+    _rollouts_run(tx, begun)
+    return statuses
+
+
+def _status_after(tx: Transaction, sign: Sign) -> str:
+    attempt, rollout = sign.attempt, sign.rollout
     revived = (
-        status == AttemptStatus.UNRESPONSIVE
+        attempt.status == AttemptStatus.UNRESPONSIVE
         and rollout.latest_attempt_id == attempt.attempt_id
         and rollout.status == RolloutStatus.REQUEUING
         and tx.now < attempt.timeout_at
     )
-    if revived or (running and status == AttemptStatus.PREPARING):
-        status = AttemptStatus.RUNNING.value
+    begins = sign.running and attempt.status == AttemptStatus.PREPARING
+    return AttemptStatus.RUNNING.value if revived or begins else attempt.status
+
+
+def _after(tx: Transaction, sign: Sign, status: str) -> dict[str, Any]:
+    """The attempt's columns after a sign of life."""
+    attempt = sign.attempt
     open_ = status not in FINISHED_ATTEMPT
-    values = {
+    return {
         "attempt": attempt.attempt_id,
         "old": attempt.status,
         "status": status,
-        "last_heartbeat_time": (heartbeat or tx.now) if open_ else attempt.last_heartbeat_time,
+        "last_heartbeat_time": (sign.heartbeat or tx.now) if open_ else attempt.last_heartbeat_time,
         "deadline": lifecycle.deadline(tx.now, attempt.lease, attempt.timeout_at) if open_ else None,
-        "next_span": attempt.next_span if next_span is None else next_span,
+        "next_span": attempt.next_span if sign.next_span is None else sign.next_span,
     }
-    if revived:
-        changed = tx.run(_touch, {**values, "end_time": None, "outcome": None, "error": None})
-    else:
-        changed = tx.run(_keep_alive, values)
-    compare_and_set(changed, "attempt", attempt.attempt_id)
-    if status != attempt.status:
-        tx.changes.moved("attempts", attempt.status, status)
-        _rollout_runs(tx, attempt, rollout)
-    return status
 
 
-def _rollout_runs(tx: Transaction, attempt: AttemptState, rollout: RolloutState) -> None:
-    if rollout.latest_attempt_id != attempt.attempt_id or rollout.status == RolloutStatus.RUNNING:
-        return
-    check_rollout(rollout, RolloutStatus.RUNNING)
-    changed = tx.run(
-        _update_rollout_running,
-        {
-            "rollout": rollout.rollout_id,
-            "old": rollout.status,
-            "status": RolloutStatus.RUNNING.value,
-            "available_at": None,
-        },
-    )
-    compare_and_set(changed, "rollout", rollout.rollout_id)
-    tx.changes.moved("rollouts", rollout.status, RolloutStatus.RUNNING)
+def _rollouts_run(tx: Transaction, signs: Sequence[Sign]) -> None:
+    """The rollouts of these attempts that are running now follow."""
+    begun: dict[str, RolloutState] = {}
+    for attempt, rollout, *_ in signs:
+        if rollout.latest_attempt_id == attempt.attempt_id and rollout.status != RolloutStatus.RUNNING:
+            check_rollout(rollout, RolloutStatus.RUNNING)
+            begun[rollout.rollout_id] = rollout
+    running = {"status": RolloutStatus.RUNNING.value, "available_at": None}
+    written = [{"rollout": one.rollout_id, "old": one.status, **running} for one in begun.values()]
+    for rollout, changed in zip(begun.values(), tx.each(_update_rollout_running, written), strict=True):
+        compare_and_set(changed, "rollout", rollout.rollout_id)
+        tx.changes.moved("rollouts", rollout.status, RolloutStatus.RUNNING)
 
 
 def finish(
@@ -373,7 +405,7 @@ def _go_on(tx: Transaction, attempt: AttemptState, rollout: RolloutState, change
     status = attempt.status
     beat = change.last_heartbeat_time
     if running or not isinstance(beat, Unset):
-        status = keep_alive(tx, attempt, rollout, running=running, heartbeat=None if isinstance(beat, Unset) else beat)
+        (status,) = keep_alive(tx, [Sign(attempt, rollout, running, None if isinstance(beat, Unset) else beat)])
     # A plain beat on an ended attempt is no error: its answer is how a runner learns that it was cancelled.
     if not isinstance(change.status, Unset) and status != change.status:
         raise ConflictError(f"Attempt '{attempt.attempt_id}' is {status}; it cannot become {change.status}.")

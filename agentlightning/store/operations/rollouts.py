@@ -14,7 +14,7 @@ from agentlightning.errors import ConflictError, NotFoundError
 from agentlightning.store.base import Unset
 from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import resources, rollouts, spans
-from agentlightning.store.database.transaction import IDS_PER_QUERY, Row, Statement, Transaction
+from agentlightning.store.database.transaction import Ids, Row, Statement, Transaction, among
 from agentlightning.store.operations import attempts, lifecycle, workers
 from agentlightning.store.operations.attempts import STATE_COLUMNS, RolloutState
 from agentlightning.store.operations.codec import (
@@ -52,7 +52,9 @@ SELECT_WITH_ATTEMPT = select(*ROLLOUT_COLUMNS, *attempts.ATTEMPT_COLUMNS).join_f
     rollouts, attempts_table, rollouts.c.latest_attempt_id == attempts_table.c.attempt_id, isouter=True
 )
 """Rollouts with their latest attempts, for `to_either`."""
-_select_status = select(rollouts.c.rollout_id, rollouts.c.status)
+_among = among(rollouts.c.rollout_id, "rollouts")
+_select_status = Statement(select(rollouts.c.rollout_id, rollouts.c.status).where(_among))
+_select_many = Statement(SELECT_WITH_ATTEMPT.where(_among))
 _select_both = Statement(SELECT_WITH_ATTEMPT.where(_by_id))
 
 
@@ -230,7 +232,7 @@ def _queued(tx: Transaction, run_id: str | None, limit: int) -> list[Row]:
 def _repeat(tx: Transaction, attempt: Attempt) -> AttemptedRollout:
     """The claim made before under this attempt's id, whose answer may have been lost."""
     state, rollout_state = attempts.load(tx, attempt.rollout_id, attempt.attempt_id)
-    status = attempts.keep_alive(tx, state, rollout_state, running=False)
+    (status,) = attempts.keep_alive(tx, [attempts.Sign(state, rollout_state, running=False)])
     if status in FINISHED_ATTEMPT:
         raise ConflictError(f"Attempt '{attempt.attempt_id}' has ended as {status}; claim under a new attempt_id.")
     return _require(tx, attempt.rollout_id)
@@ -289,10 +291,9 @@ def to_either(row: Row) -> AttemptedRollout | Rollout:
 
 def read_many(tx: Transaction, rollout_ids: Sequence[str]) -> dict[str, Rollout]:
     """Those of the rollouts that exist, with their latest attempts, in the order asked for."""
-    found: dict[str, Rollout] = {}
-    for start in range(0, len(rollout_ids), IDS_PER_QUERY):
-        chosen = rollouts.c.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
-        found.update((row[0], to_either(row)) for row in tx.select(SELECT_WITH_ATTEMPT.where(chosen)))
+    if not rollout_ids:
+        return {}
+    found = {row[0]: to_either(row) for row in tx.rows(_select_many, {"rollouts": Ids(rollout_ids)})}
     return {rollout_id: found[rollout_id] for rollout_id in rollout_ids if rollout_id in found}
 
 
@@ -301,10 +302,7 @@ def read_finished(tx: Transaction, rollout_ids: Sequence[str]) -> list[Rollout]:
 
     Who waits for thousands asks again whenever one ends: only the finished ones are made into objects.
     """
-    status: dict[str, str] = {}
-    for start in range(0, len(rollout_ids), IDS_PER_QUERY):
-        chosen = rollouts.c.rollout_id.in_(rollout_ids[start : start + IDS_PER_QUERY])
-        status.update((row[0], row[1]) for row in tx.select(_select_status.where(chosen)))
+    status: dict[str, str] = dict(tx.rows(_select_status, {"rollouts": Ids(rollout_ids)}))
     missing = next((rollout_id for rollout_id in rollout_ids if rollout_id not in status), None)
     if missing is not None:
         raise NotFoundError(f"There is no rollout '{missing}' in the store; waiting for it would never end.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from sqlalchemy import bindparam, update
 
 from agentlightning.errors import StoreError
 from agentlightning.keys import redacted
@@ -37,6 +38,14 @@ MAX_SEQUENCE = 2**31 - 2
 _insert = Statement(
     lambda insert: insert(spans).on_conflict_do_nothing(index_elements=["rollout_id", "attempt_id", "span_id"]),
     SPAN_FIELDS,
+)
+_renumber = Statement(
+    update(spans).where(
+        spans.c.rollout_id == bindparam("rollout"),
+        spans.c.attempt_id == bindparam("attempt"),
+        spans.c.span_id == bindparam("span"),
+    ),
+    ["sequence_id"],
 )
 
 
@@ -98,30 +107,51 @@ def to_span(row: Sequence[Any]) -> Span:
 
 
 def add(tx: Transaction, values: Sequence[dict[str, Any]]) -> list[int]:
-    """Store spans given as columns; returns the sequence number of each, or 0 for one that was there already."""
-    numbers: list[int] = []
-    for (rollout_id, attempt_id), group in groupby(values, key=lambda v: (v["rollout_id"], v["attempt_id"])):
-        attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
-        next_span = min(attempt.next_span, MAX_SEQUENCE)
-        new: list[dict[str, Any]] = []
-        for value in group:
-            sequence_id = value["sequence_id"] or next_span
-            value = {**value, "sequence_id": sequence_id}
-            stored = tx.run(_insert, value)
-            numbers.append(sequence_id if stored else 0)
-            if stored:
-                tx.changes.counts["spans"] += 1
-                next_span = min(max(next_span, sequence_id + 1), MAX_SEQUENCE)
-                new.append(value)
-        attempts.keep_alive(tx, attempt, rollout, running=True, next_span=next_span)
+    """Store spans given as columns; returns the sequence number of each, or 0 for one that was there already.
+
+    They take as many statements as those of one attempt, however many it are: others wait for what is locked.
+    """
+    states = attempts.load_many(tx, dict.fromkeys((value["rollout_id"], value["attempt_id"]) for value in values))
+    first = {attempt_id: min(attempt.next_span, MAX_SEQUENCE) for attempt_id, (attempt, _) in states.items()}
+    guessed, following = _numbered(values, first, [1] * len(values))
+    rows = [{**value, "sequence_id": number} for value, number in zip(values, guessed, strict=True)]
+    stored = tx.each(_insert, rows)
+    numbers, following = _numbered(values, first, stored)
+    new = [{**row, "sequence_id": number} for row, number in zip(rows, numbers, strict=True) if number]
+    if 0 in stored:  # those after one that was there already have a number too high
+        tx.many(_renumber, [_place(row) for row in new])
+    tx.changes.counts["spans"] += len(new)
+    signs = [attempts.Sign(*both, running=True, next_span=following[one]) for one, both in states.items()]
+    attempts.keep_alive(tx, signs)
+    for attempt_id, (attempt, rollout) in states.items():
         if attempt.status in FINISHED_ATTEMPT:
-            rewards.note_late(tx, attempt_id, rollout_id, new)
+            late = [value for value in new if value["attempt_id"] == attempt_id]
+            rewards.note_late(tx, attempt_id, rollout.rollout_id, late)
     return numbers
+
+
+def _numbered(
+    values: Sequence[dict[str, Any]], first: Mapping[str, int], stored: Sequence[int]
+) -> tuple[list[int], dict[str, int]]:
+    """The numbers of those that are stored, 0 for the others, and the next ones of their attempts."""
+    numbers, following = [0] * len(values), dict(first)
+    for place, value in enumerate(values):
+        attempt_id = value["attempt_id"]
+        if stored[place]:
+            number = numbers[place] = value["sequence_id"] or following[attempt_id]
+            following[attempt_id] = min(max(following[attempt_id], number + 1), MAX_SEQUENCE)
+    return numbers, following
+
+
+def _place(row: dict[str, Any]) -> dict[str, Any]:
+    where = {"rollout": row["rollout_id"], "attempt": row["attempt_id"], "span": row["span_id"]}
+    return {**where, "sequence_id": row["sequence_id"]}
 
 
 def next_sequence_id(tx: Transaction, rollout_id: str, attempt_id: str) -> int:
     """Reserve a sequence number."""
     attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
     number = min(attempt.next_span, MAX_SEQUENCE)
-    attempts.keep_alive(tx, attempt, rollout, running=False, next_span=min(number + 1, MAX_SEQUENCE))
+    sign = attempts.Sign(attempt, rollout, running=False, next_span=min(number + 1, MAX_SEQUENCE))
+    attempts.keep_alive(tx, [sign])
     return number

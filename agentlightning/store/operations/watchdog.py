@@ -1,7 +1,8 @@
 """The watchdog: ends attempts that are overdue and calls claimers when a retry's wait is over.
 
 Runs as an operation of the writer, now and then and on its own. It names the stuck rollout, its phase and the last
-thing that was heard of it.
+thing that was heard of it. Nobody is given up because the store is behind: an attempt is overdue when all that came
+before its deadline, heartbeats among it, is stored; and where the store stood still, leases begin anew.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ logger = logging.getLogger(__name__)
 TICK_SECONDS = 0.5
 MAX_PER_TICK = 200
 JUMP_SECONDS = 5.0
-"""A step of the clock that is noticed."""
+"""A step of the clock that is noticed, and a time in which the store did nothing."""
 FAR = 1e15
 
 _overdue = Statement(
     select(attempts_table.c.rollout_id, attempts_table.c.attempt_id)
-    .where(attempts_table.c.deadline <= bindparam("now"))
+    .where(attempts_table.c.deadline <= bindparam("heard"))
     .order_by(attempts_table.c.deadline)
     .limit(bindparam("limit"))
     .with_for_update(skip_locked=True)
@@ -68,14 +69,19 @@ _shift_queue = Statement(
 
 
 class Watchdog:
-    """An operation with a memory: when it last looked, by the clock on the wall and by one that only goes on."""
+    """An operation with a memory: when it last looked, by the clock on the wall and by one that only goes on.
 
-    def __init__(self, steady: Callable[[], float] = time.monotonic) -> None:
+    It is meant to look every `every` seconds.
+    """
+
+    def __init__(self, steady: Callable[[], float] = time.monotonic, every: float = TICK_SECONDS) -> None:
         self._steady = steady
+        self._every = every
         self._last: float | None = None
         self._last_steady = 0.0
 
-    def __call__(self, tx: Transaction) -> None:
+    def __call__(self, tx: Transaction, /, lag: float = 0.0) -> None:
+        """`lag`: all that came more than so many seconds ago is stored."""
         steady = self._steady()
         if self._last is None:
             # While the store was down nobody could send a heartbeat: living runners get a full lease from now on.
@@ -83,9 +89,12 @@ class Watchdog:
             self._last = 0.0
         elif abs(jump := (tx.now - self._last) - (steady - self._last_steady)) > JUMP_SECONDS:
             self._step(tx, jump, steady - self._last_steady)
+        elif (stood := steady - self._last_steady - self._every) > JUMP_SECONDS:
+            logger.warning("The store stood still for %.0f s; leases are renewed.", stood)
+            tx.run(_renew, {"now": tx.now})
         tx.changes.queued.update(rollouts.count_due(tx, min(self._last, tx.now)))
         self._last, self._last_steady = tx.now, steady
-        for rollout_id, attempt_id in tx.rows(_overdue, {"now": tx.now, "limit": MAX_PER_TICK}):
+        for rollout_id, attempt_id in tx.rows(_overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK}):
             self._end(tx, rollout_id, attempt_id)
 
     def _step(self, tx: Transaction, jump: float, passed: float) -> None:
