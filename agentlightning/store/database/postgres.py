@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, LiteralString, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import msgspec
 import psycopg
@@ -83,6 +83,7 @@ SELECT 1 FROM attempts WHERE rollout_id = ANY(ARRAY(SELECT rollout_id FROM locke
 _LOST_RACE = (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation)
 
 Connection = psycopg.Connection[Row]
+Cursor = psycopg.Cursor[Row]
 
 
 class _Broken(psycopg.OperationalError):
@@ -90,12 +91,12 @@ class _Broken(psycopg.OperationalError):
 
 
 class PostgresTransaction:
-    """The `Transaction` of a PostgreSQL connection. `wrote` tells whether it may have changed anything."""
+    """The `Transaction` of a PostgreSQL connection's cursor. `wrote` tells whether it may have changed anything."""
 
-    __slots__ = ("_connection", "changes", "now", "wrote")
+    __slots__ = ("_cursor", "changes", "now", "wrote")
 
-    def __init__(self, connection: Connection):
-        self._connection = connection
+    def __init__(self, cursor: Cursor):
+        self._cursor = cursor
         self.changes = Changes()
         self.now = time.time()
         self.wrote = False
@@ -114,20 +115,18 @@ class PostgresTransaction:
         self.wrote = True
         if not parameters:
             return 0
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_trusted(statement.text("postgresql")), parameters)
-            return cursor.rowcount
+        self._cursor.executemany(_trusted(statement.text("postgresql")), parameters)
+        return self._cursor.rowcount
 
     def each(self, statement: Statement, parameters: Sequence[Parameters]) -> list[int]:
         self.wrote = True
         if len(parameters) < 2:
             return [self.run(statement, one) for one in parameters]
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_trusted(statement.text("postgresql")), parameters, returning=True)
-            changed = [cursor.rowcount]
-            while cursor.nextset():
-                changed.append(cursor.rowcount)
-            return changed
+        self._cursor.executemany(_trusted(statement.text("postgresql")), parameters, returning=True)
+        changed = [self._cursor.rowcount]
+        while self._cursor.nextset():
+            changed.append(self._cursor.rowcount)
+        return changed
 
     def select(self, element: ClauseElement) -> list[Row]:
         return self._execute(element).fetchall()
@@ -136,17 +135,18 @@ class PostgresTransaction:
         self.wrote = True
         return self._execute(element).rowcount
 
-    def _execute(self, element: ClauseElement) -> psycopg.Cursor[Row]:
+    def _execute(self, element: ClauseElement) -> Cursor:
         compiled = element.compile(dialect=DIALECTS["postgresql"], compile_kwargs={"render_postcompile": True})
-        return self._run(str(compiled), compiled.params or {})
+        return self._cursor.execute(str(compiled).encode(), compiled.params or {})
 
-    def _run(self, text: str, parameters: Parameters) -> psycopg.Cursor[Row]:
-        return self._connection.execute(_trusted(text), parameters)
+    def _run(self, text: str, parameters: Parameters) -> Cursor:
+        return self._cursor.execute(_trusted(text), parameters)
 
 
-def _trusted(text: str) -> sql.SQL:
-    """SQL that SQLAlchemy made, with its values apart."""
-    return sql.SQL(cast(LiteralString, text))
+@functools.lru_cache(maxsize=1024)
+def _trusted(text: str) -> bytes:
+    """SQL that SQLAlchemy made, with its values apart, as psycopg takes it without a look."""
+    return text.encode()
 
 
 class PostgresDatabase:
@@ -302,14 +302,15 @@ class PostgresDatabase:
         committing = False
         try:
             with connection.transaction():
+                cursor = connection.cursor()
                 # Two batches that lock the same rollouts one by one, each in its own order, would wait for each other.
                 touched = sorted({rollout_id for job in batch for rollout_id in job.rollout_ids})
                 if touched:
-                    connection.execute(_LOCK, (touched,))
+                    cursor.execute(_LOCK, (touched,))
                 for job in batch:
-                    _run_job(connection, job, changes, savepoints)
+                    _run_job(cursor, job, changes, savepoints)
                 # Always in the same order, so that writers do not deadlock.
-                write_counters(PostgresTransaction(connection), shard, dict(sorted(changes.counts.items())))
+                write_counters(PostgresTransaction(cursor), shard, dict(sorted(changes.counts.items())))
                 self._notify(connection, changes)
                 committing = True
         except psycopg.OperationalError as error:
@@ -353,9 +354,10 @@ class PostgresDatabase:
         try:
             connection = reader.connection()
             with connection.transaction():
+                cursor = connection.cursor()
                 for job in batch:
                     job.error = None
-                    job.result = job.operation(PostgresTransaction(connection))
+                    job.result = job.operation(PostgresTransaction(cursor))
         except Exception as error:  # the caller's: it must reach the caller and not end the thread
             for job in batch:
                 job.error = translate(error)
@@ -455,9 +457,10 @@ class _Link:
             self._connection.close()
 
 
-def _run_job(connection: Connection, job: Job, changes: Changes, savepoint: bool) -> None:
+def _run_job(cursor: Cursor, job: Job, changes: Changes, savepoint: bool) -> None:
     """Run one operation. Raises when the whole transaction has to be run again."""
-    tx = PostgresTransaction(connection)
+    connection = cursor.connection
+    tx = PostgresTransaction(cursor)
     job.error = None
     try:
         if savepoint:

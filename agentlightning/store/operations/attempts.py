@@ -178,27 +178,11 @@ def compare_and_set(changed: int, noun: str, id: str) -> None:
         raise ConflictError(f"The status of {noun} '{id}' changed under this operation; read it again.")
 
 
-def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt_id: str | None) -> Attempt:
-    """A new attempt of a queued rollout, which becomes preparing."""
-    check_rollout(rollout, RolloutStatus.PREPARING)
-    now = tx.now
-    lease, timeout = lifecycle.limits(decode_config(rollout.config))
-    values: dict[str, Any] = {
-        "attempt_id": checked_id(attempt_id, "An attempt_id") if attempt_id else new_id("at"),
-        "rollout_id": rollout.rollout_id,
-        "sequence_id": rollout.attempts + 1,
-        "start_time": now,
-        "status": AttemptStatus.PREPARING.value,
-        "worker_id": worker_id,
-        "last_heartbeat_time": now,
-        "next_span": 1,
-        "lease": lease,
-        "timeout_at": now + timeout,
-        "deadline": lifecycle.deadline(now, lease, now + timeout),
-    }
-    tx.run(_insert_attempt, values)
-    changed = tx.run(
-        _update_rollout_attempt,
+def start(tx: Transaction, claims: Sequence[tuple[RolloutState, str | None]], worker_id: str | None) -> list[Attempt]:
+    """A new attempt of each of these queued rollouts, which become preparing."""
+    begun = [_new_attempt(tx, rollout, worker_id, attempt_id) for rollout, attempt_id in claims]
+    tx.each(_insert_attempt, begun)
+    written = [
         {
             "rollout": rollout.rollout_id,
             "old": rollout.status,
@@ -207,14 +191,37 @@ def start(tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt
             "attempts": rollout.attempts + 1,
             "latest_attempt_id": values["attempt_id"],
             "reward": None,
-        },
-    )
-    compare_and_set(changed, "rollout", rollout.rollout_id)
-    tx.changes.moved("rollouts", rollout.status, RolloutStatus.PREPARING)
-    tx.changes.moved("attempts", None, AttemptStatus.PREPARING)
-    if worker_id is not None:
-        workers.claimed(tx, worker_id, rollout.rollout_id, values["attempt_id"])
-    return to_attempt([values.get(name) for name in ATTEMPT_FIELDS])
+        }
+        for (rollout, _), values in zip(claims, begun, strict=True)
+    ]
+    for (rollout, _), changed in zip(claims, tx.each(_update_rollout_attempt, written), strict=True):
+        compare_and_set(changed, "rollout", rollout.rollout_id)
+        tx.changes.moved("rollouts", rollout.status, RolloutStatus.PREPARING)
+        tx.changes.moved("attempts", None, AttemptStatus.PREPARING)
+    if worker_id is not None and begun:
+        workers.claimed(tx, worker_id, begun[-1]["rollout_id"], begun[-1]["attempt_id"])
+    return [to_attempt([values.get(name) for name in ATTEMPT_FIELDS]) for values in begun]
+
+
+def _new_attempt(
+    tx: Transaction, rollout: RolloutState, worker_id: str | None, attempt_id: str | None
+) -> dict[str, Any]:
+    """The columns of a rollout's next attempt."""
+    check_rollout(rollout, RolloutStatus.PREPARING)
+    lease, timeout = lifecycle.limits(decode_config(rollout.config))
+    return {
+        "attempt_id": checked_id(attempt_id, "An attempt_id") if attempt_id else new_id("at"),
+        "rollout_id": rollout.rollout_id,
+        "sequence_id": rollout.attempts + 1,
+        "start_time": tx.now,
+        "status": AttemptStatus.PREPARING.value,
+        "worker_id": worker_id,
+        "last_heartbeat_time": tx.now,
+        "next_span": 1,
+        "lease": lease,
+        "timeout_at": tx.now + timeout,
+        "deadline": lifecycle.deadline(tx.now, lease, tx.now + timeout),
+    }
 
 
 class Sign(NamedTuple):

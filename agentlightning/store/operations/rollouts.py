@@ -183,7 +183,7 @@ def _check_free(tx: Transaction, attempt_id: str, rollout_id: str) -> Attempt | 
 def _start_attempt(
     tx: Transaction, rollout: Rollout, state: RolloutState, worker_id: str | None, attempt_id: str | None
 ) -> AttemptedRollout:
-    attempt = attempts.start(tx, state, worker_id, attempt_id)
+    (attempt,) = attempts.start(tx, [(state, attempt_id)], worker_id)
     return _attempted(rollout, attempt)
 
 
@@ -212,9 +212,10 @@ def claim(
         # A repeated request gets what the first one got, not more: the other ids found an empty queue then.
         fresh = [] if claims else [*wanted]
     if fresh:
-        for row, attempt_id in zip(_queued(tx, run_id, len(fresh)), fresh, strict=False):
-            state = RolloutState._make(row[_SPLIT:])
-            claims.append(_start_attempt(tx, to_rollout(row[:_SPLIT]), state, worker_id, attempt_id))
+        rows = _queued(tx, run_id, len(fresh))
+        states = [RolloutState._make(row[_SPLIT:]) for row in rows]
+        begun = attempts.start(tx, list(zip(states, fresh, strict=False)), worker_id)
+        claims += [_attempted(to_rollout(row[:_SPLIT]), attempt) for row, attempt in zip(rows, begun, strict=True)]
     if not claims and worker_id is not None:
         workers.asked(tx, worker_id)
     return claims
