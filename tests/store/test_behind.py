@@ -70,7 +70,8 @@ async def unresponsive(store: SqlLightningStore) -> int:
 async def test_no_attempt_is_given_up_whose_heartbeat_waits_in_the_store(store: SqlLightningStore) -> None:
     claim = await claimed(store, "w", 1.0)
     waiting: list[asyncio.Future[Any]] = [*keep_busy(store, 1.6)]
-    for _ in range(6):
+    await asyncio.sleep(0.1)  # they have begun
+    for _ in range(5):
         waiting.append(asyncio.ensure_future(store.update_worker("w", attempt_ids=[claim.attempt.attempt_id])))
         await asyncio.sleep(0.3)
     await asyncio.gather(*waiting)

@@ -26,7 +26,7 @@ import psycopg
 from psycopg import errors, sql
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
+from agentlightning.errors import StoreUnavailableError
 from agentlightning.store.database.counters import write_counters
 from agentlightning.store.database.jobs import (
     Complaints,
@@ -40,8 +40,10 @@ from agentlightning.store.database.jobs import (
     lag_of,
     submit,
 )
+from agentlightning.store.database.link import Connection, Link, connect, translate
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
+from agentlightning.store.database.others import Heard, Others
 from agentlightning.store.database.transaction import (
     DIALECTS,
     Changes,
@@ -63,10 +65,6 @@ RUNS_PER_NOTIFICATION = 10
 """A notification holds 8,000 bytes."""
 News = tuple[str, list[tuple[str | None, int]], list[str]]
 """A notification: who sent it, how many rollouts of which runs became claimable, and which rollouts finished."""
-Heard = tuple[str, float | None]
-"""Who sent it, and the time before which all that came there is stored; None from one that closes."""
-FORGET_SECONDS = 15.0
-"""A store that has said nothing for so long is taken to be gone."""
 SWITCH_SECONDS = 0.0005
 """A thread whose statement is answered holds locks: others that compute must not keep it from going on for long."""
 COUNTER_SHARDS = 64
@@ -82,7 +80,6 @@ SELECT 1 FROM attempts WHERE rollout_id = ANY(ARRAY(SELECT rollout_id FROM locke
 """
 _LOST_RACE = (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation)
 
-Connection = psycopg.Connection[Row]
 Cursor = psycopg.Cursor[Row]
 
 
@@ -165,7 +162,7 @@ class PostgresDatabase:
         self._others = Others(self._name)
         self._complaints = Complaints()
         self._closed = threading.Event()
-        with _connect(dsn) as connection:
+        with connect(dsn) as connection:
             prepare_postgres(connection, dsn)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         loops = [(self._listen, "listener"), (self._beat_loop, "heartbeats")]
@@ -221,7 +218,7 @@ class PostgresDatabase:
     # ---- writing ---------------------------------------------------------------------------------------------------
 
     def _write_loop(self, number: int) -> None:
-        writer, queue = _Link(self._dsn), self._writes[number]
+        writer, queue = Link(self._dsn), self._writes[number]
         shard = str(secrets.randbelow(COUNTER_SHARDS))
         # One of the writers also runs the watchdog.
         next_tick = time.monotonic() if number == 0 else float("inf")
@@ -239,7 +236,7 @@ class PostgresDatabase:
 
     def _beat_loop(self) -> None:
         """Heartbeats of many workers at once, and how far this store is with all that came to it."""
-        writer, next_news = _Link(self._dsn), time.monotonic()
+        writer, next_news = Link(self._dsn), time.monotonic()
         shard = str(secrets.randbelow(COUNTER_SHARDS))
         open_ = True
         while open_:
@@ -257,7 +254,7 @@ class PostgresDatabase:
                 self._say_heard(writer, last=not open_)
         writer.close()
 
-    def _say_heard(self, writer: _Link, last: bool) -> None:
+    def _say_heard(self, writer: Link, last: bool) -> None:
         heard: Heard = (self._name, None if last else time.time() - self._lag())
         try:
             writer.connection().execute(
@@ -270,14 +267,14 @@ class PostgresDatabase:
     def _lag(self) -> float:
         return lag_of(self._beats, *self._writes)
 
-    def _run_tick(self, writer: _Link, shard: str) -> None:
+    def _run_tick(self, writer: Link, shard: str) -> None:
         lag = max(self._lag(), self._others.lag())
         tick = Tick(functools.partial(self._tick, lag=lag))
         self._commit(writer, [tick], shard)
         if tick.error is not None:
             self._complaints.about(tick.error)
 
-    def _commit(self, writer: _Link, batch: Sequence[Job], shard: str) -> None:
+    def _commit(self, writer: Link, batch: Sequence[Job], shard: str) -> None:
         """Run a batch in one transaction, again and again while it loses against others."""
         failure: Exception = closed_error()
         for attempt in range(TRIES):
@@ -336,7 +333,7 @@ class PostgresDatabase:
     # ---- reading and listening -------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
-        reader = _Link(self._dsn, read_only=True)
+        reader = Link(self._dsn, read_only=True)
         open_ = True
         while open_:
             batch, open_ = self._reads.take(3600.0, MAX_READS)
@@ -349,7 +346,7 @@ class PostgresDatabase:
             self._reads.done()
         reader.close()
 
-    def _read(self, reader: _Link, batch: Sequence[Job]) -> bool:
+    def _read(self, reader: Link, batch: Sequence[Job]) -> bool:
         """Read in one transaction. False if it failed; then the jobs have its error."""
         try:
             connection = reader.connection()
@@ -365,7 +362,7 @@ class PostgresDatabase:
         return True
 
     def _listen(self) -> None:
-        link = _Link(self._dsn)
+        link = Link(self._dsn)
         while not self._closed.is_set():
             try:
                 connection = link.connection()
@@ -399,62 +396,11 @@ def _parts(items: list[T], size: int) -> list[list[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-class Others:
-    """How far the other stores on the same database are with what came to them."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._heard: dict[str, tuple[float, float]] = {}
-        """Of each, the time before which all that came to it is stored, and when it said so by our steady clock."""
-
-    def hear(self, payload: str) -> None:
-        name, heard = msgspec.json.decode(payload, type=Heard)
-        if name == self._name:
-            return
-        if heard is None:
-            self._heard.pop(name, None)
-        else:
-            self._heard[name] = (heard, time.monotonic())
-
-    def lag(self) -> float:
-        """How many seconds ago the oldest thing came to one of them that is not stored."""
-        forgotten = time.monotonic() - FORGET_SECONDS
-        now = time.time()
-        return max((now - heard for heard, said in list(self._heard.values()) if said > forgotten), default=0.0)
-
-
 def _together(jobs: Sequence[Job], tx: Transaction) -> None:
     """Do what several heartbeats ask for."""
     operations = [job.operation for job in jobs]
     for job, result in zip(jobs, cast(Any, operations[0]).together(tx, operations), strict=True):
         job.result, job.error = result, None
-
-
-class _Link:
-    """One thread's connection, made when it is needed and made again after it broke."""
-
-    def __init__(self, dsn: str, *, read_only: bool = False):
-        self._dsn = dsn
-        self._read_only = read_only
-        self._connection: Connection | None = None
-
-    def connection(self) -> Connection:
-        if self._connection is None or self._connection.closed:
-            self._connection = _connect(self._dsn)
-            if self._read_only:
-                self._connection.read_only = True
-                self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        return self._connection
-
-    def drop(self) -> None:
-        """Forget the connection if it is broken."""
-        if self._connection is not None and self._connection.broken:
-            self._connection.close()
-            self._connection = None
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
 
 
 def _run_job(cursor: Cursor, job: Job, changes: Changes, savepoint: bool) -> None:
@@ -479,30 +425,3 @@ def _run_job(cursor: Cursor, job: Job, changes: Changes, savepoint: bool) -> Non
         job.error = translate(error)
     else:
         changes.merge(tx.changes)
-
-
-def _connect(dsn: str) -> Connection:
-    try:
-        return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
-    except psycopg.Error as error:
-        raise StoreUnavailableError(
-            f"PostgreSQL cannot be reached: {str(error).strip()}. Check that it runs, and its address."
-        ) from error
-
-
-def translate(error: Exception) -> Exception:
-    """PostgreSQL's errors as `StoreError`s; all others as they are."""
-    if isinstance(error, psycopg.IntegrityError):
-        translation: Exception = ConflictError(
-            f"This contradicts what is stored: {str(error).strip()}. Use an id that is not taken."
-        )
-    elif isinstance(error, psycopg.DataError):
-        translation = StoreError(f"A value cannot be stored: {error}.")
-    elif isinstance(error, psycopg.Error):
-        translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
-    elif isinstance(error, UnicodeEncodeError):
-        translation = StoreError(f"A value cannot be stored: {error}. Texts are Unicode.")
-    else:
-        return error
-    translation.__cause__ = error
-    return translation

@@ -1,0 +1,64 @@
+"""Connections to PostgreSQL, one a thread, and its errors as ours."""
+
+from __future__ import annotations
+
+import psycopg
+
+from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
+from agentlightning.store.database.transaction import Row
+
+Connection = psycopg.Connection[Row]
+
+
+class Link:
+    """One thread's connection, made when it is needed and made again after it broke."""
+
+    def __init__(self, dsn: str, *, read_only: bool = False):
+        self._dsn = dsn
+        self._read_only = read_only
+        self._connection: Connection | None = None
+
+    def connection(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = connect(self._dsn)
+            if self._read_only:
+                self._connection.read_only = True
+                self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return self._connection
+
+    def drop(self) -> None:
+        """Forget the connection if it is broken."""
+        if self._connection is not None and self._connection.broken:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+
+def connect(dsn: str) -> Connection:
+    try:
+        return psycopg.connect(dsn, autocommit=True, connect_timeout=10)
+    except psycopg.Error as error:
+        raise StoreUnavailableError(
+            f"PostgreSQL cannot be reached: {str(error).strip()}. Check that it runs, and its address."
+        ) from error
+
+
+def translate(error: Exception) -> Exception:
+    """PostgreSQL's errors as `StoreError`s; all others as they are."""
+    if isinstance(error, psycopg.IntegrityError):
+        translation: Exception = ConflictError(
+            f"This contradicts what is stored: {str(error).strip()}. Use an id that is not taken."
+        )
+    elif isinstance(error, psycopg.DataError):
+        translation = StoreError(f"A value cannot be stored: {error}.")
+    elif isinstance(error, psycopg.Error):
+        translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
+    elif isinstance(error, UnicodeEncodeError):
+        translation = StoreError(f"A value cannot be stored: {error}. Texts are Unicode.")
+    else:
+        return error
+    translation.__cause__ = error
+    return translation
