@@ -2,7 +2,7 @@
 
 Runs as an operation of the writer, now and then and on its own. It names the stuck rollout, its phase and the last
 thing that was heard of it. Nobody is given up because the store is behind: an attempt is overdue when all that came
-before its deadline, heartbeats among it, is stored; and where the store stood still, leases begin anew.
+before its deadline, heartbeats among it, is stored, and not while runners find a store again that stood still.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from sqlalchemy import bindparam, case, select, update
+from sqlalchemy import ColumnElement, bindparam, case, select, update
 
 from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import rollouts as rollouts_table
@@ -26,15 +26,23 @@ TICK_SECONDS = 0.5
 MAX_PER_TICK = 200
 JUMP_SECONDS = 5.0
 """A step of the clock that is noticed, and a time in which the store did nothing."""
+PATIENCE_SECONDS = 20.0
+"""How long nobody is given up after that: every runner that lives says so meanwhile."""
 FAR = 1e15
 
-_overdue = Statement(
-    select(attempts_table.c.rollout_id, attempts_table.c.attempt_id)
-    .where(attempts_table.c.deadline <= bindparam("heard"))
-    .order_by(attempts_table.c.deadline)
-    .limit(bindparam("limit"))
-    .with_for_update(skip_locked=True)
-)
+
+def _overdue(*conditions: ColumnElement[bool]) -> Statement:
+    return Statement(
+        select(attempts_table.c.rollout_id, attempts_table.c.attempt_id)
+        .where(attempts_table.c.deadline <= bindparam("heard"), *conditions)
+        .order_by(attempts_table.c.deadline)
+        .limit(bindparam("limit"))
+        .with_for_update(skip_locked=True)
+    )
+
+
+_ended = _overdue()
+_timed_out = _overdue(attempts_table.c.timeout_at <= bindparam("heard"))
 _last_span = Statement(
     select(spans.c.name)
     .where(spans.c.rollout_id == bindparam("rollout"), spans.c.attempt_id == bindparam("attempt"))
@@ -79,6 +87,7 @@ class Watchdog:
         self._every = every
         self._last: float | None = None
         self._last_steady = 0.0
+        self._patient_until = 0.0
 
     def __call__(self, tx: Transaction, /, lag: float = 0.0) -> None:
         """`lag`: all that came more than so many seconds ago is stored."""
@@ -90,11 +99,12 @@ class Watchdog:
         elif abs(jump := (tx.now - self._last) - (steady - self._last_steady)) > JUMP_SECONDS:
             self._step(tx, jump, steady - self._last_steady)
         elif (stood := steady - self._last_steady - self._every) > JUMP_SECONDS:
-            logger.warning("The store stood still for %.0f s; leases are renewed.", stood)
-            tx.run(_renew, {"now": tx.now})
+            logger.warning("The store stood still for %.0f s; nobody is given up for %.0f s.", stood, PATIENCE_SECONDS)
+            self._patient_until = steady + PATIENCE_SECONDS
         tx.changes.queued.update(rollouts.count_due(tx, min(self._last, tx.now)))
         self._last, self._last_steady = tx.now, steady
-        for rollout_id, attempt_id in tx.rows(_overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK}):
+        overdue = _timed_out if steady < self._patient_until else _ended
+        for rollout_id, attempt_id in tx.rows(overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK}):
             self._end(tx, rollout_id, attempt_id)
 
     def _step(self, tx: Transaction, jump: float, passed: float) -> None:
