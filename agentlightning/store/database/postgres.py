@@ -180,7 +180,7 @@ class PostgresDatabase:
         turn: Turn = Turn.OTHER,
         lane: str | None = None,
     ) -> asyncio.Future[T]:
-        """See `SqliteDatabase.write`. Those of `Turn.ALIVE` have a method `together`."""
+        """See `SqliteDatabase.write`. Those of `Turn.ALIVE` have methods `extend` and `record`."""
         if self._closed.is_set():
             raise closed_error()
         if turn is Turn.ALIVE:
@@ -242,9 +242,10 @@ class PostgresDatabase:
         while open_:
             batch, open_ = self._beats.take(next_news - time.monotonic(), MAX_BEATS)
             if batch:
-                whole = Tick(functools.partial(_together, batch))
-                self._commit(writer, [whole], shard)
-                if whole.error is not None:  # perhaps of one of them only
+                halves = [Tick(functools.partial(half, batch)) for half in (_extend, _record)]
+                for half in halves:
+                    self._commit(writer, [half], shard)
+                if any(half.error is not None for half in halves):  # perhaps of one of them only
                     self._commit(writer, batch, shard)
                 deliver(batch)
                 self._beats.done()
@@ -396,10 +397,16 @@ def _parts(items: list[T], size: int) -> list[list[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def _together(jobs: Sequence[Job], tx: Transaction) -> None:
-    """Do what several heartbeats ask for."""
+def _extend(jobs: Sequence[Job], tx: Transaction) -> None:
+    """The first half of heartbeats, which waits for nobody."""
     operations = [job.operation for job in jobs]
-    for job, result in zip(jobs, cast(Any, operations[0]).together(tx, operations), strict=True):
+    cast(Any, operations[0]).extend(tx, operations)
+
+
+def _record(jobs: Sequence[Job], tx: Transaction) -> None:
+    """The second half of heartbeats."""
+    operations = [job.operation for job in jobs]
+    for job, result in zip(jobs, cast(Any, operations[0]).record(tx, operations), strict=True):
         job.result, job.error = result, None
 
 

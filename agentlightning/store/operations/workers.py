@@ -140,7 +140,8 @@ def released(tx: Transaction, worker_id: str, *, responsive: bool) -> None:
 class Heartbeat:
     """A worker is alive, and with it the attempts that it holds: those of `attempt_ids`, or all it has claimed.
 
-    An operation. Those of many workers may be done `together`, in a handful of statements.
+    An operation. Those of many workers may be done together, in a handful of statements: first `extend`, and when that
+    is committed `record`, which may wait for somebody who makes the same worker known.
     """
 
     __slots__ = ("attempt_ids", "stats", "worker_id")
@@ -153,12 +154,12 @@ class Heartbeat:
         self.attempt_ids = None if attempt_ids is None else frozenset(attempt_ids)
 
     def __call__(self, tx: Transaction, /) -> Worker:
-        return self.together(tx, [self])[0]
+        self.extend(tx, [self])
+        return self.record(tx, [self])[0]
 
     @staticmethod
-    def together(tx: Transaction, beats: Sequence[Heartbeat]) -> list[Worker]:
+    def record(tx: Transaction, beats: Sequence[Heartbeat]) -> list[Worker]:
         """The workers as they are after these heartbeats."""
-        _extend(tx, beats)
         last = {beat.worker_id: beat for beat in beats}
         ids = Ids(last)
         known = {row[0] for row in tx.rows(_select_known, {"workers": ids})}
@@ -173,16 +174,16 @@ class Heartbeat:
         found = {row[0]: to_worker(row) for row in tx.rows(_select_many, {"workers": ids})}
         return [found[beat.worker_id] for beat in beats]
 
-
-def _extend(tx: Transaction, beats: Sequence[Heartbeat]) -> None:
-    """Give the attempts of these heartbeats a new lease."""
-    named: defaultdict[str, set[str]] = defaultdict(set)
-    for beat in beats:
-        for attempt_id in beat.attempt_ids or ():
-            named[attempt_id].add(beat.worker_id)
-    if named:
-        open_ = tx.rows(_select_open, {"attempts": Ids(named)})
-        extended = Ids(attempt_id for attempt_id, worker_id in open_ if worker_id in named[attempt_id])
-        tx.run(_extend_some, {"attempts": extended, "now": tx.now})
-    if all_ := Ids(beat.worker_id for beat in beats if beat.attempt_ids is None):
-        tx.run(_extend_all, {"workers": all_, "now": tx.now})
+    @staticmethod
+    def extend(tx: Transaction, beats: Sequence[Heartbeat]) -> None:
+        """Give their attempts a new lease."""
+        named: defaultdict[str, set[str]] = defaultdict(set)
+        for beat in beats:
+            for attempt_id in beat.attempt_ids or ():
+                named[attempt_id].add(beat.worker_id)
+        if named:
+            open_ = tx.rows(_select_open, {"attempts": Ids(named)})
+            extended = Ids(attempt_id for attempt_id, worker_id in open_ if worker_id in named[attempt_id])
+            tx.run(_extend_some, {"attempts": extended, "now": tx.now})
+        if all_ := Ids(beat.worker_id for beat in beats if beat.attempt_ids is None):
+            tx.run(_extend_all, {"workers": all_, "now": tx.now})
