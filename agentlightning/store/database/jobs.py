@@ -98,6 +98,10 @@ class Tick(Job):
         self.error = None
 
 
+def _weight(job: Job) -> int:
+    return max(1, len(job.rollout_ids))
+
+
 class Loops:
     """The event loops that operations come from, which may be behind with what clients have sent."""
 
@@ -154,15 +158,17 @@ class JobQueue:
 
     def take(self, wait: float, most: int) -> tuple[list[Job], bool]:
         """What this thread does next, after waiting up to `wait` seconds for the first job; False with the last batch
-        of all. Call `done` after it."""
+        of all. Call `done` after it. `most`: operations, where one counts as often as rollouts that it changes."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or any(self._lanes), None if wait == _NEVER else max(wait, 0.0))
             batch: list[Job] = []
             for turn, lane in zip(Turn, self._lanes, strict=True):
-                room = most - len(batch)
+                room = most - sum(map(_weight, batch))
                 if any(self._lanes[turn + 1 :]):
                     room = -(-room // 2)
-                batch += [lane.popleft() for _ in range(min(len(lane), room))]
+                while lane and room > 0:
+                    batch.append(lane.popleft())
+                    room -= _weight(batch[-1])
             if batch:
                 self._working[threading.get_ident()] = min(job.since for job in batch)
             return batch, not self._ended or any(self._lanes)
@@ -187,7 +193,7 @@ class JobQueue:
 
     def refuse(self) -> None:
         """Fail what is still queued on a database that has been closed."""
-        left, _ = self.take(0.0, sum(map(len, self._lanes)))
+        left = [job for lane in self._lanes for job in lane]
         for job in left:
             job.error = closed_error()
         deliver(left)
