@@ -68,11 +68,12 @@ class SqliteLightningStore(SqlLightningStore):
 class PostgresLightningStore(SqlLightningStore):
     """The store in a PostgreSQL database, shared by many machines: each opens it, or serves it to others.
 
-    `dsn` is PostgreSQL's own: `postgresql://user:password@host/database`.
+    `dsn` is PostgreSQL's own: `postgresql://user:password@host/database`. Operations wait for a server that goes away,
+    and comes back within `outage_seconds`; then they fail.
     """
 
     @explained
-    def __init__(self, dsn: str, *, watchdog_seconds: float = TICK_SECONDS):
+    def __init__(self, dsn: str, *, watchdog_seconds: float = TICK_SECONDS, outage_seconds: float = 60.0):
         try:
             from agentlightning.store.database.postgres import PostgresDatabase
         except ImportError:
@@ -81,7 +82,10 @@ class PostgresLightningStore(SqlLightningStore):
             thread_safe=True, async_safe=True, multi_process=True, durable=True, otlp_traces=False
         )
         watchdog = Watchdog(every=watchdog_seconds)
-        super().__init__(lambda notifier: PostgresDatabase(dsn, notifier, watchdog, watchdog_seconds), capabilities)
+        super().__init__(
+            lambda notifier: PostgresDatabase(dsn, notifier, watchdog, watchdog_seconds, outage_seconds=outage_seconds),
+            capabilities,
+        )
 
 
 class InMemoryLightningStore(SqlLightningStore):

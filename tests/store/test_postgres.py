@@ -17,6 +17,7 @@ from agentlightning.store.database.migrate import alembic_config, create_stateme
 from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, RolloutStatus
 from agentlightning.types.reward import reward_attributes
 from tests.store.builders import make_call, make_segment, make_span
+from tests.store.postgres_server import PostgresServer, find_binaries
 from tests.store.test_lists import finished
 
 psycopg = pytest.importorskip("psycopg")
@@ -104,6 +105,38 @@ async def test_broken_connections_are_made_again(pair: list[PostgresLightningSto
     await asyncio.sleep(1.5)  # the listener connects again
     await pair[1].enqueue_rollout("news")
     assert (await waiting) is not None
+
+
+async def test_what_is_asked_while_the_server_is_away_is_done_once_it_is_back() -> None:
+    binaries = find_binaries()
+    if binaries is None:
+        pytest.skip("PostgreSQL is not installed")
+    server = PostgresServer(binaries, durable=True)
+    try:
+        server.start()
+        patient = PostgresLightningStore(server.address, outage_seconds=120)
+        hasty = PostgresLightningStore(server.address, outage_seconds=0.3)
+        await patient.enqueue_rollout("before", rollout_id="before")
+        server.kill()
+        asked = [asyncio.ensure_future(patient.enqueue_rollout(n, rollout_id=f"r{n}")) for n in range(20)]
+        looked = asyncio.ensure_future(patient.query_rollouts())
+        for refused in (hasty.enqueue_rollout("lost"), hasty.query_rollouts()):
+            with pytest.raises(StoreUnavailableError, match="cannot be reached"):
+                await refused
+        assert not any(task.done() for task in (*asked, looked))
+        server.start()
+        async with asyncio.timeout(60):
+            await asyncio.gather(looked, *asked)
+        assert {r.rollout_id for r in await hasty.query_rollouts()} == {"before", *(f"r{n}" for n in range(20))}
+        server.kill()
+        waiting = asyncio.ensure_future(patient.query_rollouts())
+        await asyncio.sleep(0.2)
+        async with asyncio.timeout(30):  # what waits for a server does not keep a store from being closed
+            await asyncio.gather(patient.close(), hasty.close())
+        with pytest.raises(StoreUnavailableError):
+            await waiting
+    finally:
+        server.close()
 
 
 def test_a_server_that_is_not_there() -> None:

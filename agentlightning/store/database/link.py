@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import psycopg
 
 from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
 from agentlightning.store.database.transaction import Row
 
 Connection = psycopg.Connection[Row]
+
+RECONNECT_SECONDS = 1.0
+"""Between two tries to reach a server that is away."""
 
 
 class Link:
@@ -35,6 +41,27 @@ class Link:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+class Outage:
+    """How long the server has been away, for all threads: what they are asked meanwhile waits for it, up to a limit."""
+
+    def __init__(self, seconds: float, closed: threading.Event):
+        self._seconds = seconds
+        self._closed = closed
+        self._began: float | None = None
+
+    def over(self) -> None:
+        """Something has been done again."""
+        self._began = None
+
+    def wait(self) -> bool:
+        """Wait before the next try. False if it has lasted too long, or the store is closed."""
+        now = time.monotonic()
+        began = self._began = now if self._began is None else self._began
+        if now - began >= self._seconds:
+            return False
+        return not self._closed.wait(min(RECONNECT_SECONDS, 0.05 + (now - began) / 4))
 
 
 def connect(dsn: str) -> Connection:

@@ -40,7 +40,7 @@ from agentlightning.store.database.jobs import (
     lag_of,
     submit,
 )
-from agentlightning.store.database.link import Connection, Link, connect, translate
+from agentlightning.store.database.link import RECONNECT_SECONDS, Connection, Link, Outage, connect, translate
 from agentlightning.store.database.migrate import prepare_postgres
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.others import Heard, Others
@@ -73,7 +73,6 @@ MAX_BATCH = 64
 """Operations per commit: others wait for what a batch has locked. The server groups the commits of several writers."""
 MAX_BEATS = 1000
 MAX_READS = 16
-RECONNECT_SECONDS = 1.0
 _LOCK = """
 WITH locked AS MATERIALIZED (SELECT rollout_id FROM rollouts WHERE rollout_id = ANY(%s) ORDER BY rollout_id FOR UPDATE)
 SELECT 1 FROM attempts WHERE rollout_id = ANY(ARRAY(SELECT rollout_id FROM locked)) ORDER BY attempt_id FOR UPDATE
@@ -84,7 +83,7 @@ Cursor = psycopg.Cursor[Row]
 
 
 class _Broken(psycopg.OperationalError):
-    """The connection broke before the commit was asked for, so nothing has happened and all may be run again."""
+    """The connection broke. All may be run again: where it broke in the commit, and that was done, nothing changes."""
 
 
 class PostgresTransaction:
@@ -149,7 +148,17 @@ def _trusted(text: str) -> bytes:
 class PostgresDatabase:
     """A pool of connections to a PostgreSQL server, each with a thread of its own."""
 
-    def __init__(self, dsn: str, notifier: Notifier, tick: Watch, tick_seconds: float, writers: int = 4):
+    def __init__(
+        self,
+        dsn: str,
+        notifier: Notifier,
+        tick: Watch,
+        tick_seconds: float,
+        writers: int = 4,
+        *,
+        outage_seconds: float,
+    ):
+        """`outage_seconds`: how long operations wait for a server that is away, before they fail."""
         self._dsn = dsn
         self._notifier = notifier
         self._tick = tick
@@ -162,6 +171,7 @@ class PostgresDatabase:
         self._others = Others(self._name)
         self._complaints = Complaints()
         self._closed = threading.Event()
+        self._outage = Outage(outage_seconds, self._closed)
         with connect(dsn) as connection:
             prepare_postgres(connection, dsn)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
@@ -269,27 +279,33 @@ class PostgresDatabase:
         return lag_of(self._beats, *self._writes)
 
     def _run_tick(self, writer: Link, shard: str) -> None:
-        lag = max(self._lag(), self._others.lag())
-        tick = Tick(functools.partial(self._tick, lag=lag))
+        tick = Tick(lambda tx: self._tick(tx, lag=max(self._lag(), self._others.lag())))
         self._commit(writer, [tick], shard)
         if tick.error is not None:
             self._complaints.about(tick.error)
 
     def _commit(self, writer: Link, batch: Sequence[Job], shard: str) -> None:
-        """Run a batch in one transaction, again and again while it loses against others."""
+        """Run a batch in one transaction, again and again while it loses against others or the server is away."""
         failure: Exception = closed_error()
-        for attempt in range(TRIES):
+        attempt = 0
+        while attempt < TRIES:
             try:
                 changes = self._transact(writer.connection(), batch, shard, savepoints=attempt > 0)
-            except (_Broken, *_LOST_RACE) as error:
+            except (StoreUnavailableError, _Broken) as error:
                 writer.drop()
                 failure = error
-                time.sleep(secrets.randbelow(1 + 10 * attempt) / 1000)
+                if not self._outage.wait():
+                    break
+            except _LOST_RACE as error:
+                attempt += 1
+                failure = error
+                time.sleep(secrets.randbelow(10 * attempt) / 1000)
             except Exception as error:  # belongs to those who wait for the batch, and must not end the thread
                 writer.drop()
                 failure = error
                 break
             else:
+                self._outage.over()
                 self._tell_waiters(changes)
                 return
         for job in batch:
@@ -297,7 +313,6 @@ class PostgresDatabase:
 
     def _transact(self, connection: Connection, batch: Sequence[Job], shard: str, savepoints: bool) -> Changes:
         changes = Changes()
-        committing = False
         try:
             with connection.transaction():
                 cursor = connection.cursor()
@@ -310,9 +325,8 @@ class PostgresDatabase:
                 # Always in the same order, so that writers do not deadlock.
                 write_counters(PostgresTransaction(cursor), shard, dict(sorted(changes.counts.items())))
                 self._notify(connection, changes)
-                committing = True
         except psycopg.OperationalError as error:
-            if connection.broken and not committing:
+            if connection.broken:
                 raise _Broken(str(error)) from error
             raise
         return changes
@@ -339,28 +353,34 @@ class PostgresDatabase:
         while open_:
             batch, open_ = self._reads.take(3600.0, MAX_READS)
             if batch and not self._read(reader, batch):
-                # One of them failed, or a connection that had broken while it was idle; a read can be repeated.
-                for job in batch:
-                    reader.drop()
+                for job in batch:  # one of them failed
                     self._read(reader, [job])
             deliver(batch)
             self._reads.done()
         reader.close()
 
     def _read(self, reader: Link, batch: Sequence[Job]) -> bool:
-        """Read in one transaction. False if it failed; then the jobs have its error."""
-        try:
-            connection = reader.connection()
-            with connection.transaction():
-                cursor = connection.cursor()
+        """Read in one transaction, again while the server is away. False if it failed; then the jobs have its error."""
+        while True:
+            connection = None
+            try:
+                connection = reader.connection()
+                with connection.transaction():
+                    cursor = connection.cursor()
+                    for job in batch:
+                        job.error = None
+                        job.result = job.operation(PostgresTransaction(cursor))
+            except Exception as error:  # the caller's: it must reach the caller and not end the thread
                 for job in batch:
-                    job.error = None
-                    job.result = job.operation(PostgresTransaction(cursor))
-        except Exception as error:  # the caller's: it must reach the caller and not end the thread
-            for job in batch:
-                job.error = translate(error)
-            return False
-        return True
+                    job.error = translate(error)
+                if not (connection is None or connection.broken):
+                    return False
+                reader.drop()
+                if not self._outage.wait():
+                    return False
+            else:
+                self._outage.over()
+                return True
 
     def _listen(self) -> None:
         link = Link(self._dsn)
