@@ -1,9 +1,10 @@
 """`python -m tests.backend.ray.three_nodes RUN_DIR STEPS [WHAT@STEP …]`: a run on a local cluster of three nodes.
 
 Two learner ranks and an engine apart from each other, two runners. WHAT dies without a word (kill -9) once STEP is
-done: "runner", "rank", "engine", or the "node" with a rank of the learner.
+done: "runner", "rank", "engine", or the "node" with a rank of the learner; for "node+" another one joins. A death waits
+until a step has been done since the last one.
 """
-# ruff: noqa: ASYNC110, ASYNC240 - a wait of a test
+# ruff: noqa: ASYNC110 - a wait of a test
 
 from __future__ import annotations
 
@@ -36,19 +37,28 @@ def algorithm(steps: int, address: str) -> agl.GRPO:
 
 
 async def kill_all(wanted: list[str], metrics: Path, cluster: Cluster) -> None:
+    done = 0
     for what, step in (text.split("@") for text in wanted):
-        while not (metrics.exists() and any(m["step"] >= int(step) for m in read_metrics(metrics))):
+        before = done
+        while (done := steps_in(metrics)) < max(int(step), before + 1):
             await asyncio.sleep(0.05)
         kill(what, cluster)
+        done = steps_in(metrics)
+
+
+def steps_in(metrics: Path) -> int:
+    return max((m["step"] for m in read_metrics(metrics)), default=0) if metrics.exists() else 0
 
 
 def kill(what: str, cluster: Cluster) -> None:
-    if what != "node":
+    if what not in ("node", "node+"):
         os.kill(processes(TITLES[what])[-1].pid, signal.SIGKILL)
         return
     away = {pid: node for node in cluster.worker_nodes for pid in pids_of(node)}  # not the head, which all stands on
     rank = next(rank for rank in processes(TITLES["rank"]) if rank.ppid() in away)
     cluster.remove_node(away[rank.ppid()], allow_graceful=False)
+    if what == "node+":
+        cluster.add_node(num_cpus=2, object_store_memory=STORE)
 
 
 def pids_of(node: Any) -> set[int]:
