@@ -130,7 +130,7 @@ class Backoff:
             self._forget(now)
             line = self._lines[owner] = _Line()
         line.refused = now
-        line.pause = self._factor * (spent + watched.size / _BYTES_PER_SECOND + _LEAST)
+        line.pause = min(self._factor * (spent + watched.size / _BYTES_PER_SECOND + _LEAST), _LONGEST)
         line.until = min(max(line.until, now) + line.pause, now + _LONGEST)
 
     def _forget(self, now: float) -> None:

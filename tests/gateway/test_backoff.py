@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
@@ -95,9 +96,15 @@ async def test_what_is_large_makes_the_next_wait_longer(
 async def test_a_request_that_waits_too_long_is_told_why(
     store: InMemoryLightningStore, rendering: RenderersRendering
 ) -> None:
-    async with served(store, rendering, 20.0, read_seconds=0.2) as site:
+    async with served(store, rendering, 20.0, read_seconds=0.5) as site:
         assert await post(site, REFUSED) == 400
         assert await post(site, ASK) == 429
+        reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(site.gateway.endpoint).port)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.key}\r\n"
+        writer.write(f"{head}content-length: 1000000\r\n\r\n".encode())
+        async with asyncio.timeout(10):  # it is told before it has sent its body, which nobody reads
+            assert b" 429 " in await reader.readline()
+        writer.close()
 
 
 async def test_an_attempt_is_closed_at_once_whatever_its_agent_was_refused(
@@ -180,6 +187,15 @@ async def test_seconds_of_the_process_count_once() -> None:
     backoff.settle(two)
     assert backoff._lines["a"].pause == pytest.approx(0.005)  # pyright: ignore[reportPrivateUsage]
     assert backoff._lines["a"].until - now() <= 30  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_nobody_waits_longer_than_half_a_minute_between_two_requests() -> None:
+    backoff = Backoff(10)
+    one = await request()
+    await backoff.wait(one, "a", 1)
+    backoff.charge("a", 60.0)
+    backoff.settle(one)
+    assert backoff._lines["a"].pause == 30  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_call_from_before_the_refusal_ends_no_waiting() -> None:

@@ -164,10 +164,11 @@ class GatewayApp:
             key = self._attribute(path, headers)
             if CALLS not in key.scopes:
                 raise _wrong_attempt(key)
+            unread = False  # nobody waits for the rest of a body that is refused for others
             if not counted.enter_context(self._busy.one((key.rollout_id, key.attempt_id))):
-                unread = False  # nobody waits for the rest of it
                 raise _too_busy(self._busy)
             await self._wait(watched, key)
+            unread = True
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             async with self._received(receive, headers, key) as body:
@@ -235,8 +236,10 @@ class GatewayApp:
         try:
             key = self._attribute(path, headers)
             owner, is_runner = (key.rollout_id, key.attempt_id), CLOSE in key.scopes
+            unread = False
             if not is_runner:
                 await self._wait(watched, key)
+            unread = True
             self._limits.check_length(headers.get(b"content-length"))
             unread = False
             with self._busy.one(owner) as fits:
