@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
 
 import pytest
 from alembic import command
+from sqlalchemy import text
 
 from agentlightning.errors import StoreUnavailableError
 from agentlightning.store import LightningStoreClient, LightningStoreServer, PostgresLightningStore
@@ -137,6 +141,29 @@ async def test_what_is_asked_while_the_server_is_away_is_done_once_it_is_back() 
             await waiting
     finally:
         server.close()
+
+
+async def test_what_breaks_every_connection_fails_in_the_end(pair: list[PostgresLightningStore]) -> None:
+    """Although the server is there, and others go on meanwhile."""
+    store = pair[0]
+
+    def break_it(tx: Any) -> None:
+        tx.select(text("SELECT pg_terminate_backend(pg_backend_pid())"))
+        tx.select(text("SELECT 1"))
+
+    async def others() -> None:
+        for number in itertools.count():
+            with suppress(StoreUnavailableError):  # it was in one transaction with it
+                await store.enqueue_rollout(number)
+
+    going_on = asyncio.ensure_future(others())
+    database: Any = store._db  # pyright: ignore[reportPrivateUsage]
+    for ask in (database.write, database.read):
+        with pytest.raises(StoreUnavailableError):
+            async with asyncio.timeout(30):
+                await ask(break_it)
+    assert not going_on.done()
+    going_on.cancel()
 
 
 def test_a_server_that_is_not_there() -> None:

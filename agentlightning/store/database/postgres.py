@@ -294,6 +294,8 @@ class PostgresDatabase:
             except (StoreUnavailableError, _Broken) as error:
                 writer.drop()
                 failure = error
+                # What breaks each connection that it gets is not for ever worth another one.
+                attempt += isinstance(error, _Broken)
                 if not self._outage.wait():
                     break
             except _LOST_RACE as error:
@@ -361,6 +363,7 @@ class PostgresDatabase:
 
     def _read(self, reader: Link, batch: Sequence[Job]) -> bool:
         """Read in one transaction, again while the server is away. False if it failed; then the jobs have its error."""
+        broken = 0
         while True:
             connection = None
             try:
@@ -373,10 +376,11 @@ class PostgresDatabase:
             except Exception as error:  # the caller's: it must reach the caller and not end the thread
                 for job in batch:
                     job.error = translate(error)
-                if not (connection is None or connection.broken):
+                if connection is not None and not connection.broken:
                     return False
+                broken += connection is not None
                 reader.drop()
-                if not self._outage.wait():
+                if broken == TRIES or not self._outage.wait():
                     return False
             else:
                 self._outage.over()
