@@ -27,7 +27,7 @@ import pytest
 from agentlightning.errors import AgentLightningError, ConfigError, ExecutorError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Kubernetes, Limits, Program, ProgramRun
-from agentlightning.litagent.kubernetes import api, attempt, settings
+from agentlightning.litagent.kubernetes import api, attempt, manifests, settings
 from agentlightning.litagent.kubernetes.attempt import run_job
 from agentlightning.litagent.kubernetes.manifests import Work, job_of, process
 from agentlightning.runner import LitAgentRunner
@@ -273,6 +273,7 @@ TROUBLE: dict[str, tuple[str, str, int, dict[str, str]]] = {
     "503 when deleting": ("DELETE", "jobs", 503, {}),
     "the deletion's answer is lost": ("DELETE", "jobs", 0, {}),
     "the log": ("LOG", "pods", 500, {}),
+    "a page of a proxy": ("GET", "pods", 200, {}),
     "a watch is refused": ("WATCH", "pods", 410, {}),
     "a watch fails": ("WATCH", "pods", 500, {}),
 }
@@ -335,6 +336,30 @@ async def test_jobs_of_a_runner_that_is_gone_are_deleted_and_those_of_others_are
         job = job_of(cluster.isolation("unschedulable:1"), Work("r", name, "program", ["agent"], {}, b"", False, 60.0))
         job["metadata"]["labels"]["agentlightning/process"] = whose
         await cluster.admin.make("jobs", job)
+    assert (await cluster.run(cluster.program(sh("echo 1")))).attempt.outcome is Outcome.OK
+    assert [job["metadata"]["name"] for job in await cluster.admin.all("jobs")] == ["agl-alive"]
+
+
+@needs_faults
+async def test_what_others_left_is_looked_for_until_the_cluster_answers(cluster: Cluster) -> None:
+    job = job_of(cluster.isolation("unschedulable:1"), Work("r", "dead", "program", ["agent"], {}, b"", False, 60.0))
+    job["metadata"]["labels"]["agentlightning/process"] = "999999999-1"
+    await cluster.admin.make("jobs", job)
+    cluster.server.fault("GET", "jobs", 403)
+    assert (await cluster.run(cluster.program(sh("echo 1")))).attempt.outcome is Outcome.INFRA_ERROR
+    assert (await cluster.run(cluster.program(sh("echo 1")))).attempt.outcome is Outcome.OK
+    await cluster.until_empty()
+
+
+async def test_another_machine_of_the_same_name_keeps_its_jobs(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(manifests, "_processes_here", lambda: "another boot, other processes")
+        work = Work("r", "alive", "program", ["agent"], {}, b"", False, 60.0)
+        job = job_of(cluster.isolation("unschedulable:1"), work)
+    job["metadata"]["labels"]["agentlightning/process"] = "999999999-1"  # a number that nobody has here
+    await cluster.admin.make("jobs", job)
     assert (await cluster.run(cluster.program(sh("echo 1")))).attempt.outcome is Outcome.OK
     assert [job["metadata"]["name"] for job in await cluster.admin.all("jobs")] == ["agl-alive"]
 

@@ -138,7 +138,12 @@ class Api:
                     if response.status not in _AGAIN and refused.reason != "Conflict":
                         raise refused
                     why, after = str(refused), _seconds(response.headers.get("Retry-After"))
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            except (
+                aiohttp.ClientError,
+                TimeoutError,
+                OSError,
+                ValueError,
+            ) as error:  # a proxy may answer what is no JSON
                 why = str(error) or type(error).__name__
             if time.monotonic() + after > end:
                 raise ExecutorError(f"The cluster's API server at {self.url} cannot be used. {why}")

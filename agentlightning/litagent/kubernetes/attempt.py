@@ -129,7 +129,12 @@ async def _forget_the_dead(api: Api) -> None:
     if (place := (os.getpid(), api.url, api.namespace)) in _looked:
         return
     _looked.add(place)
-    for job in (await api.ask("GET", "jobs", labelSelector=f"{RUNNER}={runner()}"))["items"]:
+    try:
+        left = await api.ask("GET", "jobs", labelSelector=f"{RUNNER}={runner()}")
+    except ExecutorError:
+        _looked.discard(place)  # the next attempt looks again
+        raise
+    for job in left["items"]:
         name, whose = job["metadata"]["name"], job["metadata"]["labels"].get(PROCESS, "")
         pid = whose.partition("-")[0]
         if pid.isdigit() and process(int(pid)) != whose:

@@ -178,8 +178,19 @@ def label(text: str) -> str:
 
 
 def runner() -> str:
-    """Whose Jobs these are: the pod's that the runner is in, or the machine's."""
-    return label(os.environ.get("AGL_POD_UID") or socket.gethostname().lower())
+    """Whose Jobs these are: the pod's that the runner is in, or those of processes that this one can see.
+
+    Other machines may have the same name, and other containers of this machine count their processes from 1 too.
+    """
+    return label(os.environ.get("AGL_POD_UID") or f"{socket.gethostname()} {_processes_here()}")
+
+
+def _processes_here() -> str:
+    """Names the machine since it was started, and the container."""
+    try:
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:  # this system does not tell
+        return "unknown"
 
 
 def process(pid: int) -> str:

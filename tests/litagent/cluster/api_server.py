@@ -112,6 +112,8 @@ class ApiServer:
                 raise Trouble(404, "NotFound", "the server could not find the requested resource")
             if fault is not None:
                 fault.times -= 1
+                if fault.status == 200:  # somebody else answers
+                    return web.Response(text="<html>Please sign in.</html>")
                 if fault.status:
                     refused = Trouble(fault.status, "Faulty", f"made to fail with {fault.status}")
                     return web.json_response(refused.body(), status=fault.status, headers=fault.headers)
