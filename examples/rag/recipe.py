@@ -25,23 +25,6 @@ MODEL = partial(load_example("tools", "cached").cached_model, "rag")
 CONCURRENCY = 64
 """Rollouts that run at the same time: a whole step."""
 
-_parts: dict[str, list[dict[str, str]]] = {}
-
-
-def train_tasks() -> list[dict[str, str]]:
-    return _tasks("train")
-
-
-def val_tasks() -> list[dict[str, str]]:
-    return _tasks("val")
-
-
-def test_tasks() -> list[dict[str, str]]:
-    """Tasks that neither training nor validation has seen."""
-    return _tasks("test")
-
-
-def _tasks(part: str) -> list[dict[str, str]]:
-    if not _parts:
-        _parts.update(write_data(load_example("sentiment", "packages").cache_dir() / "rag-data"))
-    return _parts[part]
+train_tasks, val_tasks, test_tasks = load_example("tools", "parts").parts_of(
+    lambda: write_data(load_example("sentiment", "packages").cache_dir() / "rag-data")
+)

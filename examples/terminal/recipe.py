@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 from agentlightning.cli.example import load_example
@@ -26,20 +26,4 @@ MODEL = partial(load_example("tools", "cached").cached_model, "terminal")
 CONCURRENCY = 16
 """Rollouts that run at the same time: each is a process of Codex, of 100 MB or so."""
 
-
-def train_tasks() -> list[dict[str, Any]]:
-    return _tasks()["train"]
-
-
-def val_tasks() -> list[dict[str, Any]]:
-    return _tasks()["val"]
-
-
-def test_tasks() -> list[dict[str, Any]]:
-    """Tasks that neither training nor validation has seen."""
-    return _tasks()["test"]
-
-
-@cache
-def _tasks() -> dict[str, list[dict[str, Any]]]:
-    return make_tasks()
+train_tasks, val_tasks, test_tasks = load_example("tools", "parts").parts_of(make_tasks)

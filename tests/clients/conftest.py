@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest_asyncio
 from transformers import AutoTokenizer
@@ -49,6 +50,32 @@ class WitnessedEngine:
             chunks.append(chunk)
             yield chunk
         self.sampled.append((prompt_ids.copy(), concat(chunks)))
+
+
+class SayingEngine:
+    """Says what `say` says to the text of a prompt. Log-probs are made up, each time others."""
+
+    def __init__(self, engine: Engine, say: Callable[[str], str], max_context: int = 4096) -> None:
+        self._engine, self._say, self._max_context = engine, say, max_context
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(resolve_model("calc"))
+        self._random = np.random.default_rng(0)
+
+    async def info(self) -> EngineInfo:
+        return msgspec.structs.replace(await self._engine.info(), max_context=self._max_context)
+
+    async def generate(
+        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
+    ) -> AsyncGenerator[Chunk, None]:
+        said = self._say(self._tokenizer.decode(prompt_ids.tolist(), skip_special_tokens=False))
+        ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
+        logprobs = -self._random.random(len(ids), dtype=np.float32)
+        yield Chunk(
+            ids=np.array(ids, dtype=np.int32),
+            logprobs=logprobs,
+            plain_logprobs=logprobs,
+            version=0,
+            finish_reason="stop",
+        )
 
 
 @dataclass

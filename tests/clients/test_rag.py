@@ -9,24 +9,18 @@ import json
 import os
 import re
 import signal
-from collections.abc import AsyncGenerator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 from renderers import Qwen3Renderer
 from transformers import AutoTokenizer
 
-from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
-from agentlightning.types.call import Int32Array
 from agentlightning.types.reward import find_final_reward
 from examples.rag.bm25 import Library
 from examples.rag.corpus import make_documents, make_questions, make_world, write_data
@@ -35,7 +29,7 @@ from examples.rag.demonstrations import tagged
 from examples.rag.prompts import SEARCH_TOOL, conversation
 from examples.tools.demonstration import Demonstration
 from examples.tools.make_model import row_of
-from tests.clients.conftest import WitnessedEngine, World, carried_out
+from tests.clients.conftest import SayingEngine, WitnessedEngine, World, carried_out
 
 pytestmark = [
     pytest.mark.clients,
@@ -47,32 +41,8 @@ pytestmark = [
 TASKS = 10
 
 
-class SearchingEngine:
-    """Searches for what it found last, and answers. Log-probs are made up, each time others."""
-
-    def __init__(self, engine: Engine, tokenizer: Any) -> None:
-        self._engine, self._tokenizer, self._random = engine, tokenizer, np.random.default_rng(0)
-
-    async def info(self) -> EngineInfo:
-        return msgspec.structs.replace(await self._engine.info(), max_context=4096)
-
-    async def generate(
-        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
-    ) -> AsyncGenerator[Chunk, None]:
-        said = _say(self._tokenizer.decode(prompt_ids.tolist(), skip_special_tokens=False))
-        ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
-        logprobs = -self._random.random(len(ids), dtype=np.float32)
-        yield Chunk(
-            ids=np.array(ids, dtype=np.int32),
-            logprobs=logprobs,
-            plain_logprobs=logprobs,
-            version=0,
-            finish_reason="stop",
-        )
-
-
 def _say(prompt: str) -> str:
-    """It knows only what stands in the documents that it was given."""
+    """Searches for what it found last, and answers. It knows only what stands in the documents that it was given."""
     firm = re.findall(r"the founder of (\w+ & \w+)", prompt)[0]
     founder = re.findall(rf"{firm} makes \w+\. It was founded by (\w+ van \w+)\.", prompt)
     town = re.findall(rf"{founder[0]} was born in (\w+)\.", prompt) if founder else []
@@ -87,7 +57,7 @@ async def test_documents_are_tool_results_and_calls_go_on_from_each_other(world:
     from examples.rag.rag_agent import rag_agent
 
     tasks = [t for t in write_data(tmp_path)["train"] if t["question"].startswith("Where was the founder of")][:TASKS]
-    engine = WitnessedEngine(SearchingEngine(world.process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
+    engine = WitnessedEngine(SayingEngine(world.process, _say))
     store = InMemoryLightningStore()
     gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
     run = await carried_out(rag_agent, tasks, engine, store, gateway)
@@ -111,7 +81,7 @@ async def test_a_server_that_died_fails_the_rollouts(world: World, tmp_path: Pat
     tasks = [t for t in write_data(tmp_path)["train"] if t["question"].startswith("Where was the founder of")][:2]
     outcomes = []
     for _ in range(2):
-        engine = WitnessedEngine(SearchingEngine(world.process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
+        engine = WitnessedEngine(SayingEngine(world.process, _say))
         store = InMemoryLightningStore()
         gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
         run = await carried_out(rag_agent, tasks, engine, store, gateway)

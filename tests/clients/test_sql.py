@@ -4,26 +4,21 @@ agents, the two that write are trained and the one that checks is not, every cal
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from transformers import AutoTokenizer
 
 from agentlightning.emitter import get_rewards
-from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
+from agentlightning.engine.base import Engine
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
-from agentlightning.types.call import Int32Array
 from examples.sql import prompts
 from examples.sql.schemas import SCHEMAS, make_database
-from tests.clients.conftest import Run, WitnessedEngine, World, carried_out
+from tests.clients.conftest import Run, SayingEngine, WitnessedEngine, World, carried_out
 
 pytestmark = [
     pytest.mark.clients,
@@ -46,31 +41,8 @@ REWARDS: dict[str, dict[str, float]] = {
 }
 
 
-class SqlEngine:
-    """Says what the role in the prompt would say of the question in it. Log-probs are made up, each time others."""
-
-    def __init__(self, engine: Engine, tokenizer: Any) -> None:
-        self._engine, self._tokenizer, self._random = engine, tokenizer, np.random.default_rng(0)
-
-    async def info(self) -> EngineInfo:
-        return msgspec.structs.replace(await self._engine.info(), max_context=4096)
-
-    async def generate(
-        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
-    ) -> AsyncGenerator[Chunk, None]:
-        said = _say(self._tokenizer.decode(prompt_ids.tolist(), skip_special_tokens=False))
-        ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
-        logprobs = -self._random.random(len(ids), dtype=np.float32)
-        yield Chunk(
-            ids=np.array(ids, dtype=np.int32),
-            logprobs=logprobs,
-            plain_logprobs=logprobs,
-            version=0,
-            finish_reason="stop",
-        )
-
-
 def _say(prompt: str) -> str:
+    """What the role in the prompt would say of the question in it."""
     if prompts.CHECK in prompt:
         return "WRONG: no such table" if WRONG in prompt else prompts.RIGHT
     right = FIRST in prompt or (SECOND in prompt and prompts.REWRITE in prompt)
@@ -97,7 +69,7 @@ async def run_all(process: Engine, tasks: list[dict[str, Any]]) -> Run:
     """All at once, in one process and over one HTTP client."""
     from examples.sql.sql_agent import sql_agent
 
-    engine = WitnessedEngine(SqlEngine(process, AutoTokenizer.from_pretrained(resolve_model("calc"))))
+    engine = WitnessedEngine(SayingEngine(process, _say))
     store = InMemoryLightningStore()
     gateway = Gateway(store, engine, load_rendering(resolve_model("calc")), train_agents="^(write|rewrite)$")
     return await carried_out(sql_agent, tasks, engine, store, gateway)

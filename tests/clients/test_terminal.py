@@ -6,23 +6,20 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 from renderers import Qwen3Renderer
 from transformers import AutoTokenizer
 
-from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
+from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
-from agentlightning.types.call import Int32Array
 from agentlightning.types.reward import find_final_reward
 from examples.terminal.demonstrations import END, repaired
 from examples.terminal.program import Repairer, make_agent
@@ -30,7 +27,7 @@ from examples.terminal.prompts import TOOLS, call, conversation, shown
 from examples.terminal.repositories import ISSUE, as_task, make_repository, make_tests
 from examples.tools.demonstration import Demonstration
 from examples.tools.make_model import row_of
-from tests.clients.conftest import Run, WitnessedEngine, World, carried_out
+from tests.clients.conftest import Run, SayingEngine, WitnessedEngine, World, carried_out
 
 pytestmark = [
     pytest.mark.clients,
@@ -49,32 +46,16 @@ WEIGHTS = (
 Turns = tuple[str, ...]
 
 
-class RepairingEngine:
+def repairing(turns: dict[str, Turns]) -> Callable[[str], str]:
     """Says turn by turn what was demonstrated for the module whose failed test it was told of, and before that runs
-    the tests. Log-probs are made up, each time others.
+    the tests.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, turns: dict[str, Turns]) -> None:
-        self._engine, self._tokenizer, self._random = engine, tokenizer, np.random.default_rng(0)
-        self._turns = turns
+    def say(prompt: str) -> str:
+        answers = ANSWER.findall(prompt)
+        return next(iter(turns.values()))[0] if not answers else turns[output(answers[0])][len(answers)]
 
-    async def info(self) -> EngineInfo:
-        return msgspec.structs.replace(await self._engine.info(), max_context=16_384)
-
-    async def generate(
-        self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
-    ) -> AsyncGenerator[Chunk, None]:
-        answers = ANSWER.findall(self._tokenizer.decode(prompt_ids.tolist(), skip_special_tokens=False))
-        said = next(iter(self._turns.values()))[0] if not answers else self._turns[output(answers[0])][len(answers)]
-        ids = [*self._tokenizer.encode(said, add_special_tokens=False), self._tokenizer.eos_token_id]
-        logprobs = -self._random.random(len(ids), dtype=np.float32)
-        yield Chunk(
-            ids=np.array(ids, dtype=np.int32),
-            logprobs=logprobs,
-            plain_logprobs=logprobs,
-            version=0,
-            finish_reason="stop",
-        )
+    return say
 
 
 def output(answer: str) -> str:
@@ -102,7 +83,7 @@ async def test_demonstrations_are_what_codex_sends(world: World, codex: Repairer
         turns[results[0][0]] = (*map(call, commands), END)
         ended[task["files"][task["module"]]] = results
     assert len(turns) == TASKS, "each module is known by the test that fails"
-    run = await run_all(world.process, codex, tasks, tokenizer, turns)
+    run = await run_all(world.process, codex, tasks, turns)
     assert {r.attempt.outcome for r in run.rollouts} == {Outcome.OK}, {r.attempt.error for r in run.rollouts}
     assert run.exact() == len(run.all_calls()) == len(run.sampled) == sum(map(len, turns.values()))
     assert run.continued() == len(run.all_calls()) - TASKS, "each call goes on from the one before"
@@ -128,8 +109,8 @@ def special(turns: Turns) -> bool:
     return changes[-1].split("/")[2].isdigit()
 
 
-async def run_all(process: Engine, agent: Repairer, tasks: list[Any], tokenizer: Any, turns: dict[str, Turns]) -> Run:
-    engine = WitnessedEngine(RepairingEngine(process, tokenizer, turns))
+async def run_all(process: Engine, agent: Repairer, tasks: list[Any], turns: dict[str, Turns]) -> Run:
+    engine = WitnessedEngine(SayingEngine(process, repairing(turns), max_context=16_384))
     store = InMemoryLightningStore()
     gateway = Gateway(store, engine, load_rendering(resolve_model("calc")))
     return await carried_out(agent, tasks, engine, store, gateway)
