@@ -20,7 +20,7 @@ from .simulated import CHECK, Ended, change, changed, show, shown_of, verdict
 _tools: Any = load_example("tools", "demonstration")
 
 SKILL = {"looks": 0.97, "right": 0.8, "special": 0.0, "checks": 0.9, "mends": 0.95}
-MIXED = {"looks": 0.85, "right": 0.3, "special": 0.4, "checks": 0.5, "mends": 0.5}
+MIXED = {"looks": 0.85, "right": 0.45, "special": 0.4, "checks": 0.5, "mends": 0.5}
 """How often the tests are run and what fails is read before anything is changed; a change is right; one that is not
 fits the test that is seen, and no other; the tests are run after it; what fails then is changed again.
 """
