@@ -9,7 +9,7 @@ succeeded, with its call and its reward, and how many were attempted more than o
 Keys: `rollouts_per_s`, `claim_p50_ms` and `claim_p99_ms` (of requests that claimed something, as a runner waits for
 them), `cpu_ms_…` per rollout of PostgreSQL, of the store's server, of the gateways and of the runners with their
 agents, `lost` (rollouts without success, or without their call or reward), `again` (rollouts that took more than one
-attempt), `most_at_once`.
+attempt), `given_up_…` (attempts that did not succeed, by what became of them), `most_at_once`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -280,6 +281,7 @@ async def wrong(store: Any, total: int) -> dict[str, int]:
     from agentlightning.types.reward import find_final_reward
 
     good, again, cursor = 0, 0, None
+    given_up: Counter[str] = Counter()
     while True:
         page = await store.query_rollouts(limit=500, cursor=cursor)
         for record in await store.query_records([rollout.rollout_id for rollout in page]):
@@ -287,10 +289,13 @@ async def wrong(store: Any, total: int) -> dict[str, int]:
             reward = find_final_reward(list(record.spans))
             done = rollout.status == "succeeded" and len(record.calls) == 1
             good += done and reward == float(rollout.input["number"])
-            again += attempt is not None and attempt.sequence_id > 1
+            if attempt is not None and attempt.sequence_id > 1:
+                again += 1
+                attempts = await store.query_attempts(rollout.rollout_id)
+                given_up.update(f"given_up_{a.status}" for a in attempts.items if a.status != "succeeded")
         cursor = page.next_cursor
         if cursor is None:
-            return {"lost": total - good, "again": again}
+            return {"lost": total - good, "again": again, **given_up}
 
 
 async def main(given: argparse.Namespace) -> None:

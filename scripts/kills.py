@@ -1,14 +1,15 @@
 """Kills a part of a training run, ten times in its middle, and looks whether anything was lost or done twice.
 
-    python scripts/kills.py [model rank host postgres replica] [--kills 10] [--vllm .vllm/bin/vllm] [--json]
+    python scripts/kills.py [model rank host postgres replica ray_rank ray_node] [--kills 10]
+        [--vllm .vllm/bin/vllm] [--json]
 
 The calculator agent trains; a part of the run is killed with kill -9 at a random moment of a step: the model's process,
 a rank of the learner, a host of runners (another takes its place), the PostgreSQL server that holds the store (started
-again after a while), a vLLM replica (needs --vllm, see scripts/vllm_cpu.py). The next kill comes when a step has been
-done since. For each part a row: steps and seconds, rollouts and attempts made, attempts still open, rollouts with no or
+again after a while), a vLLM replica (needs --vllm, see scripts/vllm_cpu.py), a learner rank on a Ray cluster of three
+nodes, or the whole node with a rank, for which another node joins (both need Ray). The next kill comes when a step has
+been done since. For each part a row: steps and seconds, rollouts and attempts made, attempts still open, rollouts with no or
 two attempts that ended well, ended rollouts without call or reward, tasks taken twice, and the reward at first and at
-last. The exit status is 1 if a run did not end well or the row shows anything lost or twice. For the parts of a Ray
-cluster see `python -m tests.backend.ray.three_nodes`.
+last. The exit status is 1 if a run did not end well or the row shows anything lost or twice.
 """
 
 from __future__ import annotations
@@ -114,6 +115,10 @@ class Run:
             kill()
             seen = len(self.rows)
             print(f"  {number} killed after step {seen}", file=sys.stderr, flush=True)
+        self.finish()
+
+    def finish(self) -> None:
+        """Wait for the run's end."""
         self._wait_for(self.steps)
         assert self.process is not None
         if self.process.wait(60):
@@ -222,10 +227,29 @@ def replica(run: Run, given: argparse.Namespace) -> str | None:
     return None
 
 
+def ray_rank(run: Run, given: argparse.Namespace) -> str | None:
+    return _on_ray(run, given, "rank")
+
+
+def ray_node(run: Run, given: argparse.Namespace) -> str | None:
+    return _on_ray(run, given, "node+")
+
+
+def _on_ray(run: Run, given: argparse.Namespace, what: str) -> str | None:
+    """The cluster kills its parts itself, after the first step and each one that follows a kill."""
+    run.environment |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-m", "tests.backend.ray.three_nodes", str(run.folder / "run"), str(run.steps)]
+    run.process = run.start("trainer", [*command, *[f"{what}@1"] * given.kills])
+    run.finish()
+    return None
+
+
 PARTS: dict[str, Callable[[Run, argparse.Namespace], str | None]] = {
-    each.__name__: each for each in (model, rank, host, postgres, replica)
+    each.__name__: each for each in (model, rank, host, postgres, replica, ray_rank, ray_node)
 }
 """Each returns where the store is, if it is not in the run's folder."""
+ALONE = {"replica", "ray_rank", "ray_node"}
+"""Those that need an environment of their own, and are not run unless they are named."""
 
 # ---- what became of it -----------------------------------------------------------------------------------------------
 
@@ -275,7 +299,9 @@ def judged(run: Run, found: Mapping[str, int], seconds: float) -> dict[str, Any]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all but the last by default")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; by default all but the last three"
+    )
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--vllm", type=Path, help="the `vllm` program for the part 'replica'")
     parser.add_argument("--json", action="store_true", help="print the rows as one JSON object at the end")
@@ -288,7 +314,7 @@ def main() -> int:
     if unknown := set(given.parts) - set(PARTS):
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     rows: dict[str, Any] = {}
-    for name in given.parts or [part for part in PARTS if part != "replica"]:
+    for name in given.parts or [part for part in PARTS if part not in ALONE]:
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
             run, began = Run(Path(folder), given.kills, stack), time.monotonic()
             try:
