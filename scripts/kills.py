@@ -7,9 +7,9 @@ The calculator agent trains; a part of the run is killed with kill -9 at a rando
 a rank of the learner, a host of runners (another takes its place), the PostgreSQL server that holds the store (started
 again after a while), a vLLM replica (needs --vllm, see scripts/vllm_cpu.py), a learner rank on a Ray cluster of three
 nodes, or the whole node with a rank, for which another node joins (both need Ray). The next kill comes when a step has
-been done since. For each part a row: steps and seconds, rollouts and attempts made, attempts still open, rollouts with no or
-two attempts that ended well, ended rollouts without call or reward, tasks taken twice, and the reward at first and at
-last. The exit status is 1 if a run did not end well or the row shows anything lost or twice.
+been done since. For each part a row: steps and seconds, rollouts and attempts made, attempts still open, rollouts with
+no or two attempts that ended well, ended rollouts without call or reward, tasks taken twice, and the reward at first
+and at last. The exit status is 1 if a run did not end well or the row shows anything lost or twice.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import mkdtemp
 from typing import Any
 
 import psutil
@@ -315,14 +316,17 @@ def main() -> int:
         parser.error(f"there is no part {', '.join(sorted(unknown))}")
     rows: dict[str, Any] = {}
     for name in given.parts or [part for part in PARTS if part not in ALONE]:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as stack:
-            run, began = Run(Path(folder), given.kills, stack), time.monotonic()
+        folder = Path(mkdtemp(prefix=f"agl-kills-{name}-"))
+        with ExitStack() as stack:
+            run, began = Run(folder, given.kills, stack), time.monotonic()
             try:
                 dsn = PARTS[name](run, given)
                 rows[name] = judged(run, asyncio.run(found_in(dsn, run)), time.monotonic() - began)
                 said = ", ".join(f"{key} {value}" for key, value in rows[name].items())
             except LostError as error:
-                rows[name], said = None, f"NOT AS IT SHOULD BE: {error}"
+                rows[name], said = None, f"NOT AS IT SHOULD BE (what is left of it: {folder}): {error}"
+        if rows[name]:
+            shutil.rmtree(folder, ignore_errors=True)
         print(f"{name:10} killed {given.kills} times: {said}", flush=True)
     if given.json:
         print(json.dumps(rows))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from agentlightning.backend.vllm.api import Api, ReplicaLost
 from agentlightning.backend.vllm.process import ServerProcess
-from agentlightning.errors import EngineError
+from agentlightning.errors import EngineError, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,13 +69,11 @@ class Replica:
         self._suspected.set()
 
     async def run(self) -> None:
-        """Raises EngineError when it cannot be started, or died too often."""
+        """Raises EngineError when it cannot be started the first time, or died too often."""
         deaths, served = 0, 0
         try:
             while True:
-                await self._start()
-                await self._bring_up()
-                how = await self._until_lost()
+                how = await self._live(may_fail=deaths > 0)
                 deaths = 1 if self.served > served else deaths + 1
                 served = self.served
                 self.ready.clear()
@@ -86,6 +84,18 @@ class Replica:
         finally:
             self.ready.clear()
             await self._end()
+
+    async def _live(self, *, may_fail: bool) -> str:
+        """From its start to its loss; how it was lost. `may_fail`: it has been started before, so that a start that
+        fails is one more death, and not the sign of a setting that is wrong."""
+        try:
+            await self._start()
+        except EngineError as error:
+            if not may_fail:
+                raise
+            return message_of(error)
+        await self._bring_up()
+        return await self._until_lost()
 
     async def _start(self) -> None:
         """Start the server, if it is ours, and wait until it answers."""

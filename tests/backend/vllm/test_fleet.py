@@ -122,6 +122,22 @@ async def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
     assert "this model is not for me" in (tmp_path / "0.log").read_text()
 
 
+async def test_a_server_that_dies_while_it_is_started_again_is_started_once_more(tmp_path: Path) -> None:
+    async with running(tmp_path) as servers:
+        replica = servers.fleet.replicas[0]
+        first = replica.process
+        assert first is not None
+        first.kill()
+        while replica.process in (first, None):
+            await asyncio.sleep(0)
+        second = replica.process
+        assert second is not None
+        assert not replica.ready.is_set()
+        second.kill()
+        assert (await servers.sample()).version == 3
+        assert replica.process not in (first, second)
+
+
 async def test_servers_that_die_again_and_again_end_the_run(tmp_path: Path) -> None:
     async with running(tmp_path, restarts=1, FAKE_DIES_AFTER="0") as servers:
         with pytest.raises(BackendDied, match=r"out of luck(.|\n)*ended each time"):
