@@ -23,7 +23,7 @@ from .sandbox import Answer
 _tools: Any = load_example("tools", "demonstration")
 
 SKILL = {"tested": 0.95, "runs": 0.98, "right": 0.7, "repairs": 0.95, "mended": 0.9}
-MIXED = {"tested": 0.7, "runs": 0.85, "right": 0.2, "repairs": 0.6, "mended": 0.6}
+MIXED = {"tested": 0.65, "runs": 0.85, "right": 0.12, "repairs": 0.5, "mended": 0.5}
 """How often code is tested before it is handed in, and is code that runs, and the right one; how often tests that fail
 lead to another attempt, and that attempt is right.
 """
