@@ -46,8 +46,9 @@ def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> 
         # Of each policy the adapter before stays as long as requests are under way that began with it.
         lora = ["--enable-lora", "--max-lora-rank", str(room)]
         lora += ["--max-loras", str(2 * served.adapters), "--max-cpu-loras", str(4 * served.adapters)]
-    # vLLM 0.32 on a CPU ends when the prompt of a request with a seed is computed in pieces.
-    whole_prompts = ["--no-enable-chunked-prefill"] if served.on_cpu else []
+    # vLLM 0.32 on a CPU ends when the prompt of a request with a seed is computed in pieces; and keeps contexts in
+    # blocks of 128 tokens by itself, so that what short prompts have in common would be computed for each of them.
+    on_cpu = ["--no-enable-chunked-prefill", "--block-size", "32"] if served.on_cpu else []
     return [
         *(program, "serve", served.model, "--host", "127.0.0.1", "--port", str(port)),
         *("--dtype", served.dtype, "--max-model-len", str(served.max_context)),
@@ -60,7 +61,7 @@ def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> 
         *("--structured-outputs-config", json.dumps({"backend": "guidance"})),
         *("--worker-extension-cls", WORKER),
         *lora,
-        *whole_prompts,
+        *on_cpu,
         *options.args,
     ]
 
