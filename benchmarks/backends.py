@@ -36,8 +36,8 @@ class Measured(VLLMBackend):
         Measured.weights += sum(file.stat().st_size for file in Path(path).iterdir())  # noqa: ASYNC240 - a benchmark
 
     async def close(self) -> None:
-        if self._engines:
-            apis = [replica.api for replica in self._shared.fleet.replicas]
+        if hasattr(self, "servers"):
+            apis = [replica.api for replica in self.servers.fleet.replicas]
             Measured.sent = sum(api.sent for api in apis)
             Measured.received = sum(api.received for api in apis)
         await super().close()

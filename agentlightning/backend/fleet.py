@@ -1,17 +1,21 @@
-"""`Fleet`: all replicas of an engine. Which of them samples a request, and when none is left."""
+"""`Fleet`: all replicas of an engine. Which of them samples a request, which one next, and when none is left."""
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from agentlightning.engine.base import Chunk, SamplingParams
 from agentlightning.errors import AgentLightningError, BackendDied, EngineError, message_of
+from agentlightning.types.arrays import Int32Array
 
 SLACK = 4
 """So many more requests than the least busy replica may one have, before what belongs to it goes elsewhere."""
+TRIES = 5
+"""How often a request is sent, when replicas are lost while they sample it."""
 
 
 class Kept(Protocol):
@@ -22,6 +26,10 @@ class Kept(Protocol):
     """Requests that it is sampling."""
     ready: asyncio.Event
     """Set while it can sample, from the current weights."""
+
+    def lost(self, cause: BackendDied) -> None:
+        """A request found that it is gone, or not as it should be: it is not ready until that is put right."""
+        ...
 
     async def run(self) -> None:
         """Keep it alive until cancelled; raises EngineError when it gives up."""
@@ -77,6 +85,30 @@ class Fleet(Generic[Replica]):
         home = max(ready, key=lambda replica: zlib.crc32(f"{replica.name}\0{key}".encode()))
         idle = min(ready, key=lambda replica: replica.running)
         return home if home.running <= idle.running + SLACK else idle
+
+    async def sample(
+        self,
+        prompt_ids: Int32Array,
+        params: SamplingParams,
+        on: Callable[[Replica], AsyncGenerator[Chunk, None]],
+    ) -> AsyncGenerator[Chunk, None]:
+        """What `on` gives on a replica. A request whose replica is lost (`on` raises BackendDied) is sampled again from
+        its beginning by another, as long as nothing of it was given out."""
+        key = params.owner or prompt_ids[:64].tobytes().hex()
+        for tried in range(1, TRIES + 1):
+            replica = await self.pick(key)
+            given = False
+            try:
+                async with aclosing(on(replica)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                return
+            except BackendDied as lost:
+                replica.lost(lost)
+                if given or tried == TRIES:
+                    raise EngineError(f"A request was lost with its engine, after {tried} tries. {lost}") from lost
+                await asyncio.sleep(0)
 
     async def _until_one_is_ready(self) -> None:
         over = asyncio.create_task(self._over())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -14,11 +13,8 @@ from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.ray.sampler import Sampler
 from agentlightning.backend.seeds import Seeds
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
-from agentlightning.errors import BackendDied, EngineError
+from agentlightning.errors import BackendDied
 from agentlightning.types.arrays import Int32Array
-
-TRIES = 5
-"""How often a request is sent, when engines are lost while they sample it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,26 +44,15 @@ class RayEngine:
     async def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. A request whose engine is lost is sampled again from its beginning by another, as long
-        as nothing of it was given out."""
+        """See `Engine.generate`, and `Fleet.sample` for an engine that is lost."""
         shared = self._shared
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=shared.seeds.next())
-        key = params.owner or prompt_ids[:64].tobytes().hex()
-        for tried in range(1, TRIES + 1):
-            sampler = await shared.fleet.pick(key)
-            given = False
-            try:
-                async with aclosing(self._sample(sampler, prompt_ids, params, stream)) as chunks:
-                    async for chunk in chunks:
-                        given = True
-                        yield chunk
-                return
-            except BackendDied as lost:
-                sampler.ready.clear()
-                if given or tried == TRIES:
-                    raise EngineError(f"A request was lost with its engine, after {tried} tries. {lost}") from lost
-                await asyncio.sleep(0)
+        async with aclosing(
+            shared.fleet.sample(prompt_ids, params, lambda one: self._sample(one, prompt_ids, params, stream))
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _sample(
         self, sampler: Sampler, prompt_ids: Int32Array, params: SamplingParams, stream: bool

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agentlightning.backend.ray.cluster import this_machine
 from agentlightning.backend.ray.folder import Packed, checksums, pack, set_base, unpack
+from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
 
 WAIT_SECONDS = 300.0
 """How long it waits for whoever tells it what to do."""
@@ -60,6 +61,10 @@ class Host:
         """Whether the very same folder is on this machine."""
         return Path(path).is_dir() and checksums(Path(path)) == sums
 
+    def sums(self, name: str) -> dict[str, int]:
+        """Checksums of the tensors in a folder of its own."""
+        return sums_of(str(self._folder / name))
+
     def pack(self, name: str) -> Packed:
         """A folder of its own, which is then gone."""
         packed = pack(self._folder / name)
@@ -71,6 +76,14 @@ class Host:
         unpack(packed, self._folder / name)
         if base is not None:
             set_base(self._folder / name, base)
+
+    def take(self, packed: Packed, name: str) -> str:
+        """Write weights where what lives here reads them; where that is. `drop` takes them away."""
+        self.unpack(packed, name)
+        return str(self._folder / name)
+
+    def drop(self, name: str) -> None:
+        self.remove(name)
 
     def remove(self, name: str = "") -> None:
         """A folder of its own, or all of them."""

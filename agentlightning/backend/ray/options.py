@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from agentlightning.backend.vllm.options import ServerOptions
 from agentlightning.errors import ConfigError
 
 Layout = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
@@ -21,6 +22,10 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     this machine alone that is started for the run."""
     engines: int = 1
     """Engine processes; each holds the whole model."""
+    engine: Literal["own", "vllm"] = "own"
+    """What samples: this package's engine, or vLLM servers."""
+    vllm: ServerOptions = ServerOptions()
+    """Of the servers."""
     cpus_per_rank: float = 1.0
     """CPUs that Ray counts for one rank of the learner; it computes with so many threads."""
     cpus_per_engine: float = 1.0
@@ -28,7 +33,7 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gpus_per_rank: float | None = None
     """None: one where the cluster has GPUs and `device` is not "cpu"."""
     gpus_per_engine: float | None = None
-    """None: as many as a rank has."""
+    """None: as many as a rank has; as a vLLM server spreads the model over, where the cluster has GPUs."""
     learner: Literal["own", "verl"] | None = None
     """Who computes on the ranks: this package, or verl's workers. None: this package, unless another option needs
     verl's."""
@@ -72,6 +77,7 @@ def parse_options(given: Mapping[str, Any]) -> RayOptions:
         raise ConfigError(f"backend_options of the ray backend: {error}. There are: {known}.") from None
     cpus = (options.cpus_per_rank, options.cpus_per_engine, options.cpus_per_runner)
     gpus = (options.gpus_per_rank or 0, options.gpus_per_engine or 0)
+    spread = options.vllm.tensor_parallel_size
     checks = {
         "engines must be 1 or more": options.engines >= 1,
         "cpus and gpus cannot be negative": min(*cpus, *gpus) >= 0,
@@ -81,10 +87,14 @@ def parse_options(given: Mapping[str, Any]) -> RayOptions:
         "sequence_parallel and offload are verl's, so they need learner='verl'": (
             options.learner != "own" or not options._needs_verl
         ),
+        "vllm is of servers, so it needs engine='vllm'": options.engine == "vllm" or options.vllm == ServerOptions(),
+        "gpus_per_engine must be tensor_parallel_size or more": (
+            not options.gpus_per_engine or options.gpus_per_engine >= spread or spread == 1
+        ),
         "object_store_memory is of a cluster that is started here, so with an address it would have no effect": (
             options.address is None or options.object_store_memory is None
         ),
     }
-    if broken := [message for message, holds in checks.items() if not holds]:
+    if broken := [*options.vllm.wrong(), *(message for message, holds in checks.items() if not holds)]:
         raise ConfigError(f"backend_options of the ray backend: {'; '.join(broken)}.")
     return options

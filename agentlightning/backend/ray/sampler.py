@@ -39,6 +39,9 @@ class Sampler:
         self._bring = bring
         self._restarts = restarts
 
+    def lost(self, cause: BackendDied) -> None:
+        self.ready.clear()
+
     async def run(self) -> None:
         """Raises EngineError when it cannot be started, or died too often."""
         deaths, served = 0, 0

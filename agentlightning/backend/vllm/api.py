@@ -12,19 +12,24 @@ import aiohttp
 import msgspec
 
 from agentlightning.backend.vllm.wire import Answer, read_answer
-from agentlightning.errors import ConfigError, EngineError
+from agentlightning.errors import BackendDied, ConfigError, EngineError
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
+_NAMED = 4
+"""So many damaged tensors are named."""
 _LARGEST_LINE = 1 << 24
 """Bytes of one part of a streamed answer."""
 
+Sums = Mapping[str, int]
+"""Checksums of weights, by the names of tensors and files; see `sums_of` in `worker/`."""
 
-class ReplicaLost(EngineError):
+
+class ReplicaLost(BackendDied):
     """The server cannot be reached, or says that its engine is gone. Another one may do what was asked."""
 
 
-class UnknownAdapter(EngineError):
+class UnknownAdapter(ReplicaLost):
     """The server does not know the adapter that was asked for: it was unloaded, or the server is a new one."""
 
 
@@ -83,6 +88,16 @@ class Api:
         if set(said.get("results", ())) != {path}:
             raise EngineError(f"vLLM did not load the weights in {path}; it said {said}.")
 
+    async def check(self, path: str, sums: Sums) -> None:
+        """Raises EngineError where the server sees something else in a directory than what the learner wrote there."""
+        asked = {"method": "agl_damaged", "args": [path, msgspec.json.encode(sums).decode()]}
+        said = json.loads(await self._post("/collective_rpc", asked))
+        if damaged := sorted(name for names in said["results"] for name in names):
+            raise EngineError(
+                f"Weights were damaged on their way to the vLLM server at {self.url}: {_some(damaged)}. "
+                "Start the run again; if it happens again, look at the machine's memory."
+            )
+
     async def set_version(self, version: int) -> None:
         """What the tokens that are sampled from now on are said to be of."""
         await self._post("/update_weight_version", {"new_version": str(version)})
@@ -139,6 +154,12 @@ class Api:
                 read_bufsize=_LARGEST_LINE,
             )
         return self._session
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few."""
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _part(line: bytes) -> Answer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
@@ -14,25 +15,24 @@ import msgspec
 from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
-from agentlightning.backend.fleet import Fleet, first_end
-from agentlightning.backend.seeds import Seeds
+from agentlightning.backend.fleet import first_end
 from agentlightning.backend.vllm.command import Served, arguments, environment, is_on_cpu
-from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
-from agentlightning.backend.vllm.gate import Gate
-from agentlightning.backend.vllm.options import find_vllm, parse_options
-from agentlightning.backend.vllm.process import ServerProcess, free_port
-from agentlightning.backend.vllm.publication import AdapterPublication, Publication, WeightsPublication
-from agentlightning.backend.vllm.replica import Replica
+from agentlightning.backend.vllm.engine import VLLMEngine
+from agentlightning.backend.vllm.options import find_vllm, parse_options, shared_memory
+from agentlightning.backend.vllm.process import LOOPBACK, ServerProcess, free_port
+from agentlightning.backend.vllm.publication import SharedFolder
+from agentlightning.backend.vllm.replica import Bring, Replica
+from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
 
-_SHARED_MEMORY = Path("/dev/shm")
-
 
 class VLLMBackend(EmbeddedBackend):
     """See `Backend`. The learner is the model process of the embedded backend, which samples nothing here."""
+
+    servers: Servers
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -40,8 +40,6 @@ class VLLMBackend(EmbeddedBackend):
         self._learner_settings = msgspec.structs.replace(settings_of(spec), max_context=MIN_CONTEXT, max_concurrency=1)
         self._make_process()
         self._stack = AsyncExitStack()
-        self._engines: dict[str, VLLMEngine] = {}
-        self._paused = False
 
     async def start(self) -> None:
         program = None if self._options.urls else find_vllm(self._options.command)
@@ -58,66 +56,41 @@ class VLLMBackend(EmbeddedBackend):
     async def _start_sampling(self, stack: AsyncExitStack, info: EngineInfo, program: str | None) -> None:
         """Servers with the learner's weights."""
         spec, served = self._spec, served_by(self._spec)
-        exchange = Path(tempfile.mkdtemp(prefix="agl-weights-", dir=self._options.exchange or _shared_memory()))
-        stack.callback(shutil.rmtree, exchange, ignore_errors=True)
-        gate = Gate()
-        publication: Publication = (
-            AdapterPublication(exchange, self._export)
-            if served.lora_rank is not None
-            else WeightsPublication(exchange, self._export, gate, info.version)
-        )
-        fleet = Fleet(self._replicas(served, publication, program))
-        shared = Sampling(
-            fleet=fleet,
-            gate=gate,
-            publication=publication,
-            in_flight=spec.in_flight,
-            info=msgspec.structs.replace(
-                info, max_context=served.max_context, max_concurrency=served.max_concurrency * len(fleet.replicas)
-            ),
-            seeds=Seeds(spec.seed),
-        )
-        self._shared = shared
-        frozen = [spec.frozen] if spec.frozen is not None else []
-        self._engines = {alias: VLLMEngine(alias, shared) for alias in (*spec.trained, *spec.members, *frozen)}
-        # Adapters, and servers that somebody else started, get their first weights like all others: before `start`
-        # ends they have been brought to every replica.
-        if served.lora_rank is not None or self._options.urls:
-            for alias in spec.trained:
-                await publication.publish(alias, info.version, [])
-        stack.push_async_callback(fleet.close)
-        await fleet.start()
+        folder = Path(tempfile.mkdtemp(prefix="agl-weights-", dir=self._options.exchange or shared_memory()))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        exchange = SharedFolder(folder, self._export)
+        self.servers = Servers(spec, served, info, exchange, lambda bring: self._replicas(served, bring, program))
+        stack.push_async_callback(self.servers.close)
+        # Adapters, and servers that somebody else started, get their first weights like all others.
+        lacking = spec.trained if served.lora_rank is not None or self._options.urls else ()
+        await self.servers.start(dict.fromkeys(lacking, info.version))
 
-    def _replicas(self, served: Served, publication: Publication, program: str | None) -> list[Replica]:
+    def _replicas(self, served: Served, bring: Bring, program: str | None) -> list[Replica]:
         options, start = self._options, self._options.start_seconds
         if program is None:
             return [
-                Replica(
-                    f"vLLM at {url}",
-                    url,
-                    api_key=options.api_key,
-                    launch=None,
-                    bring=publication.bring,
-                    start_seconds=start,
-                )
+                Replica(f"vLLM at {url}", url, api_key=options.api_key, launch=None, bring=bring, start_seconds=start)
                 for url in options.urls
             ]
+
+        key = options.api_key or secrets.token_hex(32)
 
         def replica(number: int) -> Replica:
             log = self._log_folder() / f"vllm-{number}.log"
 
             async def launch() -> tuple[str, ServerProcess]:
                 port = free_port()
-                command = arguments(program, served, options, port)
-                process = await ServerProcess.start(command, environment(served, options, number), log)
-                return f"http://127.0.0.1:{port}", process
+                command = arguments(program, served, options, LOOPBACK, port)
+                devices = options.devices[number] if options.devices else None
+                process = await ServerProcess.start(command, environment(options, key, devices), log)
+                return f"http://{LOOPBACK}:{port}", process
 
             return Replica(
                 f"vLLM server {number}",
-                "http://127.0.0.1",
-                api_key=options.api_key,
+                f"http://{LOOPBACK}",
+                api_key=key,
                 launch=launch,
-                bring=publication.bring,
+                bring=bring,
                 start_seconds=start,
                 restarts=options.restarts,
             )
@@ -131,45 +104,36 @@ class VLLMBackend(EmbeddedBackend):
         await self.process.policy(policy).export(path)
 
     def engine(self, policy: str) -> VLLMEngine:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self._engines[policy]
+        return self.servers.engine(policy)
 
     async def publish(self, policy: str) -> int:
-        """See `Backend.publish`. A failure leaves the servers that did not take the weights unused."""
-        engine, version = self._engines[policy], await self.process.policy(policy).publish()
-        if version != engine.version:
-            await self._shared.publication.publish(policy, version, self._shared.fleet.ready)
-            engine.version = version
+        """See `Backend.publish`."""
+        version = await self.process.policy(policy).publish()
+        if version != self.servers.engine(policy).version:
+            await self.servers.publish(policy, version)
         return version
 
     async def take_up(self, policy: str, uri: str) -> None:
-        handle, engine = self.process.policy(policy), self._engines[policy]
+        handle = self.process.policy(policy)
         await handle.take_up(uri)
-        version = (await handle.info()).version
-        await self._shared.publication.publish(policy, version, self._shared.fleet.ready)
-        engine.version = version
+        await self.servers.publish(policy, (await handle.info()).version)
 
     async def pause(self) -> None:
-        if not self._paused:
-            self._paused = True
-            await self._shared.gate.close()
+        await self.servers.pause()
 
     async def resume(self) -> None:
-        if self._paused:
-            self._paused = False
-            await self._shared.gate.open()
+        await self.servers.resume()
 
     async def reseed(self, seed: int) -> None:
-        self._shared.seeds.reseed(seed)
-        for replica in self._shared.fleet.ready:
-            await replica.api.forget_contexts()
+        await self.servers.reseed(seed)
 
     async def watch(self) -> NoReturn:
         """Wait until the learner's process or the last server ends by itself."""
-        await first_end(self.process.watch(), self._shared.fleet.watch())
+        await first_end(self.process.watch(), self.servers.watch())
 
     async def stats(self) -> BackendStats:
         learner = await self.process.stats()
-        return self._shared.counters.as_stats(learning_s=learner.learning_s, idle_s=learner.idle_s)
+        return self.servers.counters.as_stats(learning_s=learner.learning_s, idle_s=learner.idle_s)
 
     async def close(self) -> None:
         await self._stack.aclose()
@@ -198,7 +162,3 @@ def served_by(spec: ModelSpec) -> Served:
 
 _DEFAULT_RANK = 16
 """Of several policies' adapters, where none is given (`LoraSpec`)."""
-
-
-def _shared_memory() -> str | None:
-    return str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None

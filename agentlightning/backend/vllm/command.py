@@ -8,11 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.backend.vllm.options import VLLMOptions
+from agentlightning.backend.vllm.options import ServerOptions
 from agentlightning.engine.limits import MAX_TOP_LOGPROBS
 
 WORKER = "agl_vllm_worker.Publication"
-"""What vLLM mixes into its workers; its file is in the folder below."""
+"""What vLLM mixes into its workers; its file is in `WORKER_FOLDER`."""
+KEY_CHECK = "agl_vllm_worker.KeyCheck"
+"""What its HTTP server asks first."""
 WORKER_FOLDER = Path(__file__).parent / "worker"
 
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -38,7 +40,7 @@ class Served:
     """How many policies have one."""
 
 
-def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> list[str]:
+def arguments(program: str, served: Served, options: ServerOptions, host: str, port: int) -> list[str]:
     """The command line. What `options.args` repeats wins, because it comes last."""
     lora = []
     if served.lora_rank is not None:
@@ -50,7 +52,7 @@ def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> 
     # blocks of 128 tokens by itself, so that what short prompts have in common would be computed for each of them.
     on_cpu = ["--no-enable-chunked-prefill", "--block-size", "32"] if served.on_cpu else []
     return [
-        *(program, "serve", served.model, "--host", "127.0.0.1", "--port", str(port)),
+        *(program, "serve", served.model, "--host", host, "--port", str(port)),
         *("--dtype", served.dtype, "--max-model-len", str(served.max_context)),
         *("--max-num-seqs", str(served.max_concurrency)),
         *("--tensor-parallel-size", str(options.tensor_parallel_size)),
@@ -59,7 +61,7 @@ def arguments(program: str, served: Served, options: VLLMOptions, port: int) -> 
         *("--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--max-logprobs", str(MAX_LOGPROBS)),
         *("--generation-config", "vllm", "--enable-prompt-tokens-details"),
         *("--structured-outputs-config", json.dumps({"backend": "guidance"})),
-        *("--worker-extension-cls", WORKER),
+        *("--worker-extension-cls", WORKER, "--middleware", KEY_CHECK),
         *lora,
         *on_cpu,
         *options.args,
@@ -74,8 +76,8 @@ def is_on_cpu(device: str) -> bool:
     return device == "cpu" or (device == "auto" and not any(path.exists() for path in _GPU_DEVICES))
 
 
-def environment(served: Served, options: VLLMOptions, replica: int) -> Mapping[str, str]:
-    """This process's environment, and what the server needs besides."""
+def environment(options: ServerOptions, key: str, devices: str | None = None) -> Mapping[str, str]:
+    """This process's environment, and what the server needs besides. `devices`: the GPUs that it sees."""
     path = os.pathsep.join(filter(None, [str(WORKER_FOLDER), os.environ.get("PYTHONPATH")]))
     found = {
         **os.environ,
@@ -83,9 +85,8 @@ def environment(served: Served, options: VLLMOptions, replica: int) -> Mapping[s
         "VLLM_SERVER_DEV_MODE": "1",  # pause, resume, collective_rpc
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_API_KEY": key,
     }
-    if options.api_key is not None:
-        found["VLLM_API_KEY"] = options.api_key
-    if options.devices:
-        found["CUDA_VISIBLE_DEVICES"] = options.devices[replica]
+    if devices is not None:
+        found["CUDA_VISIBLE_DEVICES"] = devices
     return {**found, **options.env}

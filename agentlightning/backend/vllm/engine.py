@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ import msgspec
 from agentlightning.backend.counters import Counters
 from agentlightning.backend.fleet import Fleet
 from agentlightning.backend.seeds import Seeds
-from agentlightning.backend.vllm.api import ReplicaLost, UnknownAdapter
+from agentlightning.backend.vllm.api import ReplicaLost
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.plain import with_plain_logprobs
 from agentlightning.backend.vllm.publication import Publication, Target
@@ -23,9 +22,6 @@ from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.limits import check_bias, check_grammar, check_params, check_prompt
 from agentlightning.errors import EngineError
 from agentlightning.types.call import Int32Array
-
-TRIES = 5
-"""How often a request is sent, when replicas are lost while they sample it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +52,7 @@ class VLLMEngine:
     async def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
     ) -> AsyncGenerator[Chunk, None]:
-        """See `Engine.generate`. A request whose replica is lost is sampled again from its beginning by another, as
-        long as nothing of it was given out."""
+        """See `Engine.generate`, and `Fleet.sample` for a replica that is lost."""
         info = self._shared.info
         check_params(params)
         check_prompt(prompt_ids, info.max_context, info.vocab_size)
@@ -66,21 +61,11 @@ class VLLMEngine:
             check_grammar(params.grammar)
         if params.seed is None:
             params = msgspec.structs.replace(params, seed=self._shared.seeds.next())
-        key = params.owner or prompt_ids[:64].tobytes().hex()
-        for tried in range(1, TRIES + 1):
-            replica = await self._shared.fleet.pick(key)
-            given = False
-            try:
-                async with aclosing(self._sample(replica, prompt_ids, params, stream)) as chunks:
-                    async for chunk in chunks:
-                        given = True
-                        yield chunk
-                return
-            except (ReplicaLost, UnknownAdapter) as lost:
-                replica.suspect(stale=not isinstance(lost, ReplicaLost))
-                if given or tried == TRIES:
-                    raise EngineError(f"A request was lost with its server, after {tried} tries. {lost}") from lost
-                await asyncio.sleep(0)
+        async with aclosing(
+            self._shared.fleet.sample(prompt_ids, params, lambda one: self._sample(one, prompt_ids, params, stream))
+        ) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def _sample(
         self, replica: Replica, prompt_ids: Int32Array, params: SamplingParams, stream: bool

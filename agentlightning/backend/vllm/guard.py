@@ -1,8 +1,9 @@
 """`python guard.py COMMAND …`: runs a command, and ends it with all its children when the standard input ends.
 
-A vLLM server has processes of its own that outlive it when it is killed, and it would outlive us. The guard is the head
-of their process group; its standard input is a pipe that only our process holds, so however that one ends, they do too.
-Uses nothing but the standard library.
+A vLLM server has processes of its own that outlive it when it is killed, and it would outlive us. The guard leads their
+process group; its standard input is a pipe that only our process holds, so however that one ends, they do too. It is a
+child of the process that was started, which only passes its end on: Ray kills the children of an actor that it ends,
+and after a guard that was killed nobody would end the group. Uses nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ def _end_the_group(code: int) -> None:
     """Nothing of the command goes on. The last thing that happens here: this process is of the group."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
-    if code < 0:  # ended by a signal: end likewise, so that whoever waits for us can tell
+    _end_likewise(code)
+
+
+def _pass_on(guard: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # that is for the others of the group
+    _end_likewise(os.waitstatus_to_exitcode(os.waitpid(guard, 0)[1]))
+
+
+def _end_likewise(code: int) -> None:
+    """By the same signal or with the same exit code, so that whoever waits for us can tell."""
+    if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), -code)
     os._exit(code)
@@ -44,4 +55,6 @@ def _end_the_group(code: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for our process alone
+    if child := os.fork():
+        _pass_on(child)
     _end_the_group(main(sys.argv[1:]))

@@ -13,7 +13,30 @@ import msgspec
 from agentlightning.errors import ConfigError, missing_extra
 
 
-class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a server is started, wherever that is."""
+
+    tensor_parallel_size: int = 1
+    """GPUs that one server spreads the model over."""
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that a server takes."""
+    args: tuple[str, ...] = ()
+    """More arguments of `vllm serve`."""
+    env: dict[str, str] = {}
+    """More variables of its environment."""
+    command: str | None = None
+    """The `vllm` to start, for one in an environment of its own; None: the one beside this Python, or on the path."""
+
+    def wrong(self) -> list[str]:
+        """What cannot be."""
+        checks = {
+            "tensor_parallel_size must be 1 or more": self.tensor_parallel_size >= 1,
+            "gpu_memory_utilization must be above 0 and at most 1": 0 < self.gpu_memory_utilization <= 1,
+        }
+        return [message for message, holds in checks.items() if not holds]
+
+
+class VLLMOptions(ServerOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Each is a key of `backend_options`."""
 
     replicas: int = 1
@@ -21,19 +44,11 @@ class VLLMOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     urls: tuple[str, ...] = ()
     """Base URLs of servers that run already, on this machine or with its folders; then none is started."""
     api_key: str | None = None
-    """Of the servers."""
-    tensor_parallel_size: int = 1
-    """GPUs that one server spreads the model over."""
+    """Of the servers. None: servers of ours have one that nobody else knows."""
     gpu_memory_utilization: float = 0.45
-    """Share of a GPU's memory that a server takes. The learner needs the rest of the one that it shares."""
+    """The learner needs the rest of the GPU that it shares with a server."""
     devices: tuple[str, ...] = ()
     """For each replica the value of CUDA_VISIBLE_DEVICES, for example ("1", "2"); empty: they see all."""
-    args: tuple[str, ...] = ()
-    """More arguments of `vllm serve`."""
-    env: dict[str, str] = {}
-    """More variables of its environment."""
-    command: str | None = None
-    """The `vllm` to start, for one in an environment of its own; None: the one beside this Python, or on the path."""
     start_seconds: float = 1800.0
     """How long a server may take to load the model."""
     restarts: int = 3
@@ -52,15 +67,13 @@ def parse_options(given: Mapping[str, Any]) -> VLLMOptions:
         raise ConfigError(f"backend_options of the vllm backend: {error}. There are: {known}.") from None
     checks = {
         "replicas must be 1 or more": options.replicas >= 1,
-        "tensor_parallel_size must be 1 or more": options.tensor_parallel_size >= 1,
-        "gpu_memory_utilization must be above 0 and at most 1": 0 < options.gpu_memory_utilization <= 1,
         "devices must name as many as there are replicas": len(options.devices) in (0, options.replicas),
         "urls must begin with http:// or https://": all(u.startswith(("http://", "https://")) for u in options.urls),
     }
     if options.urls:
         ours = [n for n in _OF_OUR_SERVERS if getattr(options, n) != _DEFAULTS[n]]
         checks[f"with urls no server is started, so {', '.join(ours)} would have no effect"] = not ours
-    if broken := [message for message, holds in checks.items() if not holds]:
+    if broken := [*options.wrong(), *(message for message, holds in checks.items() if not holds)]:
         raise ConfigError(f"backend_options of the vllm backend: {'; '.join(broken)}.")
     return options
 
@@ -87,3 +100,11 @@ def find_vllm(command: str | None) -> str:
             "backend_options={'command': '/path/to/env/bin/vllm'}; or give urls of servers that run."
         )
     return found
+
+
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def shared_memory() -> str | None:
+    """The folder in this machine's memory; None where there is none."""
+    return str(_SHARED_MEMORY) if _SHARED_MEMORY.is_dir() else None

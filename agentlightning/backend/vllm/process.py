@@ -10,25 +10,43 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from agentlightning.backend.vllm import guard
+from agentlightning.errors import EngineError
 
 _WORDS = 20
 """How many lines of its log a dead server is quoted with."""
 _TAIL_BYTES = 16_384
 _STOP_SECONDS = 15.0
+LOOPBACK = "127.0.0.1"
+
+
+class Server(Protocol):
+    """A server that was started for this run."""
+
+    log: Path
+    ended: asyncio.Future[EngineError]
+    """Done when it has ended, with how, as an error that can be raised: BackendDied where what it ran on is gone."""
+
+    async def last_words(self) -> str:
+        """The end of what it wrote, for an error's message."""
+        ...
+
+    async def stop(self) -> None:
+        """End it and all its children. Idempotent."""
+        ...
 
 
 class ServerProcess:
-    """Started by `start`; it ends with `stop`, by itself, or with this process, however that ends."""
+    """A `Server`, on this machine. It ends with `stop`, by itself, or with this process, however that ends."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path, began: int) -> None:
         self.log = log
         self.pid = process.pid
         self._process = process
         self._began = began
-        self.ended = asyncio.ensure_future(process.wait())
-        """Done when it has ended, with its exit code."""
+        self.ended: asyncio.Future[EngineError] = asyncio.ensure_future(self._until_ended())
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str], log: Path) -> ServerProcess:
@@ -46,8 +64,16 @@ class ServerProcess:
             )
         return cls(process, log, began)
 
+    async def _until_ended(self) -> EngineError:
+        code = await self._process.wait()
+        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        if code == -signal.SIGKILL:
+            how += " (the system does that when memory runs out)"
+        words = await self.last_words()
+        return EngineError(f"The vLLM server ended {how}.{words}\nAll that it said is in {self.log}.")
+
     async def stop(self) -> None:
-        """End it and all its children. Idempotent."""
+        """See `Server.stop`."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -64,19 +90,16 @@ class ServerProcess:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    def last_words(self) -> str:
-        """The end of what it wrote, for an error's message."""
+    async def last_words(self) -> str:
+        """See `Server.last_words`."""
+        return await asyncio.to_thread(self._last_words)
+
+    def _last_words(self) -> str:
         with self.log.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(self._began, file.tell() - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
         return "".join(f"\n  | {line}" for line in _cause_last(lines)[-_WORDS:])
-
-    def describe_end(self, code: int) -> str:
-        how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        if code == -signal.SIGKILL:
-            how += " (the system does that when memory runs out)"
-        return f"The vLLM server ended {how}.{self.last_words()}\nAll that it said is in {self.log}."
 
 
 def _cause_last(lines: Sequence[str]) -> list[str]:
@@ -84,8 +107,8 @@ def _cause_last(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if line.strip(" ^~") and not line.rstrip().endswith(("^", "~"))]
 
 
-def free_port() -> int:
+def free_port(host: str = LOOPBACK) -> int:
     """A port of this machine that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return probe.getsockname()[1]

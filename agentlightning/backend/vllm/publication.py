@@ -1,7 +1,7 @@
 """How weights get from the learner to the servers: as an adapter under a new name, or all of them in place of the old.
 
-Both go through a directory that learner and servers see (shared memory where there is some). What is current is kept
-there, so that a server that starts again can be given it.
+Both go through a directory (shared memory where there is some) that an `Exchange` brings to where the servers are. What
+is current is kept there, so that a server that starts again can be given it.
 
     adapter       a new name and a new directory for each version; requests under way finish with the adapter that they
                   began with, and the one before the last is unloaded. Nothing waits.
@@ -19,13 +19,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from agentlightning.backend.vllm.api import Api, ReplicaLost
+from agentlightning.backend.vllm.api import Sums
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.replica import Replica
-from agentlightning.errors import EngineError
+from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
+from agentlightning.errors import BackendDied, EngineError
 
 Export = Callable[[str, str], Awaitable[None]]
 """Writes the weights of a policy into a directory."""
+
+
+class Exchange(Protocol):
+    """How directories with weights get from the learner to where servers read them. Each has a name of its own."""
+
+    async def put(self, policy: str, name: str) -> Sums:
+        """Have the learner write the weights of a policy; their checksums where it wrote them."""
+        ...
+
+    async def give(self, name: str, replica: Replica) -> str:
+        """Where this replica reads them, brought there if they were not yet. Raises BackendDied where it is gone."""
+        ...
+
+    async def take_back(self, name: str, replica: Replica) -> None:
+        """The replica reads them no more. Raises BackendDied where it is gone."""
+        ...
+
+    async def forget(self, name: str) -> None:
+        """No replica will be given them again."""
+        ...
+
+
+class SharedFolder:
+    """An `Exchange` for servers that see the learner's folders."""
+
+    def __init__(self, folder: Path, export: Export) -> None:
+        self._folder = folder
+        self._export = export
+
+    async def put(self, policy: str, name: str) -> Sums:
+        await self._export(policy, str(self._folder / name))
+        return await asyncio.to_thread(sums_of, str(self._folder / name))
+
+    async def give(self, name: str, replica: Replica) -> str:
+        return str(self._folder / name)
+
+    async def take_back(self, name: str, replica: Replica) -> None:
+        pass
+
+    async def forget(self, name: str) -> None:
+        await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +87,7 @@ class Publication(Protocol):
 
     def target(self, policy: str) -> Target: ...
 
-    async def bring(self, api: Api) -> None:
+    async def bring(self, replica: Replica) -> None:
         """Give a server that just began what is current."""
         ...
 
@@ -57,10 +99,11 @@ class Publication(Protocol):
 class AdapterPublication:
     """One adapter per policy. A policy that was never published is the base model: the frozen one."""
 
-    def __init__(self, exchange: Path, export: Export) -> None:
+    def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
-        self._export = export
         self._current: dict[str, tuple[str, int]] = {}
+        self._sums: dict[str, Sums] = {}
+        """By adapter."""
         self._before: dict[str, str] = {}
         self._run = uuid.uuid4().hex[:8]
         self._lock = asyncio.Lock()
@@ -69,70 +112,89 @@ class AdapterPublication:
         name, version = self._current.get(policy, (None, 0))
         return Target(name, version, says_version=False)
 
-    async def bring(self, api: Api) -> None:
+    async def bring(self, replica: Replica) -> None:
         async with self._lock:
-            known = await api.adapters()
+            known = await replica.api.adapters()
             for name, _ in self._current.values():
                 if name not in known:
-                    await api.load_adapter(name, str(self._exchange / name))
+                    await self._load(name, replica)
 
     async def publish(self, policy: str, version: int, replicas: Sequence[Replica]) -> None:
         async with self._lock:
             name = f"{policy}-{self._run}-v{version}"
-            await self._export(policy, str(self._exchange / name))
-            await _for_all(replicas, lambda api: api.load_adapter(name, str(self._exchange / name)))
+            self._sums[name] = await self._exchange.put(policy, name)
+            await _for_all(replicas, lambda replica: self._load(name, replica))
             old, self._before[policy] = self._before.get(policy), self._current.get(policy, ("", 0))[0]
             self._current[policy] = name, version
             if old:
-                await _for_all(replicas, lambda api: api.unload_adapter(old))
-                await asyncio.to_thread(shutil.rmtree, self._exchange / old, ignore_errors=True)
+                await _for_all(replicas, lambda replica: self._unload(old, replica))
+                await self._exchange.forget(old)
+                del self._sums[old]
+
+    async def _load(self, name: str, replica: Replica) -> None:
+        path = await self._exchange.give(name, replica)
+        await replica.api.check(path, self._sums[name])
+        await replica.api.load_adapter(name, path)
+
+    async def _unload(self, name: str, replica: Replica) -> None:
+        """A server that began after this adapter was current does not have it."""
+        if name in await replica.api.adapters():
+            await replica.api.unload_adapter(name)
+            await self._exchange.take_back(name, replica)
 
 
 class WeightsPublication:
     """All weights of the one policy. Before the first publication servers hold what they were started with."""
 
-    def __init__(self, exchange: Path, export: Export, gate: Gate, version: int) -> None:
+    def __init__(self, exchange: Exchange, gate: Gate, version: int) -> None:
         self._exchange = exchange
-        self._export = export
         self._gate = gate
         self._version = version
-        self._path: Path | None = None
+        self._name: str | None = None
+        self._sums: Sums = {}
         self._lock = asyncio.Lock()
 
     def target(self, policy: str) -> Target:
         return Target(None, self._version, says_version=True)
 
-    async def bring(self, api: Api) -> None:
+    async def bring(self, replica: Replica) -> None:
         async with self._lock:
-            await self._take(api)
+            await self._take(replica)
 
     async def publish(self, policy: str, version: int, replicas: Sequence[Replica]) -> None:
         async with self._lock:
-            path = self._exchange / f"{policy}-v{version}"
-            await self._export(policy, str(path))
+            name = f"{policy}-v{version}"
+            sums = await self._exchange.put(policy, name)
+            await _for_all(replicas, lambda replica: self._exchange.give(name, replica))  # while they sample
             async with self._gate.closed():
-                old, self._path, self._version = self._path, path, version
+                old, self._name, self._sums, self._version = self._name, name, sums, version
                 await _for_all(replicas, self._take)
             if old is not None:
-                await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+                await self._exchange.forget(old)
 
-    async def _take(self, api: Api) -> None:
+    async def _take(self, replica: Replica) -> None:
         """Between pause and resume nothing is computed, and pausing forgets all contexts: nothing that old weights
         computed is used again."""
+        api, path = replica.api, None
+        if self._name is not None:
+            path = await self._exchange.give(self._name, replica)
+            await api.check(path, self._sums)
         await api.pause()
-        if self._path is not None:
-            await api.load_weights(str(self._path))
+        if path is not None:
+            await api.load_weights(path)
         await api.set_version(self._version)
         await api.resume()
+        if self._name is not None:
+            await self._exchange.take_back(self._name, replica)
 
 
-async def _for_all(replicas: Sequence[Replica], change: Callable[[Api], Awaitable[None]]) -> None:
+async def _for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
     """A replica that is lost meanwhile is left to whoever looks after it. Raises EngineError when all are."""
 
     async def one(replica: Replica) -> EngineError | None:
         try:
-            await change(replica.api)
-        except ReplicaLost as error:
+            await change(replica)
+        except BackendDied as error:
             replica.suspect(stale=True)
             return error
         return None

@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from agentlightning.backend.vllm.api import Api, ReplicaLost
-from agentlightning.backend.vllm.process import ServerProcess
-from agentlightning.errors import EngineError, message_of
+from agentlightning.backend.vllm.api import Api, UnknownAdapter
+from agentlightning.backend.vllm.process import Server
+from agentlightning.errors import BackendDied, EngineError, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +24,9 @@ DEAF_LOOKS = 3
 SAY_SECONDS = 20.0
 """How often it is said that a server is still starting."""
 
-Launch = Callable[[], Awaitable[tuple[str, ServerProcess]]]
+Launch = Callable[[], Awaitable[tuple[str, Server]]]
 """Starts a server; its base URL and its process."""
-Bring = Callable[[Api], Awaitable[None]]
+Bring = Callable[["Replica"], Awaitable[None]]
 """Gives a server that just began the current weights."""
 
 
@@ -52,7 +52,7 @@ class Replica:
         self.served = 0
         """Requests that it finished."""
         self.ready = asyncio.Event()
-        self.process: ServerProcess | None = None
+        self.process: Server | None = None
         self._launch = launch
         self._bring = bring
         self._start_seconds = start_seconds
@@ -67,6 +67,9 @@ class Replica:
         self._stale = self._stale or stale
         self.ready.clear()
         self._suspected.set()
+
+    def lost(self, cause: BackendDied) -> None:
+        self.suspect(stale=isinstance(cause, UnknownAdapter))
 
     async def run(self) -> None:
         """Raises EngineError when it cannot be started the first time, or died too often."""
@@ -87,11 +90,11 @@ class Replica:
 
     async def _live(self, *, may_fail: bool) -> str:
         """From its start to its loss; how it was lost. `may_fail`: it has been started before, so that a start that
-        fails is one more death, and not the sign of a setting that is wrong."""
+        fails is one more death and not the sign of a wrong setting; nor is the end of what it was to run on."""
         try:
             await self._start()
         except EngineError as error:
-            if not may_fail:
+            if not (may_fail or isinstance(error, BackendDied)):
                 raise
             return message_of(error)
         await self._bring_up()
@@ -106,9 +109,9 @@ class Replica:
         began = said = loop.time()
         while not await self.api.is_healthy():
             if self.process is not None and self.process.ended.done():
-                raise EngineError(self.process.describe_end(self.process.ended.result()))
+                raise self.process.ended.result()
             if loop.time() - began > self._start_seconds:
-                words = self.process.last_words() if self.process is not None else ""
+                words = await self.process.last_words() if self.process is not None else ""
                 raise EngineError(
                     f"{self.name} did not answer within {self._start_seconds:.0f} s.{words}\n"
                     "A large model on a slow disk may need more: backend_options={'start_seconds': …}."
@@ -123,8 +126,8 @@ class Replica:
         self._suspected.clear()
         self._stale = False
         try:
-            await self._bring(self.api)
-        except ReplicaLost:
+            await self._bring(self)
+        except BackendDied:
             self._failed += 1
             if self._failed >= DEAF_LOOKS:
                 raise
@@ -139,7 +142,7 @@ class Replica:
         while deaf < DEAF_LOOKS:
             await self._next_look()
             if self.process is not None and self.process.ended.done():
-                return self.process.describe_end(self.process.ended.result())
+                return str(self.process.ended.result())
             if not await self.api.is_healthy():
                 deaf += 1
                 self.ready.clear()

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 from aiohttp import web
 
+from agentlightning.backend.vllm.worker.agl_vllm_worker import Publication
+
 
 class Model(Protocol):
     """Weights."""
@@ -97,11 +99,19 @@ class FakeVLLM:
 
     async def collective_rpc(self, request: web.Request) -> web.Response:
         body = await request.json()
+        if body["method"] == "agl_damaged":
+            return web.json_response({"results": [self.damaged(*body["args"])]})
         assert body["method"] == "agl_load_weights", body
         self.said.append("load")
         (path,) = body["args"]
         self.take_weights(path)
         return web.json_response({"results": [path]})
+
+    def damaged(self, path: str, sums: str) -> list[str]:
+        """What the worker of ours says that is mixed into vLLM's."""
+        worker = Publication()
+        worker.rank = 0
+        return worker.agl_damaged(path, sums)
 
     def take_weights(self, path: str) -> None:
         self.base = self._load(path)

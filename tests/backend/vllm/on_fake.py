@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -103,3 +104,14 @@ class LabelsOld(FakeVLLM):
         from aiohttp import web
 
         return web.json_response({"success": True})
+
+
+class FlipsABit(FakeVLLM):
+    """What it reads is not what was written, by one bit of one tensor."""
+
+    def damaged(self, path: str, sums: str) -> list[str]:
+        (file,) = Path(path).glob("*.safetensors")
+        data = bytearray(file.read_bytes())
+        data[-1] ^= 1
+        file.write_bytes(data)
+        return super().damaged(path, sums)

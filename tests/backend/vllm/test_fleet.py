@@ -20,7 +20,7 @@ from agentlightning.backend.seeds import Seeds
 from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.process import ServerProcess, free_port
-from agentlightning.backend.vllm.publication import WeightsPublication
+from agentlightning.backend.vllm.publication import SharedFolder, WeightsPublication
 from agentlightning.backend.vllm.replica import Launch, Replica
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams, concat
 from agentlightning.errors import BackendDied, EngineError
@@ -48,7 +48,7 @@ class Servers:
 
     def __init__(self, tmp_path: Path, count: int, restarts: int, **environment: str) -> None:
         self.gate = Gate()
-        self.publication = WeightsPublication(tmp_path / "weights", no_export, self.gate, 3)
+        self.publication = WeightsPublication(SharedFolder(tmp_path / "weights", no_export), self.gate, 3)
         launches = [self._launch(tmp_path / f"{n}.log", environment) for n in range(count)]
         self.fleet = Fleet(
             [
@@ -99,7 +99,7 @@ async def running(tmp_path: Path, count: int = 1, restarts: int = 3, **environme
 async def test_a_server_that_is_killed_costs_its_calls_a_second_try(tmp_path: Path) -> None:
     async with running(tmp_path, count=2) as servers:
         first = servers.fleet.replicas[0].process
-        assert first is not None
+        assert isinstance(first, ServerProcess)
         calls = [asyncio.create_task(servers.sample(f"attempt {n}", tokens=300)) for n in range(8)]
         while not servers.fleet.replicas[0].running:
             await asyncio.sleep(0)
@@ -109,7 +109,7 @@ async def test_a_server_that_is_killed_costs_its_calls_a_second_try(tmp_path: Pa
         while len(servers.fleet.ready) < 2:
             await asyncio.sleep(0.05)
         again = servers.fleet.replicas[0].process
-        assert again is not None
+        assert isinstance(again, ServerProcess)
         assert again.pid != first.pid
         version = await servers.sample("attempt 0")
         assert version.version == 3, "the new server got the current version before it sampled"
@@ -126,12 +126,12 @@ async def test_a_server_that_dies_while_it_is_started_again_is_started_once_more
     async with running(tmp_path) as servers:
         replica = servers.fleet.replicas[0]
         first = replica.process
-        assert first is not None
+        assert isinstance(first, ServerProcess)
         first.kill()
         while replica.process in (first, None):
             await asyncio.sleep(0)
         second = replica.process
-        assert second is not None
+        assert isinstance(second, ServerProcess)
         assert not replica.ready.is_set()
         second.kill()
         assert (await servers.sample()).version == 3
@@ -146,8 +146,9 @@ async def test_servers_that_die_again_and_again_end_the_run(tmp_path: Path) -> N
             await servers.fleet.watch()
 
 
-async def test_a_server_does_not_outlive_this_process(tmp_path: Path) -> None:
-    """However it ends: here a process that holds a server is killed."""
+@pytest.mark.parametrize("guarded", [True, False], ids=["alone", "with its child"])
+async def test_a_server_does_not_outlive_this_process(tmp_path: Path, guarded: bool) -> None:
+    """However it ends: here a process that holds a server is killed; and before it what it started, as Ray does."""
     code = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
@@ -157,6 +158,7 @@ async def test_a_server_does_not_outlive_this_process(tmp_path: Path) -> None:
         f"    server = await ServerProcess.start(command, dict(os.environ), Path({str(tmp_path / 'log')!r}))\n"
         "    print(server.pid, flush=True)\n"
         "    await server.ended\n"
+        "    await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -164,6 +166,8 @@ async def test_a_server_does_not_outlive_this_process(tmp_path: Path) -> None:
     group = int(await asyncio.to_thread(holder.stdout.readline))
     while not (tmp_path / "log").read_text():
         await asyncio.sleep(0.05)
+    if not guarded:
+        os.kill(group, signal.SIGKILL)
     holder.kill()
     holder.wait()
     holder.stdout.close()
@@ -188,9 +192,9 @@ async def test_calls_of_one_attempt_go_to_one_server(tmp_path: Path) -> None:
 async def test_a_server_that_stands_still_is_replaced(tmp_path: Path) -> None:
     async with running(tmp_path) as servers:
         process = servers.fleet.replicas[0].process
-        assert process is not None
+        assert isinstance(process, ServerProcess)
         os.killpg(process.pid, signal.SIGSTOP)
         assert len((await servers.sample()).ids) > 0
         again = servers.fleet.replicas[0].process
-        assert again is not None
+        assert isinstance(again, ServerProcess)
         assert again.pid != process.pid

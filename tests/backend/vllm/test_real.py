@@ -17,6 +17,7 @@ import pytest_asyncio
 
 from agentlightning.backend import POLICY, Backend, ModelSpec, make_backend
 from agentlightning.backend.vllm.backend import VLLMBackend
+from agentlightning.backend.vllm.process import ServerProcess
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.learner.base import LossConfig, OptimParams
 
@@ -114,8 +115,8 @@ async def test_a_stream_that_is_closed_ends_in_vllm_too(backend: Backend) -> Non
 async def test_a_server_that_is_killed_comes_back_with_the_current_weights(backend: Backend) -> None:
     assert isinstance(backend, VLLMBackend)
     version = await learn(backend)
-    replica = backend._shared.fleet.replicas[0]
-    assert replica.process is not None
+    replica = backend.servers.fleet.replicas[0]
+    assert isinstance(replica.process, ServerProcess)
     call = asyncio.create_task(sample(backend, max_tokens=300))
     while not replica.running:
         await asyncio.sleep(0)

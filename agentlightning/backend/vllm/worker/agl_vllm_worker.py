@@ -1,4 +1,5 @@
-"""What runs inside vLLM's workers: taking new weights from a directory. Imported by vLLM, in its environment, by name.
+"""What runs inside vLLM: taking new weights from a directory, checking that they are what was sent, and asking whoever
+connects for a key. Imported by vLLM, in its environment, by name.
 
 vLLM reloads a checkpoint in place. On a CPU it keeps a second, packed copy of the output layer; where that layer is
 tied to the embeddings the checkpoint has no tensor of its own for it, so the copy would stay as it was. The weights of
@@ -7,15 +8,80 @@ experts it packs when it starts and not when it reloads, so its kernel would rea
 
 from __future__ import annotations
 
+import hmac
+import json
+import mmap
+import os
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+
+def sums_of(folder: str) -> dict[str, int]:
+    """CRC-32 of every tensor in a directory's *.safetensors, with its type and shape, and of every other file, by name.
+
+    Whoever writes the weights and whoever reads them compute it each for themselves.
+    """
+    found: dict[str, int] = {}
+    with ThreadPoolExecutor(4) as threads:
+        for path in sorted(p for p in Path(folder).iterdir() if p.is_file()):
+            parts = _tensors(path) if path.suffix == ".safetensors" else [(path.name, b"", path.read_bytes())]
+            names, kinds, contents = zip(*parts, strict=True)
+            sums = threads.map(lambda kind, content: zlib.crc32(content, zlib.crc32(kind)), kinds, contents)
+            found |= zip(names, sums, strict=True)
+    return found
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, bytes, bytes | memoryview]]:
+    """Name, type with shape, and content; first the header itself, so that a file of no tensors has something."""
+    with path.open("rb") as file:
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    begin = 8 + int.from_bytes(data[:8], "little")
+    yield path.name, b"", data[:begin]
+    for name, tensor in json.loads(bytes(data[8:begin])).items():
+        if name != "__metadata__":
+            first, last = tensor["data_offsets"]
+            yield name, f"{tensor['dtype']}{tensor['shape']}".encode(), data[begin + first : begin + last]
+
+
+class KeyCheck:
+    """Before vLLM's HTTP server (`--middleware`): nothing is answered without the key. vLLM by itself asks for it where
+    text is made only, and not where weights are changed."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._wanted = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        shown = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or hmac.compare_digest(shown, self._wanted):
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 401, "headers": []})
+            await send({"type": "http.response.body", "body": b"{}"})
+        else:
+            await send({"type": "websocket.close"})
 
 
 class Publication:
     """Mixed into vLLM's worker class (`--worker-extension-cls`)."""
 
+    rank: int
     model_runner: Any
     reload_weights: Any
+
+    def agl_damaged(self, path: str, sums: str) -> list[str]:
+        """What in a directory is not as it was written, by `sums_of` as JSON. One worker of a server looks."""
+        if self.rank:
+            return []
+        wanted: dict[str, int] = json.loads(sums)
+        try:
+            found = sums_of(path)
+        except (OSError, ValueError) as error:
+            return [f"{path} ({error})"]
+        return sorted(name for name in {*wanted, *found} if found.get(name) != wanted.get(name))
 
     def agl_load_weights(self, path: str) -> str:
         """Compute with the weights in a Hugging Face directory from now on; returns `path`.

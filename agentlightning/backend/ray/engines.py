@@ -1,0 +1,166 @@
+"""`Engines`: a run's own engines on the cluster, model processes that only sample, and what is published to them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import NoReturn
+
+import msgspec
+
+from agentlightning.backend.base import ModelSpec
+from agentlightning.backend.counters import Counters
+from agentlightning.backend.embedded.client import ModelProcess
+from agentlightning.backend.embedded.protocol import Pause, Reseed, Resume, Settings
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.ray.carry import Weights, carried
+from agentlightning.backend.ray.engine import RayEngine, Sampling
+from agentlightning.backend.ray.host import EngineProcess, Host
+from agentlightning.backend.ray.options import RayOptions
+from agentlightning.backend.ray.sampler import Sampler
+from agentlightning.backend.ray.server import Placed, RayServer
+from agentlightning.backend.seeds import Seeds
+from agentlightning.errors import BackendDied
+
+logger = logging.getLogger(__name__)
+
+Place = Callable[[type[Host], int], Awaitable[Placed]]
+"""Starts the host of the engine with this number."""
+
+
+class Engines:
+    """Started once, closed once."""
+
+    def __init__(
+        self, spec: ModelSpec, options: RayOptions, settings: Settings, weights: Weights, place: Place
+    ) -> None:
+        """`settings` are those of the run's model processes."""
+        self._spec = spec
+        self._options = options
+        self._settings = settings
+        self._weights = weights
+        self._place = place
+        self._paused = False
+        self._current: dict[str, tuple[str, int]] = {}
+        """By policy, the name of what was published last, and its version."""
+        self._numbers = itertools.count()
+        self._lock = asyncio.Lock()
+        self.counters = Counters()
+        self.fleet = Fleet([self._sampler(number) for number in range(options.engines)])
+        self._seeds = Seeds(spec.seed)
+        many = spec.max_concurrency * options.engines
+        shared = Sampling(fleet=self.fleet, seeds=self._seeds, max_concurrency=many, counters=self.counters)
+        frozen = [spec.frozen] if spec.frozen is not None else []
+        self._engines = {alias: RayEngine(alias, shared) for alias in (*spec.trained, *spec.members, *frozen)}
+
+    async def start(self, first: Mapping[str, int]) -> None:
+        """Wait until all sample. `first` are versions by policy that they do not hold when they begin."""
+        for policy, version in first.items():
+            await self._put(policy, version)
+        await self.fleet.start()
+
+    def _sampler(self, number: int) -> Sampler:
+        async def launch() -> tuple[Placed, ModelProcess]:
+            host = await self._place(EngineProcess, number)
+            try:
+                return host, await self._start_engine(host)
+            except BaseException:  # its place is for the next one
+                host.end()
+                raise
+
+        return Sampler(f"engine {number}", launch, self._bring_all, restarts=self._options.restarts)
+
+    async def _start_engine(self, host: Placed) -> ModelProcess:
+        settings = msgspec.structs.replace(
+            await carried(self._settings, [host], self._weights.folder),
+            learns=False,
+            ranks=1,
+            sampling_threads=max(1, int(self._options.cpus_per_engine)),
+        )
+        process = ModelProcess(
+            settings,
+            start_timeout=self._options.start_seconds,
+            spawn=lambda given: RayServer.spawn(given, [host]),
+        )
+        await process.start()
+        return process
+
+    def engine(self, policy: str) -> RayEngine:
+        return self._engines[policy]
+
+    # ---- weights -----------------------------------------------------------------------------------------------------
+
+    async def publish(self, policy: str, version: int) -> None:
+        """Sample from the learner's weights. An engine that is lost meanwhile gets them when it is back."""
+        async with self._lock:
+            await self._put(policy, version)
+            ready = self.fleet.ready
+            lost = await asyncio.gather(*(self._brought(sampler, policy) for sampler in ready))
+            if ready and all(lost):
+                logger.warning("No engine took the weights that were published; those that start again get them.")
+            self._engines[policy].version = version
+
+    async def _put(self, policy: str, version: int) -> None:
+        """What was there before is let go."""
+        name = f"{policy}-{next(self._numbers)}"
+        await self._weights.put(policy, name)
+        if policy in self._current:
+            await self._weights.forget(self._current[policy][0])
+        self._current[policy] = name, version
+
+    async def _bring_all(self, sampler: Sampler) -> None:
+        async with self._lock:
+            for alias in self._current:
+                await self._bring(sampler, alias)
+            if self._paused and sampler.process is not None:
+                await sampler.process.call(self._spec.trained[0], Pause())
+
+    async def _brought(self, sampler: Sampler, policy: str) -> bool:
+        """Whether it was lost on the way."""
+        try:
+            await self._bring(sampler, policy)
+        except BackendDied:
+            sampler.ready.clear()
+            return True
+        return False
+
+    async def _bring(self, sampler: Sampler, policy: str) -> None:
+        host, process = sampler.host, sampler.process
+        if host is None or process is None:
+            raise BackendDied(f"{sampler.name} has just ended.")
+        name, version = self._current[policy]
+        path = await self._weights.give_to(host, name)
+        await process.policy(policy).take_up(path, version)
+        await self._weights.take_from(host, name)
+
+    # ---- the rest ----------------------------------------------------------------------------------------------------
+
+    async def pause(self) -> None:
+        self._paused = True
+        await self._tell(Pause())
+
+    async def resume(self) -> None:
+        self._paused = False
+        await self._tell(Resume())
+
+    async def reseed(self, seed: int) -> None:
+        self._seeds.reseed(seed)
+        await self._tell(Reseed(seed), *self._spec.trained, *self._spec.members)
+
+    async def _tell(self, verb: Pause | Resume | Reseed, *policies: str) -> None:
+        """Every engine; one that is lost meanwhile begins as it should be."""
+        for sampler in self.fleet.ready:
+            for alias in policies or self._spec.trained[:1]:
+                with suppress(BackendDied):
+                    if sampler.process is not None:
+                        await sampler.process.call(alias, verb)
+
+    async def watch(self) -> NoReturn:
+        """Wait until the last one has given up."""
+        await self.fleet.watch()
+
+    async def close(self) -> None:
+        await self.fleet.close()

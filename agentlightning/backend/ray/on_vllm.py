@@ -1,0 +1,174 @@
+"""vLLM servers as the engines: each is started, ended and given weights by an actor on its machine.
+
+Requests go to a server over HTTP, at its machine's address and with a key that only this run has. Weights go to its
+actor through Ray's object store, and from there to the server through the machine's shared memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from agentlightning.backend.base import ModelSpec
+from agentlightning.backend.ray.carry import Weights, carried_folder
+from agentlightning.backend.ray.cluster import this_machine
+from agentlightning.backend.ray.engines import Place
+from agentlightning.backend.ray.folder import Packed, unpack
+from agentlightning.backend.ray.host import Host
+from agentlightning.backend.ray.options import RayOptions
+from agentlightning.backend.ray.server import Placed
+from agentlightning.backend.vllm.api import Sums
+from agentlightning.backend.vllm.command import Served, arguments, environment
+from agentlightning.backend.vllm.options import ServerOptions, find_vllm, shared_memory
+from agentlightning.backend.vllm.process import ServerProcess, free_port
+from agentlightning.backend.vllm.replica import Bring, Replica
+from agentlightning.backend.vllm.servers import Servers
+from agentlightning.engine.base import EngineInfo
+from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, EngineError
+
+
+class VLLMServer(Host):
+    """An actor with one server."""
+
+    def __init__(self, name: str, level: int, folder: str) -> None:
+        super().__init__(name, level, folder)
+        self._memory = Path(shared_memory() or tempfile.gettempdir()) / f"{self._folder.name}-weights"
+        self._own = self._memory / str(os.getpid())
+        """Of all servers of the run on this machine, and of this one."""
+        self._address = ("", 0)
+        self._process: ServerProcess | None = None
+
+    def listen(self, host: str | None = None) -> tuple[str, int, str, int]:
+        """Where the server will be. The key comes with `start`."""
+        host = host or this_machine()
+        self._address = host, free_port(host)
+        return *self._address, "", os.getpid()
+
+    async def start(self, served: Served, options: ServerOptions, key: str) -> str:
+        """Its log. Raises ConfigError where there is no vLLM on this machine."""
+        host, port = self._address
+        try:
+            program = find_vllm(options.command)
+        except ConfigError as error:
+            raise ConfigError(f"{self._name} on {this_machine()}: {error}") from None
+        log = Path(tempfile.gettempdir()) / f"{self._folder.name}-{self._name.replace(' ', '-')}.log"
+        command = arguments(program, served, options, host, port)
+        self._process = await ServerProcess.start(command, environment(options, key), log)
+        return str(log)
+
+    async def until_ended(self) -> str:
+        assert self._process is not None
+        return str(await self._process.ended)
+
+    async def last_words(self) -> str:
+        assert self._process is not None
+        return await self._process.last_words()
+
+    async def stop(self) -> None:
+        if self._process is not None:
+            await self._process.stop()
+        await asyncio.to_thread(shutil.rmtree, self._own, ignore_errors=True)
+
+    def take(self, packed: Packed, name: str) -> str:
+        """See `Host.take`; in shared memory."""
+        unpack(packed, self._own / name)
+        return str(self._own / name)
+
+    def drop(self, name: str) -> None:
+        shutil.rmtree(self._own / name, ignore_errors=True)
+
+    def remove(self, name: str = "") -> None:
+        super().remove(name)
+        if not name:
+            shutil.rmtree(self._memory, ignore_errors=True)
+
+
+class PlacedServer:
+    """A `Server`, with the actor that has it."""
+
+    def __init__(self, host: Placed, log: str) -> None:
+        self.host = host
+        self.log = Path(log)
+        self.ended: asyncio.Future[EngineError] = asyncio.ensure_future(self._until_ended())
+
+    async def _until_ended(self) -> EngineError:
+        try:
+            return EngineError(f"{self.host}: {await self.host.ask('until_ended')}")
+        except EngineError as error:
+            return error
+
+    async def last_words(self) -> str:
+        try:
+            return await self.host.ask("last_words")
+        except EngineError:
+            return ""
+
+    async def stop(self) -> None:
+        with suppress(AgentLightningError):
+            await self.host.ask("stop")
+        self.host.end()
+
+
+class ToServers:
+    """An `Exchange` for servers on the cluster."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    async def put(self, policy: str, name: str) -> Sums:
+        return await self._weights.put(policy, name, summed=True)
+
+    async def give(self, name: str, replica: Replica) -> str:
+        return await self._weights.give_to(_host_of(replica), name)
+
+    async def take_back(self, name: str, replica: Replica) -> None:
+        await self._weights.take_from(_host_of(replica), name)
+
+    async def forget(self, name: str) -> None:
+        await self._weights.forget(name)
+
+
+def _host_of(replica: Replica) -> Placed:
+    if not isinstance(replica.process, PlacedServer):
+        raise BackendDied(f"{replica.name} has just ended.")
+    return replica.process.host
+
+
+def vllm_servers(
+    spec: ModelSpec, options: RayOptions, served: Served, info: EngineInfo, weights: Weights, place: Place
+) -> Servers:
+    """What samples for the policies; not started yet."""
+    key = secrets.token_hex(32)
+
+    def replica(number: int, bring: Bring) -> Replica:
+        async def launch() -> tuple[str, PlacedServer]:
+            host = await place(VLLMServer, number)
+            try:
+                model = await carried_folder(served.model, [host], weights.folder)
+                log = await host.ask("start", replace(served, model=model), options.vllm, key)
+            except BaseException:  # its place is for the next one
+                host.end()
+                raise
+            return f"http://{host.address.host}:{host.address.port}", PlacedServer(host, log)
+
+        return Replica(
+            f"engine {number}",
+            "http://localhost",
+            api_key=key,
+            launch=launch,
+            bring=bring,
+            start_seconds=options.start_seconds,
+            restarts=options.restarts,
+        )
+
+    def replicas(bring: Bring) -> Sequence[Replica]:
+        return [replica(number, bring) for number in range(options.engines)]
+
+    return Servers(spec, served, info, ToServers(weights), replicas)

@@ -1,0 +1,94 @@
+"""`Servers`: the vLLM servers of a run, what is published to them, and the engines of its policies on them.
+
+Where the servers are and how weights get there is the backend's: it gives the replicas and an `Exchange`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
+
+import msgspec
+
+from agentlightning.backend.base import ModelSpec
+from agentlightning.backend.counters import Counters
+from agentlightning.backend.fleet import Fleet
+from agentlightning.backend.seeds import Seeds
+from agentlightning.backend.vllm.command import Served
+from agentlightning.backend.vllm.engine import Sampling, VLLMEngine
+from agentlightning.backend.vllm.gate import Gate
+from agentlightning.backend.vllm.publication import AdapterPublication, Exchange, WeightsPublication
+from agentlightning.backend.vllm.replica import Bring, Replica
+from agentlightning.engine.base import EngineInfo
+
+
+class Servers:
+    """Started once, closed once."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        served: Served,
+        info: EngineInfo,
+        exchange: Exchange,
+        replicas: Callable[[Bring], Sequence[Replica]],
+    ) -> None:
+        """`info` is what the learner says of the model."""
+        self.gate = Gate()
+        self.counters = Counters()
+        self._seeds = Seeds(spec.seed)
+        self._paused = False
+        self._publication = (
+            AdapterPublication(exchange)
+            if served.lora_rank is not None
+            else WeightsPublication(exchange, self.gate, info.version)
+        )
+        self.fleet = Fleet(replicas(self._publication.bring))
+        many = served.max_concurrency * len(self.fleet.replicas)
+        shared = Sampling(
+            fleet=self.fleet,
+            gate=self.gate,
+            publication=self._publication,
+            in_flight=spec.in_flight,
+            info=msgspec.structs.replace(info, max_context=served.max_context, max_concurrency=many),
+            seeds=self._seeds,
+            counters=self.counters,
+        )
+        frozen = [spec.frozen] if spec.frozen is not None else []
+        self._engines = {alias: VLLMEngine(alias, shared) for alias in (*spec.trained, *spec.members, *frozen)}
+
+    async def start(self, first: Mapping[str, int]) -> None:
+        """Wait until all sample. `first` are versions by policy that they do not hold when they begin."""
+        for policy, version in first.items():
+            await self._publication.publish(policy, version, [])
+        await self.fleet.start()
+
+    def engine(self, policy: str) -> VLLMEngine:
+        return self._engines[policy]
+
+    async def publish(self, policy: str, version: int) -> None:
+        """Sample from the learner's weights. A failure leaves the servers that did not take them unused."""
+        await self._publication.publish(policy, version, self.fleet.ready)
+        self._engines[policy].version = version
+
+    async def pause(self) -> None:
+        if not self._paused:
+            self._paused = True
+            await self.gate.close()
+
+    async def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            await self.gate.open()
+
+    async def reseed(self, seed: int) -> None:
+        self._seeds.reseed(seed)
+        for replica in self.fleet.ready:
+            await replica.api.forget_contexts()
+
+    async def watch(self) -> NoReturn:
+        """Wait until the last one has given up."""
+        await self.fleet.watch()
+
+    async def close(self) -> None:
+        await self.fleet.close()
