@@ -16,6 +16,9 @@ from agentlightning.errors import BackendDied, ConfigError, EngineError
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
+_IDLE_SECONDS = 2.0
+"""An idle connection is not used again after so long. vLLM closes its end after five seconds, or after what ours are
+told; a request that meets that on its way is lost."""
 _NAMED = 4
 """So many damaged tensors are named."""
 _LARGEST_LINE = 1 << 24
@@ -148,7 +151,7 @@ class Api:
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
                 headers=self._headers,
                 read_bufsize=_LARGEST_LINE,

@@ -20,6 +20,9 @@ WORKER_FOLDER = Path(__file__).parent / "worker"
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM makes room for."""
 
+KEEP_ALIVE_SECONDS = 300
+"""How long a server keeps idle connections: longer than whoever asks it uses them."""
+
 MAX_LOGPROBS = MAX_TOP_LOGPROBS + 1
 """The sampled token counts as one."""
 
@@ -86,6 +89,7 @@ def environment(options: ServerOptions, key: str, devices: str | None = None) ->
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_API_KEY": key,
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }
     if devices is not None:
         found["CUDA_VISIBLE_DEVICES"] = devices

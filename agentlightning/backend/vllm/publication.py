@@ -12,6 +12,7 @@ is current is kept there, so that a server that starts again can be given it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,7 +24,9 @@ from agentlightning.backend.vllm.api import Sums
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
-from agentlightning.errors import BackendDied, EngineError
+from agentlightning.errors import BackendDied
+
+logger = logging.getLogger(__name__)
 
 Export = Callable[[str, str], Awaitable[None]]
 """Writes the weights of a policy into a directory."""
@@ -189,16 +192,13 @@ class WeightsPublication:
 
 
 async def _for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
-    """A replica that is lost meanwhile is left to whoever looks after it. Raises EngineError when all are."""
+    """A replica that is lost meanwhile is left to whoever looks after it: it gets what is current before it samples."""
 
-    async def one(replica: Replica) -> EngineError | None:
+    async def one(replica: Replica) -> None:
         try:
             await change(replica)
         except BackendDied as error:
+            logger.warning("%s did not take what was published; it is tried again. %s", replica.name, error)
             replica.suspect(stale=True)
-            return error
-        return None
 
-    lost = await asyncio.gather(*(one(replica) for replica in replicas))
-    if lost and all(lost):
-        raise EngineError(f"No vLLM server took what was published. {lost[0]}")
+    await asyncio.gather(*(one(replica) for replica in replicas))

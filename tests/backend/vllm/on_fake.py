@@ -115,3 +115,15 @@ class FlipsABit(FakeVLLM):
         data[-1] ^= 1
         file.write_bytes(data)
         return super().damaged(path, sums)
+
+
+class HangsUp(FakeVLLM):
+    """When it is asked for something of its workers the next time, the connection is gone."""
+
+    soon = False
+
+    async def collective_rpc(self, request: Any) -> Any:
+        if self.soon:
+            self.soon = False
+            request.transport.abort()
+        return await super().collective_rpc(request)

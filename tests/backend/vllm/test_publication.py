@@ -18,6 +18,7 @@ from ...engine.test_model_process import row
 from ..test_backend import fit
 from .on_fake import (
     FlipsABit,
+    HangsUp,
     IgnoresAdapters,
     KeepsContexts,
     KeepsOldHead,
@@ -94,6 +95,25 @@ async def test_a_flipped_bit_is_found_before_it_is_sampled_from(tiny_model_dir: 
         with pytest.raises(EngineError, match=rf"damaged on their way to the vLLM server at http.*: \S*{last}"):
             await learn(backend)
         assert backend.server.version in ("1", "default"), "it was told of no other weights"
+    finally:
+        await backend.close()
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+async def test_a_connection_that_is_lost_while_publishing_costs_another_try(
+    tiny_model_dir: Path, lora_rank: int | None
+) -> None:
+    class OnIt(VLLMOnFake):
+        fake = HangsUp
+
+    backend = OnIt(ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=64, seed=0, lora_rank=lora_rank))
+    await backend.start()
+    try:
+        assert isinstance(backend.server, HangsUp)
+        backend.server.soon = True
+        assert await learn(backend) == 1
+        assert (await sample(backend)).version == 1
+        assert not backend.server.soon
     finally:
         await backend.close()
 
