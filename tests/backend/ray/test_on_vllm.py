@@ -1,6 +1,6 @@
 """vLLM's servers as the engines on Ray: options, and servers that sample, take weights and are replaced on a cluster.
 
-The servers are a program of a few lines, or the real vLLM where `make test-vllm ARGS=--ray` names it (AGL_TEST_VLLM).
+The servers are a program of a few lines, or the real vLLM where AGL_TEST_VLLM names it (`scripts/vllm_cpu.py`).
 """
 
 from __future__ import annotations
