@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-
-from loguru import logger
-
-logger.disable("tau2")
-
+from tau2.data_model.tasks import Task
 from tau2.registry import registry
 
 from agentlightning.files import atomic_write
 
 
 def load_tasks(domain: str) -> dict[str, list[dict[str, Any]]]:
-    """The tasks of a domain in the parts that tau2 gives them."""
+    """The tasks of a domain in the parts that tau2 gives them; `base` is all that it reports results on."""
     load, parts = registry.get_tasks_loader(domain), registry.get_task_splits_loader(domain)
-    names = parts() if parts else {"base": None}
-    return {
-        name: [{"domain": domain, "task": task.model_dump(mode="json", exclude_none=True)} for task in load(name)]
-        if parts
-        else [{"domain": domain, "task": task.model_dump(mode="json", exclude_none=True)} for task in load(None)]
-        for name in names
-    }
+    made = {part: load(part) for part in parts()} if parts else {"base": load(None)}
+    return {part: [row_of(domain, task) for task in tasks] for part, tasks in made.items()}
+
+
+def row_of(domain: str, task: Task) -> dict[str, Any]:
+    """A task as the agent takes it."""
+    return {"domain": domain, "task": task.model_dump(mode="json", exclude_none=True)}
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ _CALL = re.compile(r"\b(\w+)(\([^()]*\))")
 
 @dataclass(frozen=True)
 class Script:
-    """A user's scenario: why they call, and what they know, a fact in a line; told in the second person, as tau2 does."""
+    """A user's scenario, in the second person as tau2 tells it: why they call, and what they know, a fact in a line."""
 
     reason: str
     known: str = ""
@@ -47,12 +47,15 @@ def commands(said: str, tools: Container[str]) -> list[tuple[str, dict[str, Any]
     """
     found: list[tuple[str, dict[str, Any]]] = []
     for name, arguments in _CALL.findall(said):
-        if name in tools:
-            try:
-                call: Any = ast.parse(f"{name}{arguments}", mode="eval").body
-                found.append((name, {word.arg: ast.literal_eval(word.value) for word in call.keywords}))
-            except (SyntaxError, ValueError):
-                continue  # these words name no call that can be made
+        if name not in tools:
+            continue
+        try:
+            call: Any = ast.parse(f"{name}{arguments}", mode="eval").body
+            given = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+        except (SyntaxError, ValueError):
+            continue  # these words name no call that can be made
+        if not call.args:
+            found.append((name, given))
     return found
 
 

@@ -5,15 +5,9 @@ It is an ordinary tau2 program. `@agl.rollout`, the endpoint and the reward are 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing litellm asks the internet for prices
-
-from loguru import logger
-
-logger.disable("tau2")  # it writes a line to the screen for every message
-
+from pydantic import ValidationError
 from tau2.agent.base import AgentError
 from tau2.agent.llm_agent import LLMAgent
 from tau2.data_model.message import AssistantMessage, ToolMessage, UserMessage
@@ -30,10 +24,13 @@ from .user import make_user
 
 
 class Assistant(LLMAgent):
-    """tau2's own agent; a message that tau2 cannot take (an empty one) is an error of the agent, not of the program."""
+    """tau2's own agent. A message that tau2 cannot take, as an empty one, is its error and no failure of the program."""
 
     def generate_next_message(self, message: Any, state: Any) -> tuple[AssistantMessage, Any]:
-        said, state = super().generate_next_message(message, state)
+        try:
+            said, state = super().generate_next_message(message, state)
+        except ValidationError as error:
+            raise AgentError(f"a call whose arguments are none: {error}") from error
         if not (said.is_tool_call() or said.has_text_content()):
             raise AgentError("an empty message")
         return said, state

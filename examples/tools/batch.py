@@ -44,25 +44,43 @@ class Batch:
 
         `carry_out` gives the result of a tool call from the number of its conversation and its arguments.
         """
+        last = [""] * len(conversations)
+
+        async def react(i: int, said: Any) -> list[dict[str, str]]:
+            calls = [call for call in said.tool_calls if call.status == ToolCallParseStatus.OK]
+            if not calls:
+                last[i] = said.content
+            answers = await asyncio.gather(*(carry_out(i, call.arguments) for call in calls))
+            return [{"role": "tool", "content": answer} for answer in answers]
+
+        await self.talk(conversations, tools, react, turns=turns, max_tokens=max_tokens)
+        return last
+
+    async def talk(
+        self,
+        conversations: Sequence[Messages],
+        tools: list[dict[str, Any]],
+        react: Callable[[int, Any], Awaitable[list[dict[str, str]]]],
+        *,
+        turns: int,
+        max_tokens: int,
+    ) -> None:
+        """Go on with each until nothing follows, or for so many turns. `react` gives the messages that follow from the
+        number of a conversation and what the model said, parsed.
+        """
         prompts = [self._renderer.render_ids(list(c), tools=tools, add_generation_prompt=True) for c in conversations]
-        last, active = [""] * len(prompts), list(range(len(prompts)))
-        stop = self._renderer.get_stop_token_ids()
+        active, stop = list(range(len(prompts))), self._renderer.get_stop_token_ids()
         for _ in range(turns):
+            if not active:
+                break
             asked = [prompts[i] for i in active]
             said = self._play.sample(self._model, asked, stop, generator=self._generator, max_tokens=max_tokens)
-            calling: list[int] = []
+            going_on: list[int] = []
             for i, response in zip(active, said, strict=True):
                 parsed = self._renderer.parse_response(response, tools=tools, prompt_ids=prompts[i])
-                calls = [call for call in parsed.tool_calls if call.status == ToolCallParseStatus.OK]
-                answers = await asyncio.gather(*(carry_out(i, call.arguments) for call in calls))
-                results: Any = [{"role": "tool", "content": answer} for answer in answers]
+                results: Any = await react(i, parsed)
                 following = results and self._renderer.bridge_to_next_turn(prompts[i], response, results, tools=tools)
                 if following:
                     prompts[i] = following.token_ids
-                    calling.append(i)
-                else:
-                    last[i] = parsed.content
-            active = calling
-            if not active:
-                break
-        return last
+                    going_on.append(i)
+            active = going_on

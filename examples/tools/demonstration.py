@@ -1,4 +1,4 @@
-"""A demonstration: what a model is asked, what it says turn by turn, and what its tools answer. No torch here."""
+"""A demonstration: what a model is asked, what it says turn by turn, and what comes back. No torch here."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class Said:
+    """What the user says in the middle of a conversation."""
+
+    text: str
+
+    def as_message(self) -> dict[str, str]:
+        return {"role": "user", "content": self.text}
+
+
+@dataclass(frozen=True)
 class Demonstration:
     """A conversation with an agent's model; the last turn has no answer."""
 
     messages: list[dict[str, Any]]
     turns: tuple[str, ...]
-    results: tuple[str, ...] = ()
+    results: tuple[str | Said, ...] = ()
+    """After each turn but the last: what a tool answered, or what somebody said."""
     tools: list[dict[str, Any]] = field(default_factory=list)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from renderers import Qwen3Renderer
+from renderers import Qwen3Renderer, Qwen3RendererConfig
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
 from agentlightning.cli.example import load_example
@@ -56,7 +56,7 @@ def make(course: Course, out: Path, *, seed: int = 0, quick: bool = False) -> No
     """Make the model and write it into a folder that plain `transformers` loads."""
     torch.manual_seed(seed)
     tokenizer = _words.make_tokenizer(_texts(course, random.Random(seed)), course.vocabulary)
-    renderer = Qwen3Renderer(tokenizer)
+    renderer = make_renderer(tokenizer)
     model: Qwen3ForCausalLM = _base.make_network(tokenizer, course.layers)
     model.config.max_position_embeddings = tokenizer.model_max_length = course.positions
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokenizer)} tokens", flush=True)
@@ -74,6 +74,11 @@ def make(course: Course, out: Path, *, seed: int = 0, quick: bool = False) -> No
             print(course.measure(model, renderer), flush=True)
             model.train()
     _base.save(model, tokenizer, out)
+
+
+def make_renderer(tokenizer: PreTrainedTokenizerBase) -> Qwen3Renderer:
+    """Like the gateway's for a model that does not think: conversations go on from their tokens after users' words too."""
+    return Qwen3Renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
 
 
 def _drawn(
@@ -97,7 +102,8 @@ def row_of(demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase, ren
         if result is None:
             ids = [*ids, *response]
         else:
-            bridged = renderer.bridge_to_next_turn(ids, response, [{"role": "tool", "content": result}], tools=tools)
+            message: Any = {"role": "tool", "content": result} if isinstance(result, str) else result.as_message()
+            bridged = renderer.bridge_to_next_turn(ids, response, [message], tools=tools)
             assert bridged is not None
             ids = bridged.token_ids
     targets = [_base.IGNORED] * len(ids)
@@ -110,7 +116,8 @@ def row_of(demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase, ren
 def _texts(course: Course, rng: random.Random) -> list[str]:
     """What the tokenizer's merges are learnt from: demonstrations of every behaviour, and the chat format."""
     shown = [course.demonstrate(rng, course.mixed) for _ in range(3000)]
-    texts = [t for d in shown for t in (*(str(m["content"]) for m in d.messages), *d.turns, *d.results)]
+    texts = [t for d in shown for t in (*(str(m["content"]) for m in d.messages), *d.turns)]
+    texts += [result if isinstance(result, str) else result.text for d in shown for result in d.results]
     texts += [json.dumps(tool) for d in shown for tool in d.tools]
     frame = [_words.TEMPLATE.read_text().split("{%- elif")[0], "user\n", "assistant\n", "system\n"]
     return texts + frame * 300

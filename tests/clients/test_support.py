@@ -5,11 +5,14 @@ one before, and what the small model is taught is what the agent says, token by 
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
+from transformers import AutoTokenizer
 
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
@@ -17,8 +20,11 @@ from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
 from agentlightning.types.reward import find_final_reward
+from examples.support.cases import KINDS, make_case
+from examples.support.demonstrations import SKILL, shown
 from examples.support.prompts import call
 from examples.support.script import Script
+from examples.tools.make_model import make_renderer, row_of
 from tests.clients.conftest import Run, SayingEngine, WitnessedEngine, World, carried_out
 
 pytestmark = [
@@ -56,7 +62,7 @@ def opening(task: dict[str, Any]) -> str:
 
 
 def expected(task: dict[str, Any]) -> list[str]:
-    """What an agent says that does what tau2 expects: a turn for each action, its user's too, and what it has to tell."""
+    """What an agent says that does what tau2 expects: a turn for each action, its user's too; then what it has to tell."""
     criteria = task["task"]["evaluation_criteria"]
     turns = []
     for action in criteria["actions"]:
@@ -76,6 +82,21 @@ def oracle(tasks: list[dict[str, Any]]) -> Callable[[str], str]:
         return expected(task)[prompt.count(TURN) - 2]
 
     return say
+
+
+@asynccontextmanager
+async def served(answer: Callable[[web.Request], Awaitable[web.Response]]) -> AsyncIterator[str]:
+    """An endpoint for chat completions on this machine."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
 
 
 async def run(world: World, tasks: list[dict[str, Any]], say: Callable[[str], str]) -> Run:
@@ -107,3 +128,73 @@ async def test_doing_nothing_earns_nothing(world: World, domain: str) -> None:
     assert {r.attempt.outcome for r in done.rollouts} == {Outcome.OK}, {r.attempt.error for r in done.rollouts}
     assert [find_final_reward(done.spans[r.rollout_id]) for r in done.rollouts] == [0.0] * len(tasks)
     assert done.exact() == len(done.all_calls()) == len(tasks)
+
+
+async def test_what_the_small_model_is_taught_is_what_the_agent_says_and_solves_the_cases(world: World) -> None:
+    """A case of each kind, worked on as in a demonstration in which all is well: every token is the same, so the tools
+    of the miniature answer as tau2's, and its scripted user speaks as in tau2.
+    """
+    installed()
+    rng, tokenizer = random.Random(0), AutoTokenizer.from_pretrained(resolve_model("calc"))
+    made = [make_case(rng, kind) for kind in KINDS for _ in range(2)]
+    told = [shown(case, rng, dict.fromkeys(SKILL, 1.0)) for case in made]
+    tasks = [{"domain": "mock", "task": case.as_task(str(n))} for n, case in enumerate(made)]
+
+    def say(prompt: str) -> str:
+        taught = next(one for one in told if f"user\n{one.messages[-1]['content']}<|im_end|>" in prompt)
+        return taught.turns[prompt.count(TURN) - 2]
+
+    done = await run(world, tasks, say)
+    assert {r.attempt.outcome for r in done.rollouts} == {Outcome.OK}, {r.attempt.error for r in done.rollouts}
+    assert [find_final_reward(done.spans[r.rollout_id]) for r in done.rollouts] == [1.0] * len(tasks)
+    for rollout, one in zip(done.rollouts, told, strict=True):
+        last = done.calls[rollout.rollout_id][-1]
+        said = [*last.prompt_ids.tolist(), *last.response_ids.tolist()]
+        assert said == row_of(one, tokenizer, make_renderer(tokenizer))[0]
+    idle = await run(world, tasks, lambda prompt: "Done.")
+    assert [find_final_reward(idle.spans[r.rollout_id]) for r in idle.rollouts] == [0.0] * len(tasks)
+
+
+@pytest.mark.parametrize(
+    "said", ["", "Which one?", '<tool_call>\n{"name": "get_users", "arguments": []}\n</tool_call>']
+)
+async def test_what_a_model_says_to_no_end_earns_nothing(world: World, said: str) -> None:
+    """An empty message, a question that is asked for ever, arguments that are none: no failure of the rollout."""
+    installed()
+    rng = random.Random(0)
+    tasks = [{"domain": "mock", "task": make_case(rng, "finish").as_task("0")}]
+    done = await run(world, tasks, lambda prompt: said)
+    assert [r.attempt.outcome for r in done.rollouts] == [Outcome.OK], done.rollouts[0].attempt.error
+    assert find_final_reward(done.spans[done.rollouts[0].rollout_id]) == 0.0
+
+
+async def test_the_user_can_be_a_model_behind_an_endpoint(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tau2's own simulator, whose calls go elsewhere: they are neither recorded nor trained."""
+    installed()
+    case = make_case(random.Random(0), "create")
+    task = {"domain": "mock", "task": case.as_task("0")}
+    opening = Script(case.reason).opening()
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(body := await request.json())
+        text = opening if len(asked) == 1 else "###STOP###"
+        message = {"role": "assistant", "content": text}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+            | {"choices": [choice], "usage": usage}
+        )
+
+    async with served(answer) as url:
+        monkeypatch.setenv("SUPPORT_USER_MODEL", "openai/simulator")
+        monkeypatch.setenv("SUPPORT_USER_BASE_URL", url)
+        monkeypatch.setenv("SUPPORT_USER_API_KEY", "secret")
+        told = shown(case, random.Random(0), dict.fromkeys(SKILL, 1.0))
+        done = await run(world, [task], lambda prompt: told.turns[prompt.count(TURN) - 2])
+    assert [r.attempt.outcome for r in done.rollouts] == [Outcome.OK], done.rollouts[0].attempt.error
+    assert find_final_reward(done.spans[done.rollouts[0].rollout_id]) == 1.0
+    assert [body["model"] for body in asked] == ["simulator", "simulator"]
+    assert case.reason in asked[0]["messages"][0]["content"], "the scenario"
+    assert len(done.all_calls()) == done.exact() == len(told.turns)
