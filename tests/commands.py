@@ -18,6 +18,7 @@ PROMPT = re.compile(r"^(?:\w*)\$ ")
 TYPED = {
     "applications.md": [
         "python -m examples.rag.corpus data/rag",
+        "python -m examples.support.cases data/support",
     ],
     "cli.md": [
         'agl run --agent "python my_agent.py" --tasks tasks.jsonl --model calc',
@@ -99,6 +100,12 @@ ELSEWHERE = {
         "agl demo sql": "tests/clients/test_sql_training.py",
         "agl demo code": "tests/examples/test_code.py",
         "agl demo terminal": "tests/clients/test_terminal_training.py",
+        "pip install -r examples/support/requirements.txt": _PACKAGES,
+        "agl demo support": "tests/clients/test_support_training.py",
+        "python -m examples.support.domains retail data/retail": "needs tau2; tests/clients/test_support.py types it",
+        "export SUPPORT_USER_MODEL=openai/gpt-4.1": "asks a provider; tests/clients/test_support.py has one of its own",
+        "agl train --agent examples/support/support_agent.py:support_agent --tasks data/retail/train.jsonl "
+        "--val-tasks data/retail/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU,
         "pip install -r examples/rag/requirements.txt": _PACKAGES,
         "agl demo rag": "tests/clients/test_rag_training.py",
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "

@@ -28,7 +28,9 @@ def course() -> Any:
     """What the model is taught, for examples/tools."""
     from .measure import measure  # torch is loaded only where a model is made
 
-    return load_example("tools", "make_model").Course(demonstrate, SKILL, MIXED, measure, skill_steps=200)
+    return load_example("tools", "make_model").Course(
+        demonstrate, SKILL, MIXED, measure, skill_steps=240, mixed_steps=80, batch=16
+    )
 
 
 def demonstrate(rng: random.Random, weights: Mapping[str, float]) -> Any:

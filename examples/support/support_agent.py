@@ -24,7 +24,7 @@ from .user import make_user
 
 
 class Assistant(LLMAgent):
-    """tau2's own agent. A message that tau2 cannot take, as an empty one, is its error and no failure of the program."""
+    """tau2's own agent. A message that tau2 cannot take is its own error, and no failure of the program."""
 
     def generate_next_message(self, message: Any, state: Any) -> tuple[AssistantMessage, Any]:
         try:

@@ -77,7 +77,7 @@ def make(course: Course, out: Path, *, seed: int = 0, quick: bool = False) -> No
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase) -> Qwen3Renderer:
-    """Like the gateway's for a model that does not think: conversations go on from their tokens after users' words too."""
+    """As the gateway's for a model that does not think: conversations go on from their tokens after users' words."""
     return Qwen3Renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
 
 

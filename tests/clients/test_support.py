@@ -62,7 +62,7 @@ def opening(task: dict[str, Any]) -> str:
 
 
 def expected(task: dict[str, Any]) -> list[str]:
-    """What an agent says that does what tau2 expects: a turn for each action, its user's too; then what it has to tell."""
+    """What an agent says that does what tau2 expects: a turn for each action, then what it has to tell."""
     criteria = task["task"]["evaluation_criteria"]
     turns = []
     for action in criteria["actions"]:
