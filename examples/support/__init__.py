@@ -2,9 +2,8 @@
 
 import os
 from contextlib import suppress
+from importlib import import_module
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # else importing litellm asks the internet for prices
 with suppress(ImportError):  # what makes tasks and demonstrations does without tau2
-    from loguru import logger
-
-    logger.disable("tau2")  # it writes lines to the screen for every message
+    import_module("loguru").logger.disable("tau2")  # it writes lines to the screen for every message
