@@ -29,7 +29,7 @@ def course() -> Any:
     from .measure import measure  # torch is loaded only where a model is made
 
     return load_example("tools", "make_model").Course(
-        demonstrate, SKILL, MIXED, measure, skill_steps=240, mixed_steps=80, batch=16
+        demonstrate, SKILL, MIXED, measure, skill_steps=240, mixed_steps=80, batch=12, positions=2048
     )
 
 

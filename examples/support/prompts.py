@@ -14,7 +14,7 @@ TOOLS: list[dict[str, Any]] = json.loads((HERE / "tools.json").read_text(encodin
 GREETING = "Hi! How can I help you today?"
 MAX_TOKENS = {"mock": 64}
 """Tokens of a message, by domain."""
-MAX_STEPS = {"mock": 20}
+MAX_STEPS = {"mock": 16}
 """Messages of a conversation, those of tools too; what is not over then earns nothing."""
 
 

@@ -16,7 +16,7 @@ SETTINGS: dict[str, Any] = {
     "minibatches": 2,
     "learning_rate": 3e-4,
     "schedule": "linear",
-    "max_context": 1280,
+    "max_context": 2048,
     "val_every": 8,
     "save_every": 8,
 }

@@ -8,10 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 
 from agentlightning.cli.configuration import make_algorithm
 from examples.calc.tokenizer import make_tokenizer
-from examples.support import cases
+from examples.support import cases, recipe
 from examples.support.cases import KINDS, SIZES, make_case, make_tasks, write_data
 from examples.support.demonstrations import ASK_TASK, ASK_TITLE, MIXED, SKILL, Talk, shown
 from examples.support.desk import Desk
@@ -164,3 +165,4 @@ def test_a_talk_keeps_what_came_back() -> None:
 def test_the_files_of_settings_are_settings() -> None:
     for name, model in (("config.gpu.yaml", "Qwen/Qwen3-8B"), ("config.yaml", "calc")):
         assert make_algorithm(None, None, ROOT / "examples" / "support" / name, []).model == model
+    assert yaml.safe_load((ROOT / "examples" / "support" / "config.yaml").read_text()) == recipe.SETTINGS
