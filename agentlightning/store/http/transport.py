@@ -31,8 +31,9 @@ from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = {"work": 256, "waits": 0, "beats": 16}
-"""In each pool (0: without a limit). Neither long polls nor work may keep a heartbeat waiting for a connection."""
+MAX_CONNECTIONS = {"work": 256, "waits": 0, "beats": 256}
+"""In each pool (0: without a limit). Neither long polls nor work may keep a heartbeat waiting for a connection, and nor
+may the heartbeats of hundreds of runners in one process where the server takes seconds for each."""
 PIECEMEAL_BYTES = 2**20
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
