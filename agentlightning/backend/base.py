@@ -50,6 +50,9 @@ class ModelSettings:
     waits for, or go on under the new ones with their contexts computed again. Each token carries its version."""
     gradient_checkpointing: bool = False
     """Less memory in a pass for about a third more time."""
+    offload: bool = False
+    """Keep the optimiser of a policy on a GPU, with float32 copies of what it trains, in the CPU's memory; it steps
+    there."""
     ranks: int = 1
     """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
     seed: int | None = None

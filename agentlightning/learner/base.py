@@ -165,6 +165,8 @@ class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, about a third more time."""
+    offload: bool = False
+    """Keep the optimiser's moments and float32 copies of the weights in the CPU's memory, and step there; for a GPU."""
     logits_at_once: int = 1 << 26
     """Logits (tokens × vocabulary) that exist at the same time; more are computed piece by piece."""
     reference: str | None = None

@@ -3,6 +3,10 @@
 bfloat16 has three decimal digits: a usual step is less than half of the last one, so weights that were stepped directly
 would mostly stay as they are, and gradients added up over many passes would lose the small ones. So short types are
 trained through float32 copies.
+
+Copies may be kept on another device than the weights (`keep_on`): then gradients go there after each pass, the moments
+are there, AdamW steps there, and what becomes of the weights comes back (Rajbhandari et al., ZeRO-Offload,
+arXiv 2101.06840). A device that computes has room for weights and the gradients of one pass then.
 """
 
 from __future__ import annotations
@@ -20,12 +24,17 @@ from agentlightning.learner.base import OptimParams
 class Optimizer:
     """Owns the gradients between two steps and the copies that are stepped."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], adamw: torch.optim.Optimizer | None = None) -> None:
-        """`adamw`: one that there is, of these parameters in this order."""
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        adamw: torch.optim.Optimizer | None = None,
+        *,
+        keep_on: str | None = None,
+    ) -> None:
+        """`adamw`: one that there is, of these parameters in this order. `keep_on`: the device of the copies; None:
+        that of the weights, and those that need no copies are stepped themselves."""
         self._parameters = parameters
-        self._stepped: list[Tensor] = [
-            p if p.dtype.itemsize >= 4 else nn.Parameter(p.detach().float()) for p in parameters
-        ]
+        self._stepped: list[Tensor] = [_stepped(p, keep_on) for p in parameters]
         self._adamw = torch.optim.AdamW(self._stepped, lr=0.0) if adamw is None else adamw
 
     @property
@@ -36,7 +45,7 @@ class Optimizer:
         """Take over the gradients of a pass, so that the next pass's are added up in float32. Call after each."""
         for parameter, stepped in self._copied:
             if parameter.grad is not None:
-                gradient = parameter.grad.float()
+                gradient = parameter.grad.to(stepped.device, stepped.dtype)
                 stepped.grad = gradient if stepped.grad is None else stepped.grad.add_(gradient)
                 parameter.grad = None
 
@@ -82,7 +91,8 @@ class Optimizer:
         """For `load`; the copies belong to it. The same, however many ranks there are."""
         adamw = self._adamw.state_dict()
         moments = {n: {k: whole(v) for k, v in one.items()} for n, one in adamw["state"].items()}
-        return {"adamw": {**adamw, "state": moments}, "copies": [whole(s.detach()) for _, s in self._copied]}
+        copies = [whole(s.detach()) for p, s in self._copied if _is_short(p)]  # others are the weights themselves
+        return {"adamw": {**adamw, "state": moments}, "copies": copies}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of other parameters."""
@@ -90,8 +100,24 @@ class Optimizer:
         moments = {n: {k: _as(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
         self._adamw.load_state_dict({**adamw, "state": moments})
         with torch.no_grad():
-            for (_, stepped), saved in zip(self._copied, state["copies"], strict=True):
+            short = [stepped for parameter, stepped in self._copied if _is_short(parameter)]
+            for stepped, saved in zip(short, state["copies"], strict=True):
                 stepped.copy_(_as(saved, stepped))
+            for parameter, stepped in self._copied:
+                if not _is_short(parameter):
+                    stepped.copy_(parameter)
+
+
+def _stepped(parameter: nn.Parameter, keep_on: str | None) -> nn.Parameter:
+    """What is stepped for a parameter: itself, or a copy."""
+    if keep_on is None and not _is_short(parameter):
+        return parameter
+    dtype = torch.promote_types(parameter.dtype, torch.float32)
+    return nn.Parameter(parameter.detach().to(keep_on or parameter.device, dtype, copy=True))
+
+
+def _is_short(parameter: nn.Parameter) -> bool:
+    return parameter.dtype.itemsize < 4
 
 
 def whole(value: Any) -> Any:

@@ -75,7 +75,13 @@ class TorchLearner:
             self._add_reference(self.options.reference)
 
     def _make_optimizer(self) -> Optimizer:
-        return Optimizer(self.policy.trainable())
+        if not self.options.offload:
+            return Optimizer(self.policy.trainable())
+        if self.policy.device.type == "cpu":
+            raise ConfigError(
+                "offload=True takes the optimiser from a GPU's memory, and the model is on the CPU: leave it out."
+            )
+        return Optimizer(self.policy.trainable(), keep_on="cpu")
 
     def _add_reference(self, path: str) -> None:
         """An adapter has its base already, or another adapter beside it; any other reference is a model of its own."""
@@ -237,7 +243,8 @@ class TorchLearner:
 
     def load_state(self, path: str | Path) -> None:
         """What `save_state` wrote, onto a policy loaded from the weights exported with it."""
-        state = torch.load(Path(path) / STATE_FILE, map_location=self.policy.device, weights_only=True)
+        place = "cpu" if self.options.offload else self.policy.device
+        state = torch.load(Path(path) / STATE_FILE, map_location=place, weights_only=True)
         try:
             self._optimizer.load(state["optimizer"])
         except (ValueError, KeyError) as error:

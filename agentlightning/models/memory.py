@@ -14,13 +14,13 @@ _LORA_RANK = 16
 
 
 def refuse_what_does_not_fit(
-    model: str, shape: ModelShape, *, dtype: str, device: str, adapter: bool, trains: bool = True
+    model: str, shape: ModelShape, *, dtype: str, device: str, adapter: bool, trains: bool = True, offload: bool = False
 ) -> None:
     """Raises ModelError with the sum, and with what would fit, for a model that is too big for this machine."""
     memory, what = memory_of(device)
     if memory is None:
         return
-    need = _bytes(shape, dtype, adapter=adapter, trains=trains)
+    need = _bytes(shape, dtype, adapter=adapter, trains=trains, offload=offload)
     if need <= memory:
         return
     others = {
@@ -45,8 +45,8 @@ def memory_of(device: str) -> tuple[int | None, str]:
     return _free_memory(), "this machine"
 
 
-def _bytes(shape: ModelShape, dtype: str, *, adapter: bool, trains: bool) -> int:
-    return shape.training_bytes(dtype, adapter=adapter or not trains)
+def _bytes(shape: ModelShape, dtype: str, *, adapter: bool, trains: bool, offload: bool = False) -> int:
+    return shape.training_bytes(dtype, adapter=adapter or not trains, offload=offload)
 
 
 def _gpu_memory() -> int | None:

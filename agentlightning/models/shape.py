@@ -69,14 +69,17 @@ class ModelShape:
         full = 1e-6 * (4096 / self.hidden) * math.sqrt(30 / self.layers)
         return float(f"{full * 10 if adapter or self.adapter else full:.1e}")
 
-    def training_bytes(self, dtype: str, *, adapter: bool) -> int:
-        """What weights, gradients and AdamW's two moments take; activations and the KV cache come on top.
+    def training_bytes(self, dtype: str, *, adapter: bool, offload: bool = False) -> int:
+        """What weights, gradients and AdamW's two moments take; activations and the KV cache come on top. `offload`:
+        what they take of a GPU, when the moments are not there.
 
         Short types are trained through float32 copies. An adapter's own numbers are small beside the frozen weights.
         """
         each = BYTES_OF[dtype]
         if adapter or self.adapter:
             return int(self.parameters * each * 1.05)
+        if offload:
+            return self.parameters * 2 * each
         trained = 3 * max(each, 4) + (0 if each >= 4 else 4)  # gradient and two moments, and the copy
         return self.parameters * (each + trained)
 

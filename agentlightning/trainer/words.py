@@ -33,7 +33,12 @@ def introduce(
     shape = algorithm.shape
     if shape is not None:
         refuse_what_does_not_fit(
-            algorithm.model, shape, dtype=algorithm.dtype, device=algorithm.device, adapter=algorithm.trains_adapter
+            algorithm.model,
+            shape,
+            dtype=algorithm.dtype,
+            device=algorithm.device,
+            adapter=algorithm.trains_adapter,
+            offload=algorithm.offload,
         )
     reporter.note(opening(algorithm, shape, run_dir, train, val))
     if val is None or len(val) == 0:

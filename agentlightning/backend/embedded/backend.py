@@ -93,6 +93,8 @@ def settings_of(spec: ModelSpec) -> Settings:
     if spec.ranks > 1 and (spec.adapters or spec.critic):
         what = "several policies" if spec.adapters else "a critic"
         raise ConfigError(f"ranks={spec.ranks} spreads one policy without a critic; {what} are learned on one rank.")
+    if spec.ranks > 1 and spec.offload:
+        raise ConfigError(f"offload is for one rank; ranks={spec.ranks} share the optimiser out already: leave it out.")
     return Settings(
         model=resolve_model(spec.model),
         device=spec.device,
@@ -108,6 +110,7 @@ def settings_of(spec: ModelSpec) -> Settings:
         ranks=spec.ranks,
         learner=LearnerOptions(
             gradient_checkpointing=spec.gradient_checkpointing,
+            offload=spec.offload,
             reference=resolve_model(spec.reference) if spec.reference else None,
             critic=spec.critic,
         ),

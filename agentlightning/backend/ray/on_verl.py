@@ -29,6 +29,9 @@ def refuse_for_verl(spec: ModelSpec, options: RayOptions) -> None:
         "share a row on GPUs only (FlashAttention): leave sequence_parallel out, or device='cpu'.": (
             options.sequence_parallel == 1 or spec.device != "cpu"
         ),
+        "offload by an option of the backend's: set backend_options={'offload': True}, and leave the setting out.": (
+            not spec.offload
+        ),
         "have nothing to offload from a CPU: leave offload out, or device='cpu'.": (
             not options.offload or spec.device != "cpu"
         ),
