@@ -18,7 +18,7 @@ from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
 
-STEP = OptimParams(learning_rate=1e-2, max_grad_norm=0.5, weight_decay=0.1, max_kl=1e-4)
+STEP = OptimParams(learning_rate=1e-2, max_grad_norm=0.5, weight_decay=0.1, max_kl=1e-2)
 
 
 class Offloaded(TorchLearner):
@@ -48,8 +48,8 @@ def test_steps_are_the_same_bit_for_bit(
         return kind(load_policy(model, device="cpu", dtype=dtype))
 
     beside, apart = made(TorchLearner), made(Offloaded)
-    first = steps(beside, group_of_conversations, 3)
-    assert steps(apart, group_of_conversations, 3) == first
+    first = steps(beside, group_of_conversations, 2)
+    assert steps(apart, group_of_conversations, 2) == first
     assert any(step["halvings"] for step in first), "max_kl halved some"
     same(beside, apart)
     for kept, kind in ((beside, Offloaded), (apart, TorchLearner)):  # a resume with the other
@@ -58,8 +58,8 @@ def test_steps_are_the_same_bit_for_bit(
         kept.save_state(folder / "state")
         resumed = made(kind, folder / "model")
         resumed.load_state(folder / "state")
-        steps(kept, group_of_conversations, 2)
-        steps(resumed, group_of_conversations, 2)
+        steps(kept, group_of_conversations, 1)
+        steps(resumed, group_of_conversations, 1)
         same(kept, resumed)
 
 
