@@ -1,8 +1,9 @@
-"""`python -m tests.backend.ray.vllm_nodes VLLM RANK [RUN_DIR STEPS]`: vLLM servers on a local cluster of two nodes.
+"""`python -m tests.backend.ray.vllm_nodes VLLM RANK [RUN_DIR STEPS]`: vLLM servers on a local cluster.
 
-The learner is on one node and the server on the other. RANK is that of an adapter; 0 trains all weights. Without
-RUN_DIR it learns twice from a prompt, and in between the server's actor is killed (kill -9) with a request under way;
-what came of it is a line of JSON. With RUN_DIR the calculator agent trains so many steps.
+The learner is on one node, the server on another, and nothing on the head. RANK is that of an adapter; 0 trains all
+weights. Without RUN_DIR it learns twice from a prompt. In between the server's actor is killed (kill -9) with a request
+under way; at last its node is, and another one joins. What came of it is a line of JSON. With RUN_DIR the calculator
+agent trains so many steps.
 """
 # ruff: noqa: ASYNC110 - a wait of a test
 
@@ -20,6 +21,7 @@ from typing import Any
 import aiohttp
 import msgspec
 import numpy as np
+import psutil
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
@@ -33,6 +35,7 @@ from agentlightning.learner.base import LossConfig, OptimParams
 from agentlightning.metrics import SilentConsole
 
 from ...engine.test_model_process import row
+from .three_nodes import pids_of
 
 STORE = 100 << 20
 PROMPT = np.arange(20, 200, dtype=np.int32)
@@ -72,7 +75,7 @@ async def without_key(replica: Replica) -> list[int]:
         return [(await session.post(replica.api.url + path, json={})).status for path in paths]
 
 
-async def checks(backend: RayBackend) -> dict[str, Any]:
+async def checks(backend: RayBackend, cluster: Cluster) -> dict[str, Any]:
     replica = backend.sampling.fleet.replicas[0]
     assert isinstance(replica, Replica)
     first = replica.process
@@ -97,19 +100,32 @@ async def checks(backend: RayBackend) -> dict[str, Any]:
     await look(await sample(backend))
     second = replica.process
     assert isinstance(second, PlacedServer)
-    return {**found, "new_process": first.host.pid != second.host.pid, "weights_left": in_memory(backend, "/*/*")}
+    found |= {"new_process": first.host.pid != second.host.pid, "weights_left": in_memory(backend, "/*/*")}
+    replace_node(cluster, second.host.pid)
+    while replica.process is second and replica.ready.is_set():
+        await asyncio.sleep(0.05)
+    await look(await sample(backend))
+    return found
+
+
+def replace_node(cluster: Cluster, pid: int) -> None:
+    """The one with this actor."""
+    raylet = psutil.Process(pid).ppid()
+    node = next(node for node in cluster.list_all_nodes() if raylet in pids_of(node))
+    cluster.remove_node(node, allow_graceful=False)
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
 
 
 def in_memory(backend: RayBackend, below: str = "") -> list[str]:
     return [path.name for path in Path("/dev/shm").glob(f"{Path(backend._folder).name}*{below}")]  # pyright: ignore
 
 
-async def look_at_the_backend(settings: dict[str, Any]) -> None:
+async def look_at_the_backend(settings: dict[str, Any], cluster: Cluster) -> None:
     spec = ModelSpec(device="cpu", max_context=512, seed=0, **settings)
     backend = RayBackend(spec)
     await backend.start()
     try:
-        found = await checks(backend)
+        found = await checks(backend, cluster)
     finally:
         await backend.close()
     sys.stdout.write(json.dumps({**found, "left": in_memory(backend)}) + "\n")
@@ -127,15 +143,16 @@ async def train(settings: dict[str, Any], run_dir: Path, steps: int) -> None:
 
 async def main(program: str, rank: int, *training: str) -> None:
     logging.basicConfig(level=logging.INFO)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "object_store_memory": STORE})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "object_store_memory": STORE})
     try:
-        cluster.add_node(num_cpus=2, object_store_memory=STORE)
+        for _ in range(2):
+            cluster.add_node(num_cpus=2, object_store_memory=STORE)
         chosen = options(program, str(cluster.address))
         settings: dict[str, Any] = {"model": "calc", "lora_rank": rank or None, "backend_options": chosen}
         if training:
             await train(settings, Path(training[0]), int(training[1]))
         else:
-            await look_at_the_backend(settings)
+            await look_at_the_backend(settings, cluster)
     finally:
         cluster.shutdown()
 
