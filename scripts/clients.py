@@ -49,6 +49,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
     ],
     "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
+    "agentscope1": ["agentscope==1.0.21", "openai==2.54.0", "mcp==1.30.0", "greenlet", "tqdm"],
     "mcp2": ["agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "mcp==2.3.0", "tenacity"],
     "openai2": [
         "ag2[openai]==0.14.0",
@@ -66,6 +67,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
 
 
 AGENTS = {
+    "agentscope1": "werewolf",
     "litellm": "litellm or adk",
     "crewai": "crewai",
     "mcp2": "test_math",

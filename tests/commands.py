@@ -19,6 +19,7 @@ TYPED = {
     "applications.md": [
         "python -m examples.rag.corpus data/rag",
         "python -m examples.support.cases data/support",
+        "python -m examples.werewolf.tasks data/werewolf",
     ],
     "cli.md": [
         'agl run --agent "python my_agent.py" --tasks tasks.jsonl --model calc',
@@ -110,6 +111,11 @@ ELSEWHERE = {
         "agl demo rag": "tests/clients/test_rag_training.py",
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
         "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
+        "pip install -r examples/werewolf/requirements.txt": _PACKAGES,
+        "agl demo werewolf": "tests/clients/test_werewolf_training.py",
+        "agl show runs/werewolf-20250101-120000 --log --limit 1": "tests/cli/test_agents.py",
+        "agl train --agent examples/werewolf/werewolf_agent.py:werewolf_agent --tasks data/werewolf/train.jsonl "
+        "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml": _GPU,
     },
     "cli.md": {
         "agl demo calc": "tests/e2e/test_training.py",

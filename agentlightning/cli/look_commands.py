@@ -40,6 +40,7 @@ def show(
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
     full: Annotated[bool, typer.Option("--full", help="System prompts and tools too.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="Only the messages that the agents emitted.")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what was said in the rollouts of a run: task, messages, tool calls, reward, error.
@@ -58,6 +59,7 @@ def show(
         failed=failed,
         limit=limit,
         full=full,
+        log=log,
         step=step,
         task=task,
         group=group,

@@ -20,7 +20,7 @@ from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.safe import safe, terminal
-from agentlightning.cli.transcript import transcript
+from agentlightning.cli.transcript import log, transcript
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Outcome, RolloutStatus, Span
@@ -35,6 +35,8 @@ class Wanted:
     failed: bool = False
     limit: int = 3
     full: bool = False
+    log: bool = False
+    """What the agents emitted, and not their model calls."""
     step: int | None = None
     task: str | None = None
     """A text in the task."""
@@ -82,7 +84,7 @@ async def _show(run: Path, wanted: Wanted) -> None:
         return
     side_by_side = wanted.group is not None and terminal().width >= 100
     width = (terminal().width - 2) // 2 if side_by_side else min(terminal().width, 100)
-    panels = [_panel(e, s, wanted.full, width, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
+    panels = [_panel(e, s, wanted, width, a) for e, s, a in zip(episodes, spans, advantages, strict=True)]
     if side_by_side:
         terminal().print(Columns(panels))
         return
@@ -134,10 +136,11 @@ def _finish(span: Span) -> dict[str, Any]:
     return {"finish_reason": reasons[0], "tokens": span.attributes.get("gen_ai.usage.output_tokens")}
 
 
-def _panel(episode: Episode, spans: Sequence[Span], full: bool, width: int, advantage: float | None) -> Panel:
+def _panel(episode: Episode, spans: Sequence[Span], wanted: Wanted, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
     task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
-    parts = [Text(f"task  {safe(task)}", style="dim"), transcript(spans, full=full)]
+    said = log(spans) if wanted.log else transcript(spans, full=wanted.full)
+    parts = [Text(f"task  {safe(task)}", style="dim"), said]
     if episode.attempt is not None and episode.attempt.error:
         parts.append(Text(safe(episode.attempt.error), style="red"))
     for alias, own in spent_of(spans).items():

@@ -1,4 +1,4 @@
-"""Transcripts of agents for people, read back from the spans of their model calls."""
+"""Transcripts of agents for people, read back from the spans of their model calls and of the messages they emitted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 from agentlightning.cli.safe import safe
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode, Span
+from agentlightning.types.names import MESSAGE_BODY
 from agentlightning.types.reward import find_final_reward
 
 _STYLES = {"system": "dim", "user": "bold", "assistant": "cyan", "tool": "yellow"}
@@ -44,16 +45,24 @@ def _side_by_side(
 ) -> RenderableType:
     titles = ("before training", f"after {last_step} steps")
     panels = [
-        Panel(transcript(s), title=f"{title}: reward {reward:g}", width=58, border_style="green" if reward else "red")
+        Panel(
+            log(s) or transcript(s),
+            title=f"{title}: reward {reward:g}",
+            width=58,
+            border_style="green" if reward else "red",
+        )
         for title, s, reward in zip(titles, spans, rewards, strict=True)
     ]
     return Group(Text(f"\nThe same task before and after: {json.dumps(rollout.input)}"), Columns(panels))
 
 
 def transcript(spans: Sequence[Span], *, full: bool = False) -> Text:
-    """The messages of an attempt's model calls in order; with `full` system prompts and tools too, each once."""
+    """The messages of an attempt's model calls in order, and what the agent emitted between them; with `full` system
+    prompts and tools too, each once. Of several agents each is shown by its name.
+    """
     text = Text()
     tools: set[str] = set()
+    agents = {span.attributes.get("gen_ai.agent.name") for span in spans} - {None}
     for span in spans:
         given = span.attributes.get("gen_ai.tool.definitions")
         if full and isinstance(given, str) and given not in tools:
@@ -64,10 +73,21 @@ def transcript(spans: Sequence[Span], *, full: bool = False) -> Text:
         for key in ("gen_ai.input.messages", "gen_ai.output.messages"):
             for message in _messages(span.attributes.get(key)):
                 if full or message["role"] != "system":
-                    text.append(f"{message['role']:>9}  ", style=_STYLES.get(message["role"], ""))
+                    name = span.attributes.get("gen_ai.agent.name") if len(agents) > 1 else None
+                    spoke = safe(str(name)) if name and key == "gen_ai.output.messages" else message["role"]
+                    text.append(f"{spoke:>9}  ", style=_STYLES.get(message["role"], ""))
                     text.append(f"{_content(message)}\n")
+        if (line := span.attributes.get(MESSAGE_BODY)) is not None:
+            text.append(f"{'message':>9}  ", style="magenta")
+            text.append(f"{safe(str(line))}\n")
     text.rstrip()
     return text
+
+
+def log(spans: Sequence[Span]) -> Text:
+    """The messages that an agent emitted, a line each, without its model calls."""
+    lines = [span.attributes[MESSAGE_BODY] for span in spans if MESSAGE_BODY in span.attributes]
+    return Text("\n".join(safe(str(line)) for line in lines))
 
 
 def _messages(value: Any) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +23,16 @@ class Demonstration:
 
     messages: list[dict[str, Any]]
     turns: tuple[str, ...]
-    results: tuple[str | Said, ...] = ()
-    """After each turn but the last: what a tool answered, or what somebody said."""
+    results: tuple[str | Said | Sequence[dict[str, Any]], ...] = ()
+    """After each turn but the last: what a tool answered, what somebody said, or several messages."""
     tools: list[dict[str, Any]] = field(default_factory=list)
+
+    def following(self) -> list[list[dict[str, Any]]]:
+        """The results as messages."""
+        return [_as_messages(result) for result in self.results]
+
+
+def _as_messages(result: str | Said | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(result, str):
+        return [{"role": "tool", "content": result}]
+    return [result.as_message()] if isinstance(result, Said) else list(result)

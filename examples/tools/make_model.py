@@ -96,14 +96,14 @@ def row_of(demonstration: Demonstration, tokenizer: PreTrainedTokenizerBase, ren
     messages: Any = demonstration.messages
     tools: Any = demonstration.tools or None
     ids, sampled = renderer.render_ids(messages, tools=tools, add_generation_prompt=True), []
-    for turn, result in zip_longest(demonstration.turns, demonstration.results):
+    for turn, following in zip_longest(demonstration.turns, demonstration.following()):
         response = [*tokenizer.encode(turn, add_special_tokens=False), tokenizer.eos_token_id]
         sampled.append(range(len(ids), len(ids) + len(response)))
-        if result is None:
+        if following is None:
             ids = [*ids, *response]
         else:
-            message: Any = {"role": "tool", "content": result} if isinstance(result, str) else result.as_message()
-            bridged = renderer.bridge_to_next_turn(ids, response, [message], tools=tools)
+            told: Any = following
+            bridged = renderer.bridge_to_next_turn(ids, response, told, tools=tools)
             assert bridged is not None
             ids = bridged.token_ids
     targets = [_base.IGNORED] * len(ids)
@@ -117,7 +117,7 @@ def _texts(course: Course, rng: random.Random) -> list[str]:
     """What the tokenizer's merges are learnt from: demonstrations of every behaviour, and the chat format."""
     shown = [course.demonstrate(rng, course.mixed) for _ in range(3000)]
     texts = [t for d in shown for t in (*(str(m["content"]) for m in d.messages), *d.turns)]
-    texts += [result if isinstance(result, str) else result.text for d in shown for result in d.results]
+    texts += [str(m["content"]) for d in shown for messages in d.following() for m in messages]
     texts += [json.dumps(tool) for d in shown for tool in d.tools]
     frame = [_words.TEMPLATE.read_text().split("{%- elif")[0], "user\n", "assistant\n", "system\n"]
     return texts + frame * 300

@@ -11,7 +11,7 @@ import agentlightning as agl
 from agentlightning.cli.agents import ProgramOptions, find_agent, isolation_of
 from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import Wanted, show_rollouts
-from agentlightning.cli.transcript import transcript
+from agentlightning.cli.transcript import log, transcript
 from agentlightning.litagent.decorator import FunctionAgent
 from agentlightning.metrics import SilentConsole
 from agentlightning.types import Span
@@ -107,6 +107,17 @@ def test_a_transcript_in_full_has_system_prompts_and_each_tool_once() -> None:
     assert shown.count("Be brief.") == 2
     assert shown.count('"name": "calc"') == 1
     assert str(transcript(spans)) == ""
+
+
+def test_a_transcript_names_several_agents_and_has_what_was_emitted() -> None:
+    said = json.dumps([{"role": "assistant", "parts": [{"type": "text", "content": "Ben?"}]}])
+    calls = [{"gen_ai.agent.name": name, "gen_ai.output.messages": said} for name in ("Ana", "Ivy")]
+    found = [calls[0], {"agentlightning.message.body": "Moderator: Night 1."}, calls[1]]
+    spans = [Span.from_attributes(attributes=one, rollout_id="r", attempt_id="a", name="s") for one in found]
+    lines = [line.split(maxsplit=1) for line in str(transcript(spans)).splitlines()]
+    assert lines == [["Ana", "Ben?"], ["message", "Moderator: Night 1."], ["Ivy", "Ben?"]]
+    assert str(transcript(spans[:2])).split() == ["assistant", "Ben?", "message", "Moderator:", "Night", "1."]
+    assert str(log(spans)) == "Moderator: Night 1."
 
 
 def test_a_file_of_a_package_may_import_relatively(tmp_path: Path) -> None:
