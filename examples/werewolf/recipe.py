@@ -13,9 +13,9 @@ SETTINGS: dict[str, Any] = {
     "policies": ["wolves"],
     "frozen": "village",
     "lora_rank": 16,
-    "steps": 16,
+    "steps": 12,
     "tasks_per_step": 4,
-    "group_size": 8,
+    "group_size": 6,
     "minibatches": 2,
     "credit": "return_to_go",
     "learning_rate": 2e-3,
@@ -24,12 +24,12 @@ SETTINGS: dict[str, Any] = {
     "cut_long_prompts": True,
     "max_calls": 100,
     "max_tokens": 4000,
-    "val_every": 8,
-    "save_every": 8,
+    "val_every": 6,
+    "save_every": 2,
 }
 MODEL = partial(load_example("tools", "cached").cached_model, "werewolf")
 """Where the model is; it is made when it is first asked for."""
-CONCURRENCY = 32
+CONCURRENCY = 24
 """Games that are played at the same time: a whole step."""
 
 train_tasks, val_tasks, test_tasks = load_example("tools", "parts").parts_of(make_tasks)

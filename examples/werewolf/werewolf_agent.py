@@ -22,8 +22,9 @@ from .moderator import Moderator
 from .prompts import HISTORY, MAX_TOKENS, MODERATOR, NO_MOVE, SYSTEM, Move, spoken
 from .reward import of_end, of_survival, of_votes
 
-# One for all clients: making the connections of each costs about 20 ms of CPU.
-http = httpx.AsyncClient(timeout=600)
+# One for all players: an OpenAI client that makes its own costs about 20 ms of CPU. It has few connections, since it
+# looks at each of them before every request.
+http = httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=32))
 
 
 def seat(name: str, llm: agl.LLM, model: str) -> ReActAgent:
@@ -107,14 +108,15 @@ def earn(rewards: Mapping[str, Mapping[str, float]]) -> None:
 
 @agl.rollout
 async def werewolf_agent(task: dict[str, Any], llm: agl.LLM, rollout: agl.AttemptedRollout) -> None:
-    """Play the game that `task["seed"]` deals; the camps are policies, or models, of the names `wolves` and `village`.
+    """Play the game that `task["seed"]` deals.
 
-    In a league the policy takes a camp, and whom it draws takes the other one.
+    Each camp asks for the model of its name, `wolves` and `village`: policies that are trained, the frozen model, or
+    another provider's. In a league the policy plays one camp, and whom it is given as an opponent the other one.
     """
-    game = Game.deal(task["seed"])
-    models = {WOLVES: WOLVES, VILLAGE: VILLAGE}
+    game, models = Game.deal(task["seed"]), {WOLVES: WOLVES, VILLAGE: VILLAGE}
     if opponent := rollout.metadata.get("opponent"):
-        models = {WOLVES: llm.model, VILLAGE: opponent}
+        own = (WOLVES, VILLAGE)[rollout.metadata.get("seat", 0)]
+        models = {camp: llm.model if camp == own else opponent for camp in models}
     agents = {name: seat(name, llm, models[game.camp(name)]) for name in game.alive}
     winner = await Moderator(game, Players(game, agents), Rules(**task.get("rules", {}))).play()
     agl.emit_message(f"{winner or 'Nobody'} won.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,11 @@ def framework() -> None:
 
 
 @pytest.mark.timeout(900)
-def test_two_steps_of_it(tmp_path: Path) -> None:
-    """A model that was taught for three steps knows nothing, but its calls have the form that the tool asks for."""
+@pytest.mark.parametrize("opponent", [{"frozen": "village"}, {"frozen": None, "league": {"every": 1, "seats": 2}}])
+def test_two_steps_of_it(tmp_path: Path, opponent: dict[str, Any]) -> None:
+    """Against the model as it was, and against earlier selves in both camps. A model that was taught for three steps
+    knows nothing, but its calls have the form that the tool asks for.
+    """
     framework()
     make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(tmp_path, "-c", make, "werewolf", "--quick", "--out", "model")
@@ -35,7 +39,7 @@ def test_two_steps_of_it(tmp_path: Path) -> None:
     tasks = [{**task, "rules": {"rounds": 1, "last_words": False}} for task in make_tasks()["train"][:2]]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     short = {"model": "./model", "steps": 2, "tasks_per_step": 1, "group_size": 3, "preflight": "warn"}
-    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short))
+    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short | opponent))
     command = f"train --agent {AGENT}:werewolf_agent --tasks tasks.jsonl --config config.json --run-dir run"
     done = typed(tmp_path, "-m", "agentlightning", *command.split(), timeout=700)
     assert "Traceback" not in done.stderr, done.stderr
