@@ -29,22 +29,20 @@ def framework() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("opponent", [{"frozen": "village"}, {"frozen": None, "league": {"every": 1, "seats": 2}}])
 def test_two_steps_of_it(tmp_path: Path, opponent: dict[str, Any]) -> None:
-    """Against the model as it was, and against earlier selves in both camps. A model that was taught for three steps
-    knows nothing, but its calls have the form that the tool asks for.
+    """Against the model as it was, and against earlier selves in both camps. The model never learnt the game, but its
+    answers have the form that the tool asks for, so that games come to their end and players are rewarded.
     """
     framework()
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
-    done = typed(tmp_path, "-c", make, "werewolf", "--quick", "--out", "model")
-    assert done.returncode == 0, done.stderr
     tasks = [{**task, "rules": {"rounds": 1, "last_words": False}} for task in make_tasks()["train"][:2]]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
-    short = {"model": "./model", "steps": 2, "tasks_per_step": 1, "group_size": 3, "preflight": "warn"}
-    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short | opponent))
+    short = {"model": "calc", "steps": 2, "tasks_per_step": 1, "group_size": 2, "max_context": 1024}
+    settings = recipe.SETTINGS | short | {"preflight": "warn"} | opponent
+    (tmp_path / "config.json").write_text(json.dumps(settings))
     command = f"train --agent {AGENT}:werewolf_agent --tasks tasks.jsonl --config config.json --run-dir run"
     done = typed(tmp_path, "-m", "agentlightning", *command.split(), timeout=700)
     assert "Traceback" not in done.stderr, done.stderr
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
-    assert [row["failed"] for row in rows] == [0, 0], done.stdout
+    assert [row["failed"] for row in rows] == [0, 0], done.stdout + done.stderr
     assert all({"wolves/reward", "reward/won", "reward/alive"} <= set(row) for row in rows)
     shown = typed(tmp_path, "-m", "agentlightning", "show", "run", "--log", "--limit", "1").stdout
     assert "Night 1. Kill whom?" in shown
