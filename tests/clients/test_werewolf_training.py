@@ -27,7 +27,9 @@ def framework() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("opponent", [{"frozen": "village"}, {"frozen": None, "league": {"every": 1, "seats": 2}}])
+@pytest.mark.parametrize(
+    "opponent", [{"frozen": "village"}, {"frozen": None, "league": {"every": 1, "seats": 2, "even": 0.5}}]
+)
 def test_two_steps_of_it(tmp_path: Path, opponent: dict[str, Any]) -> None:
     """Against the model as it was, and against earlier selves in both camps. The model never learnt the game, but its
     answers have the form that the tool asks for, so that games come to their end and players are rewarded.
