@@ -17,6 +17,7 @@ from tests.typed import typed
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("default")]  # other people's packages
 
 AGENT = Path(__file__).parents[2] / "examples" / "werewolf" / "werewolf_agent.py"
+LEAGUE = {"every": 1, "seats": 2, "even": 0.5}
 MISSING = "AgentScope 1 is not installed here: examples/werewolf/requirements.txt"
 
 
