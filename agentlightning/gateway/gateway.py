@@ -370,7 +370,7 @@ class Gateway:
             selection=self._selection,
             limits=self._limits if trained else AttemptLimits(),
             overrides=self._overrides if trained else Overrides(),
-            cut_long_prompts=trained and self._cut_long_prompts,
+            cut_long_prompts=self._cut_long_prompts,
             filter_replay=trained and self._filter_replay,
         )
 

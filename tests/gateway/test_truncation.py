@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.truncation import Truncation
+from agentlightning.gateway.routing.models import Frozen
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import Message
 from agentlightning.store import InMemoryLightningStore
@@ -24,7 +25,11 @@ CONTEXT = 4096
 
 
 async def agent(
-    store: InMemoryLightningStore, rendering: RenderersRendering, results: list[str], **settings: Any
+    store: InMemoryLightningStore,
+    rendering: RenderersRendering,
+    results: list[str],
+    model: str = "policy",
+    **settings: Any,
 ) -> tuple[list[Call], ScriptedEngine, list[str]]:
     """An agent that calls a tool once for each result and then answers; its calls, and what the model was shown."""
     shown: list[str] = []
@@ -35,13 +40,13 @@ async def agent(
 
     engine = ScriptedEngine(rendering, script, max_context=CONTEXT)
     claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
-    async with Gateway(store, engine, rendering, **settings) as gateway:
+    async with Gateway(store, engine, rendering, models={"frozen": Frozen(engine, rendering)}, **settings) as gateway:
         site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
         messages: list[Any] = [SYSTEM, TASK]
         async with site.client() as client:
             create: Any = client.chat.completions.create
             for result in [*results, ""]:
-                message = (await create(model="policy", messages=messages, tools=[CALC])).choices[0].message
+                message = (await create(model=model, messages=messages, tools=[CALC])).choices[0].message
                 messages.append(message)
                 for call in message.tool_calls or ():
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
@@ -91,6 +96,17 @@ async def test_then_the_oldest_messages_go(store: InMemoryLightningStore, render
     assert cut["messages"] > 2
     assert f"Read the files.\n\n[{cut['messages']} earlier messages were left out" in shown[-1]
     assert len(calls) == 26
+
+
+async def test_prompts_of_a_frozen_model_are_cut_too(
+    store: InMemoryLightningStore, rendering: RenderersRendering
+) -> None:
+    """As those of the policy that plays against it."""
+    calls, _, _ = await agent(store, rendering, ["7" * 5000], model="frozen", cut_long_prompts=True)
+    assert [(c.info.policy, c.info.used.get("cut")) for c in calls] == [
+        ("frozen", None),
+        ("frozen", {"results": 1, "messages": 0}),
+    ]
 
 
 async def test_what_cannot_be_cut_is_refused_as_ever(
