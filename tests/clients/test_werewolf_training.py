@@ -1,11 +1,9 @@
-"""`examples/werewolf` with the real AgentScope: two steps on a model that knows nothing yet, and a run that learns."""
+"""`examples/werewolf` with the real AgentScope: two steps on a model that knows nothing yet."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +15,6 @@ from tests.typed import typed
 pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("default")]  # other people's packages
 
 AGENT = Path(__file__).parents[2] / "examples" / "werewolf" / "werewolf_agent.py"
-LEAGUE = {"every": 1, "seats": 2, "even": 0.5}
 MISSING = "AgentScope 1 is not installed here: examples/werewolf/requirements.txt"
 
 
@@ -38,37 +35,21 @@ def untaught(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("opponent", [{"frozen": "village"}, {"frozen": None, "league": LEAGUE}])
-def test_two_steps_of_it(tmp_path: Path, untaught: Path, opponent: dict[str, Any]) -> None:
-    """Against the model as it was, and against earlier selves in both camps. Answers that run out of tokens are no
-    moves: games come to their end all the same, and players are rewarded.
+def test_two_steps_of_it(tmp_path: Path, untaught: Path) -> None:
+    """Against the model as it was. Answers that run out of tokens are no moves: games come to their end all the same,
+    and players are rewarded.
     """
     framework()
     tasks = [{**task, "rules": {"rounds": 1, "last_words": False}} for task in make_tasks()["train"][:2]]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))
     short = {"model": str(untaught), "steps": 2, "tasks_per_step": 1, "group_size": 2, "minibatches": 1}
-    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short | {"preflight": "warn"} | opponent))
+    (tmp_path / "config.json").write_text(json.dumps(recipe.SETTINGS | short | {"preflight": "warn"}))
     command = f"train --agent {AGENT}:werewolf_agent --tasks tasks.jsonl --config config.json --run-dir run"
     done = typed(tmp_path, "-m", "agentlightning", *command.split(), timeout=700)
     assert "Traceback" not in done.stderr, done.stderr
     rows = [row for row in read_metrics(tmp_path / "run" / "metrics.jsonl") if row["step"] > 0]
-    assert [row["outcomes"] for row in rows] == [{"ok": 2}] * 2, done.stdout + done.stderr
+    assert [row["failed"] for row in rows] == [0, 0], done.stdout + done.stderr
     assert all({"wolves/reward", "reward/won", "reward/alive"} <= set(row) for row in rows)
     shown = typed(tmp_path, "-m", "agentlightning", "show", "run", "--log", "--limit", "1").stdout
     assert "Night 1. Kill whom?" in shown
     assert "<history>" not in shown
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_it_learns(tmp_path: Path) -> None:
-    """On 200 games that neither training nor validation saw, the wolves win more often with 95 % confidence."""
-    framework()
-    own = {"AGL_CACHE": str(tmp_path / "cache")}
-    command = "-m agentlightning demo werewolf --run-dir run"
-    done = typed(tmp_path, *command.split(), environment=own, timeout=2700)
-    assert done.returncode == 0, done.stdout + done.stderr
-    done = typed(tmp_path, "-m", "agentlightning", "eval", "run", environment=own, timeout=900)
-    found = re.search(r"95 % interval ([+-]\d\.\d+) to", done.stdout)
-    assert found is not None, done.stdout + done.stderr
-    assert float(found[1]) > 0, done.stdout
