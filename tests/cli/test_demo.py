@@ -15,7 +15,8 @@ from tests.cli.test_looking import agl
 def test_the_examples_are_listed_with_what_they_need() -> None:
     lines = agl("demo", "--list", width=300).stdout.splitlines()
     titles = {line.split(" demo ")[1].split()[0]: n for n, line in enumerate(lines) if " demo " in line}
-    assert {"bidding", "calc", "code", "math", "rag", "sentiment", "sql", "support", "terminal", "werewolf"} <= set(titles)
+    known = {"bidding", "calc", "code", "math", "rag", "sentiment", "sql", "support", "terminal", "werewolf"}
+    assert known <= set(titles)
     assert "pip install -r" in lines[titles["math"] + 1]
     assert "after: npm install @openai/codex@0.169.0" in lines[titles["terminal"] + 1]
     assert "pip install" not in lines[titles["calc"] + 1]

@@ -8,7 +8,6 @@ import random
 import re
 
 import pytest
-from renderers import Qwen3Renderer, Qwen3RendererConfig
 from transformers import AutoTokenizer
 
 from agentlightning.gateway import Gateway
@@ -19,7 +18,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
 from agentlightning.types.names import MESSAGE_BODY, REWARD_AGENT
 from agentlightning.types.reward import find_reward_spans, get_rewards
-from examples.tools.make_model import row_of
+from examples.tools.make_model import make_renderer, row_of
 from examples.werewolf.demonstrations import ByRule, Seat, call
 from examples.werewolf.game import NAMES, VILLAGE, WOLVES, Game, Rules
 from examples.werewolf.moderator import Moderator
@@ -95,7 +94,7 @@ async def test_every_decision_is_one_call_that_goes_on_from_the_players_last(wor
 async def test_the_small_model_is_taught_what_its_players_are_asked_and_say(world: World) -> None:
     run = await _played(world, _say)
     tokenizer = AutoTokenizer.from_pretrained(resolve_model("calc"))
-    renderer = Qwen3Renderer(tokenizer, Qwen3RendererConfig(thinking_retention="all"))
+    renderer = make_renderer(tokenizer)
     for rollout in run.rollouts:
         last = {c.info.agent: c for c in run.calls[rollout.rollout_id]}
         _, seats = await _by_rule(rollout.input["seed"])
