@@ -147,7 +147,7 @@ class RayBackend(EmbeddedBackend):
         async def place(kind: type[Host], number: int) -> Placed:
             return await self._host(kind, placement, first + number, f"engine {number}")
 
-        served = replace(served_by(spec), on_cpu=not self._gpus_per_engine)
+        served = replace(served_by(spec, options.engines), on_cpu=not self._gpus_per_engine)
         if options.engine == "vllm":
             self.sampling = vllm_servers(spec, options, served, info, weights, place)
         else:

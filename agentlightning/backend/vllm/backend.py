@@ -26,7 +26,8 @@ from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
 from agentlightning.models import resolve_model
-from agentlightning.models.shape import read_shape
+from agentlightning.models.memory import memory_of
+from agentlightning.models.shape import BYTES_OF, ModelShape, read_shape
 
 
 class VLLMBackend(EmbeddedBackend):
@@ -55,7 +56,7 @@ class VLLMBackend(EmbeddedBackend):
 
     async def _start_sampling(self, stack: AsyncExitStack, info: EngineInfo, program: str | None) -> None:
         """Servers with the learner's weights."""
-        spec, served = self._spec, served_by(self._spec)
+        spec, served = self._spec, served_by(self._spec, self._options.replicas)
         folder = Path(tempfile.mkdtemp(prefix="agl-weights-", dir=self._options.exchange or shared_memory()))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         exchange = SharedFolder(folder, self._export)
@@ -139,8 +140,8 @@ class VLLMBackend(EmbeddedBackend):
         await self._stack.aclose()
 
 
-def served_by(spec: ModelSpec) -> Served:
-    """What servers are to hold for a policy. Raises ModelError where there is no such model."""
+def served_by(spec: ModelSpec, servers: int = 1) -> Served:
+    """What each of so many servers is to hold for a policy. Raises ModelError where there is no such model."""
     model, rank = resolve_model(spec.model), spec.lora_rank
     if (config := Path(model) / "adapter_config.json").is_file():
         adapter = json.loads(config.read_text())
@@ -157,8 +158,20 @@ def served_by(spec: ModelSpec) -> Served:
         max_concurrency=spec.max_concurrency,
         lora_rank=rank,
         adapters=len(spec.trained) + len(spec.members),
+        contexts_bytes=None if shape is None else _contexts_bytes(shape, spec, servers),
     )
 
 
+def _contexts_bytes(shape: ModelShape, spec: ModelSpec, servers: int) -> int:
+    """Twice what all requests need that may be under way, so that contexts stay for those that continue them; but no
+    more than a server's part of the memory that is free: two that each took a share of the whole machine's, as vLLM
+    does by itself, would leave nothing for anybody else."""
+    wanted = 2 * shape.kv_numbers * BYTES_OF.get(spec.dtype, 4) * spec.max_context * spec.max_concurrency
+    free, _ = memory_of("cpu")
+    return wanted if free is None else min(wanted, int(_SHARE * free / servers))
+
+
+_SHARE = 0.6
+"""Of the free memory that contexts may take."""
 _DEFAULT_RANK = 16
 """Of several policies' adapters, where none is given (`LoraSpec`)."""

@@ -41,6 +41,8 @@ class Served:
     """Of the adapters; None: all weights are trained."""
     adapters: int = 0
     """How many policies have one."""
+    contexts_bytes: int | None = None
+    """Memory for contexts on a CPU; None: vLLM takes a share of the machine's."""
 
 
 def arguments(program: str, served: Served, options: ServerOptions, host: str, port: int) -> list[str]:
@@ -54,6 +56,8 @@ def arguments(program: str, served: Served, options: ServerOptions, host: str, p
     # vLLM 0.32 on a CPU ends when the prompt of a request with a seed is computed in pieces; and keeps contexts in
     # blocks of 128 tokens by itself, so that what short prompts have in common would be computed for each of them.
     on_cpu = ["--no-enable-chunked-prefill", "--block-size", "32"] if served.on_cpu else []
+    if served.on_cpu and served.contexts_bytes is not None:
+        on_cpu += ["--kv-cache-memory-bytes", str(served.contexts_bytes)]
     return [
         *(program, "serve", served.model, "--host", host, "--port", str(port)),
         *("--dtype", served.dtype, "--max-model-len", str(served.max_context)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 import pytest_asyncio
 
 from agentlightning.backend import POLICY, ModelSpec, check_backend
+from agentlightning.backend.vllm.backend import served_by
 from agentlightning.backend.vllm.command import Served, arguments
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.options import VLLMOptions, parse_options
 from agentlightning.backend.vllm.wire import Choice, Span, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
+from agentlightning.models.shape import read_shape
 
 from ...engine.conftest import random_ids
 from ...engine.test_model_process import row
@@ -205,6 +208,23 @@ def test_the_users_arguments_come_last() -> None:
     assert line[-2:] == ["--max-num-seqs", "4"]
     assert line[line.index("--max-lora-rank") + 1] == "16", "the next size that vLLM knows"
     assert line[line.index("--max-loras") + 1] == "4"
+
+
+def test_servers_on_a_cpu_do_not_take_the_whole_memory_for_contexts(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=128, max_concurrency=4)
+    shape = read_shape(tiny_model_dir)
+    assert shape is not None
+    wanted = served_by(spec, 2).contexts_bytes
+    assert wanted is not None
+    assert wanted == 2 * 128 * 4 * shape.kv_numbers * 4
+    monkeypatch.setattr("agentlightning.backend.vllm.backend.memory_of", lambda device: (wanted, "this machine"))
+    assert served_by(spec, 2).contexts_bytes == int(0.3 * wanted)
+    line = arguments("vllm", served_by(spec), parse_options({}), "h", 80)
+    assert "--kv-cache-memory-bytes" in line
+    line = arguments("vllm", replace(served_by(spec), on_cpu=False), parse_options({}), "h", 80)
+    assert "--kv-cache-memory-bytes" not in line
 
 
 def test_every_option_is_documented() -> None:
