@@ -14,7 +14,7 @@ SETTINGS: dict[str, Any] = {
     "tasks_per_step": 8,
     "group_size": 8,
     "minibatches": 2,
-    "learning_rate": 7e-4,
+    "learning_rate": 5e-4,
     "schedule": "linear",
     "max_context": 2048,
     "max_calls": 12,
