@@ -57,7 +57,7 @@ def train(spec: dict[str, Any]) -> None:
     settings: dict[str, Any] = {
         **{"model": "calc", "steps": spec["steps"], "tasks_per_step": TASKS, "group_size": GROUP, "save_every": 1},
         **{"learning_rate": 2e-4, "max_context": 512},
-        **{"rollout_config": agl.RolloutConfig(unresponsive_seconds=8.0, timeout_seconds=60.0)},
+        **{"rollout_config": agl.RolloutConfig(unresponsive_seconds=8.0, timeout_seconds=300.0)},
         **spec["settings"],
     }
     store = PostgresLightningStore(spec["dsn"]) if "dsn" in spec else None
