@@ -39,6 +39,10 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 60.0
 """How long opening or closing an attempt is tried while the gateway cannot be reached."""
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 70.0
+"""A gateway that does not answer a request for so long is out of reach. How long the request waits for one of the
+connections does not count: thousands of attempts that end together are closed in turn, however long that takes."""
+MAX_CONNECTIONS = 256
 PROBE_SECONDS = 10.0
 """A server that does not answer for so long is out of reach."""
 _WILDCARDS = ("0.0.0.0", "::")
@@ -170,7 +174,10 @@ class RemoteGateway:
         if self._closed:
             raise StoreError("The gateway was out of reach when the runner stopped.")
         if self._http is None:
-            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=70.0))
+            self._http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS),
+            )
         return self._http
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import pytest
+from aiohttp import web
 
 import agentlightning as agl
 from agentlightning.errors import StoreError
@@ -100,3 +101,32 @@ async def test_a_gateway_out_of_reach_is_named_without_the_key_in_its_url(monkey
             await ask("ro-1", "at-1")
         assert key not in str(said.value)
     await gateway.close()
+
+
+async def test_attempts_that_wait_for_a_connection_are_not_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "CLOSE_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "ANSWER_SECONDS", 0.4)
+    monkeypatch.setattr(remote, "MAX_CONNECTIONS", 1)
+    asked = 0
+
+    async def slow(request: web.Request) -> web.Response:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.1)
+        return web.json_response({"instance": "one"})
+
+    app = web.Application()
+    app.router.add_get("/{rest:.*}", slow)
+    site = web.AppRunner(app)
+    await site.setup()
+    await web.TCPSite(site, "127.0.0.1", 0).start()
+    gateway = RemoteGateway(Address("http://127.0.0.1:9", "the store's key"))
+    address = f"http://127.0.0.1:{site.addresses[0][1]}"
+    for number in range(12):
+        gateway.bind(ENDPOINT.model_copy(update={"endpoint": address}), f"ro-{number}", f"at-{number}", ("calls",))
+    try:
+        await asyncio.gather(*(gateway.open_attempt(f"ro-{n}", f"at-{n}") for n in range(12)))
+        assert asked == 12
+    finally:
+        await gateway.close()
+        await site.cleanup()
