@@ -43,6 +43,16 @@ def test_a_flipped_bit_names_its_tensor(weights: Path, place: int) -> None:
     assert a_worker(1).agl_damaged(str(weights), sums) == [], "the first one of a server looks"
 
 
+def test_a_flipped_bit_anywhere_in_the_file_is_found(weights: Path) -> None:
+    """Also where the file says what is in it, so that it can no longer be read as what it was."""
+    sums, file = json.dumps(sums_of(str(weights))), weights / "model.safetensors"
+    data = file.read_bytes()
+    for place in range(8 + int.from_bytes(data[:8], "little")):
+        for bit in (0x01, 0x10, 0x40):
+            file.write_bytes(data[:place] + bytes([data[place] ^ bit]) + data[place + 1 :])
+            assert a_worker().agl_damaged(str(weights), sums), (place, bit)
+
+
 def test_what_is_cut_off_missing_or_another_is_damaged(weights: Path, tmp_path: Path) -> None:
     sums, file = json.dumps(sums_of(str(weights))), weights / "model.safetensors"
     (weights / "config.json").write_text("{ }")

@@ -18,6 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
+"""What a damaged header of a file of tensors is found by, depending on where the damage is."""
+
 
 def sums_of(folder: str) -> dict[str, int]:
     """CRC-32 of every tensor in a directory's *.safetensors, with its type and shape, and of every other file, by name.
@@ -79,8 +82,8 @@ class Publication:
         wanted: dict[str, int] = json.loads(sums)
         try:
             found = sums_of(path)
-        except (OSError, ValueError) as error:
-            return [f"{path} ({error})"]
+        except (OSError, *UNREADABLE) as error:
+            return [f"{path} ({error!r})"]
         return sorted(name for name in {*wanted, *found} if found.get(name) != wanted.get(name))
 
     def agl_load_weights(self, path: str) -> str:
