@@ -13,7 +13,7 @@ most tokens that a filter kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -25,7 +25,8 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 class PackedBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """Token trees laid out for one pass: every node's tokens once, parents before children.
+    """Token trees laid out for one pass: every node's tokens once, depth first, so a parent comes before its children
+    and all that stands on a segment follows it without a gap.
 
     Segment s holds the tokens [starts[s], starts[s + 1]) (the last one ends at N). Its tokens attend to themselves
     causally and to all tokens of its ancestor segments; `parents[s]` is the parent segment or -1 for a root.
@@ -169,6 +170,9 @@ class LearnerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Keep the optimiser's moments and float32 copies of the weights in the CPU's memory, and step there; for a GPU."""
     logits_at_once: int = 1 << 26
     """Logits (tokens × vocabulary) that exist at the same time; more are computed piece by piece."""
+    tree_attention: Literal["auto", "flex", "segments"] = "auto"
+    """How trees attend: segment by segment, or by FlexAttention in one kernel; "auto" is the latter on an NVIDIA or AMD
+    GPU. Where that cannot be, segments are taken and a warning says why."""
     reference: str | None = None
     """The model that KL and DPO compare with, by name or path; None: none is needed. An adapter compares with its
     base model and loads no other, or with the adapter in this directory."""

@@ -1,8 +1,8 @@
 """One pass of a model over a packed batch: log-probs and entropies of the entries, and hidden states for a critic.
 
-A tree is computed with each token once (`tree_attention`), or, for models that cannot, as its separate rows: every leaf
-with all it stands on. Both give the same numbers. Logits exist only for tokens that predict an entry, and only so many
-at the same time.
+A tree is computed with each token once (`tree_attention`, `flex_tree`), or, for models that cannot, as its separate
+rows: every leaf with all it stands on. All give the same numbers. Logits exist only for tokens that predict an entry,
+and only so many at the same time.
 
 Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size, K kept tokens.
 """
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentlightning.learner.base import LearnerOptions, PackedBatch
+from agentlightning.learner.flex_tree import plan_flex
 from agentlightning.learner.tree_attention import plan_tree, tree_attention
 
 ROW_TOKENS = 8192
@@ -58,6 +59,11 @@ def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
     return None
 
 
+def takes_flex(options: LearnerOptions, device: torch.device) -> bool:
+    """Whether trees attend by FlexAttention on this device."""
+    return options.tree_attention == "flex" or (options.tree_attention == "auto" and device.type == "cuda")
+
+
 def score(
     model: PreTrainedModel, batch: PackedBatch, options: LearnerOptions, *, rows: bool, entropy_grad: bool = False
 ) -> Scores:
@@ -65,7 +71,7 @@ def score(
     device = model.device
     again = nullcontext if rows else partial(tree_attention, model)
     with _saving_activations(model, again, wanted=options.gradient_checkpointing and torch.is_grad_enabled()):
-        hidden_NH, source_E = (_rows if rows else _tree)(model, batch)
+        hidden_NH, source_E = _rows(model, batch) if rows else _tree(model, batch, flex=takes_flex(options, device))
     order_E = np.argsort(source_E, kind="stable")
     sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)
     hidden_UH = hidden_NH[as_long(sources_U, device)]
@@ -98,16 +104,17 @@ def _pieces(row_E: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
         yield low, min(low + size, len(row_E))
 
 
-def _tree(model: PreTrainedModel, batch: PackedBatch) -> tuple[Tensor, np.ndarray]:
+def _tree(model: PreTrainedModel, batch: PackedBatch, *, flex: bool) -> tuple[Tensor, np.ndarray]:
     """Hidden states of every node, [N, H], and where in them each entry's source is."""
     device = model.device
+    tree = plan_flex(batch, device) if flex else plan_tree(batch, device)
     with tree_attention(model):
         hidden = decoder_of(model)(
             input_ids=as_long(batch.ids_N, device)[None],
             position_ids=as_long(batch.positions_N, device)[None],
             attention_mask=None,
             use_cache=False,
-            tree=plan_tree(batch, device),
+            tree=tree,
         ).last_hidden_state
     return hidden[0], batch.source_E
 

@@ -31,7 +31,7 @@ from agentlightning.learner.optimizer import whole
 from agentlightning.learner.policy import Policy
 from agentlightning.learner.split import Part, split_batch
 from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.learner.trial import why_not
+from agentlightning.learner.trial import try_trees
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
@@ -68,7 +68,9 @@ class RankLearner(TorchLearner):
         if options.critic:
             raise ConfigError("A critic is trained on one rank: leave `ranks` out, or take credit='broadcast'.")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        reason = why_no_tree(policy.model, 1) or why_not(policy.model, rows=False)
+        reason = why_no_tree(policy.model, 1)
+        if reason is None:
+            options, reason = try_trees(policy.model, options)
         if reason is not None:
             raise ModelError(_rows(reason))
         if policy.peft is not None and options.reference:

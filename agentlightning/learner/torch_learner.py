@@ -36,7 +36,7 @@ from agentlightning.learner.optimizer import Optimizer
 from agentlightning.learner.policy import Policy, load_model, refuse_other_tokens
 from agentlightning.learner.reference import move, paired, put
 from agentlightning.learner.routing import RoutingReplay
-from agentlightning.learner.trial import relative_error, tolerance, why_not, worst_error
+from agentlightning.learner.trial import relative_error, tolerance, try_trees, why_not, worst_error
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
@@ -289,11 +289,11 @@ class TorchLearner:
         if not self.rows:
             reason = why_no_tree(model, int(batch.positions_N.max()) + 1)
             if reason is None and not self._tried:
-                reason = why_not(model, rows=False)
+                self.options, reason = try_trees(model, self.options)
             if reason is not None:
                 self.rows, self.why_rows = True, reason.rstrip(".")
                 logger.warning("Every path of a token tree is computed as a row of its own: %s.", self.why_rows)
-        if self.rows and not self._tried and (reason := why_not(model, rows=True)):
+        if self.rows and not self._tried and (reason := why_not(model, self.options, rows=True)):
             raise ModelError(
                 f"{type(model).__name__} cannot be trained here: computed as rows, {reason.rstrip('.')}. "
                 "Choose a model of another architecture."

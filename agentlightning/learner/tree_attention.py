@@ -2,6 +2,8 @@
 
 Registered with transformers' AttentionInterface, so that the unmodified Hugging Face forward computes every node of a
 tree once. Exact: a path through the tree gets the same numbers as the same tokens alone in a row.
+
+Here by plain attention, segment by segment: on any device, and the reference for `flex_tree`, which is for GPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +24,14 @@ from agentlightning.learner.base import PackedBatch
 NAME = "agentlightning_tree"
 _MORE_THAN_SOFTMAX = ("softcap", "s_aux", "position_bias")
 """Under which names models hand their attention function what it should do to scores besides scaling them."""
+
+
+class Tree(Protocol):
+    """A token tree, as far as attention goes."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """query [1, H, N, D]; key and value [1, K, N, D] with H a multiple of K. Returns [1, H, N, D]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,25 @@ class TreePlan:
 
     lengths: tuple[int, ...]
     families: tuple[Family, ...]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+        """As `Tree.attend`."""
+        q, k, v = (t.split(self.lengths, dim=2) for t in (query, key, value))
+        out: list[Tensor | None] = [None] * len(self.lengths)
+        for family in self.families:
+            longest = self.lengths[family.children[-1]]
+            attended = scaled_dot_product_attention(
+                _stack(q, family.children, longest),
+                _with_ancestors(k, family, longest),
+                _with_ancestors(v, family, longest),
+                attn_mask=family.mask,
+                is_causal=family.mask is None,
+                scale=scaling,
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+            for row, child in enumerate(family.children):
+                out[child] = attended[row : row + 1, :, : self.lengths[child]]
+        return torch.cat([o for o in out if o is not None], dim=2)
 
 
 def plan_tree(batch: PackedBatch, device: torch.device, max_waste: float = 1.3) -> TreePlan:
@@ -85,7 +115,7 @@ def _tree_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
-    tree: TreePlan | None = None,
+    tree: Tree | None = None,
     **given: object,
 ) -> tuple[Tensor, None]:
     """query [1, H, N, D]; key and value [1, K, N, D] with H a multiple of K. Returns [1, N, H, D].
@@ -98,22 +128,7 @@ def _tree_attention(
         raise ModelError(f"{type(module).__name__} makes an attention mask of its own")
     if more := [name for name in _MORE_THAN_SOFTMAX if given.get(name) is not None]:
         raise ModelError(f"its attention does more to scores than a softmax ({', '.join(more)})")
-    q, k, v = (t.split(tree.lengths, dim=2) for t in (query, key, value))
-    out: list[Tensor | None] = [None] * len(tree.lengths)
-    for family in tree.families:
-        longest = tree.lengths[family.children[-1]]
-        attended = scaled_dot_product_attention(
-            _stack(q, family.children, longest),
-            _with_ancestors(k, family, longest),
-            _with_ancestors(v, family, longest),
-            attn_mask=family.mask,
-            is_causal=family.mask is None,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
-        for row, child in enumerate(family.children):
-            out[child] = attended[row : row + 1, :, : tree.lengths[child]]
-    return torch.cat([o for o in out if o is not None], dim=2).transpose(1, 2).contiguous(), None
+    return tree.attend(query, key, value, scaling).transpose(1, 2).contiguous(), None
 
 
 def _stack(parts: tuple[Tensor, ...], children: tuple[int, ...], longest: int) -> Tensor:

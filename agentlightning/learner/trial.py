@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.learner.base import LearnerOptions, PackedBatch
-from agentlightning.learner.forward import as_long, leaf_rows, score
+from agentlightning.learner.forward import as_long, leaf_rows, score, takes_flex
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest relative error between two passes that compute the same, by dtype."""
 HALF_TOLERANCE = 0.1
 
-_LENGTHS, _PARENTS = (4, 3, 5, 2, 6), (-1, 0, 0, 1, -1)
+_LENGTHS, _PARENTS = (4, 3, 2, 5, 6), (-1, 0, 1, 0, -1)
 """Segments of the forest that is tried, and below which other one each stands."""
 
 
@@ -31,7 +32,20 @@ def tolerance(model: PreTrainedModel) -> float:
     return TOLERANCE.get(model.dtype, HALF_TOLERANCE)
 
 
-def why_not(model: PreTrainedModel, *, rows: bool) -> str | None:
+def try_trees(model: PreTrainedModel, options: LearnerOptions) -> tuple[LearnerOptions, str | None]:
+    """How this model computes trees, and why it cannot compute them, None if it can: where FlexAttention does not work
+    here, segments do."""
+    reason = why_not(model, options, rows=False)
+    if reason is None or not takes_flex(options, model.device):
+        return options, reason
+    segments = msgspec.structs.replace(options, tree_attention="segments")
+    without = why_not(model, segments, rows=False)
+    if without is None:
+        logger.warning("Token trees are computed segment by segment, without FlexAttention: %s.", reason.rstrip("."))
+    return segments, without
+
+
+def why_not(model: PreTrainedModel, options: LearnerOptions, *, rows: bool) -> str | None:
     """Why trees (or their rows) of this model have other log-probs or gradients than its own forward; None if not."""
     batch = _small_forest(model.get_input_embeddings().num_embeddings)  # pyright: ignore
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -39,7 +53,7 @@ def why_not(model: PreTrainedModel, *, rows: bool) -> str | None:
         expected_E = _plain(model, batch)
         expected = _gradients(expected_E, parameters)
         try:
-            found_E = score(model, batch, LearnerOptions(), rows=rows).logprobs_E
+            found_E = score(model, batch, options, rows=rows).logprobs_E
             found = _gradients(found_E, parameters)
         except Exception as error:
             logger.debug("A trial failed", exc_info=True)
