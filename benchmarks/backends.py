@@ -1,6 +1,6 @@
 """The calculator agent on each backend: the same script but for the flag. Steps, time and traffic of each as a row.
 
-    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm vllm-lora] [--quick]
+    python benchmarks/backends.py [--steps 24] [--vllm /path/to/vllm] [--only embedded vllm vllm-lora …] [--quick]
 
 vLLM is left out where its program is not named; `scripts/vllm_cpu.py --no-tests` makes one for CPUs.
 """
@@ -23,6 +23,8 @@ ON_A_CPU: dict[str, Any] = {
     "args": ["--enforce-eager"],
     "env": {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"},
 }
+KINDS = ["embedded", "embedded-lora", "vllm", "vllm-lora", "vllm-gloo", "vllm-gloo-lora"]
+"""With "gloo" weights are sent to the server; otherwise it reads the learner's files."""
 ADAPTER = {"lora_rank": 8, "learning_rate": 2e-3}
 
 
@@ -55,7 +57,8 @@ def train(kind: str, steps: int, vllm: str | None, run_dir: Path) -> str:
     agent = load_example("calc", "calc_agent").calc_agent
     settings: dict[str, Any] = {**recipe.SETTINGS, "steps": steps, **(ADAPTER if kind.endswith("lora") else {})}
     if kind.startswith("vllm"):
-        settings |= {"backend": measured, "backend_options": {"command": vllm, **ON_A_CPU}}
+        sent = {"weight_transfer": "gloo"} if "gloo" in kind else {}
+        settings |= {"backend": measured, "backend_options": {"command": vllm, **ON_A_CPU, **sent}}
     began = time.monotonic()
     trainer = agl.Trainer(
         algorithm=agl.GRPO(model="calc", seed=0, **settings),
@@ -88,7 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--vllm", help="the program of a vLLM for CPUs")
-    parser.add_argument("--only", nargs="*", default=["embedded", "embedded-lora", "vllm", "vllm-lora"])
+    parser.add_argument("--only", nargs="*", default=KINDS)
     parser.add_argument("--quick", action="store_true", help="two steps of the embedded backend")
     options = parser.parse_args()
     kinds = ["embedded"] if options.quick else options.only

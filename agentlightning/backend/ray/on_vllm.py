@@ -28,6 +28,7 @@ from agentlightning.backend.vllm.api import Sums
 from agentlightning.backend.vllm.command import Served, arguments, environment
 from agentlightning.backend.vllm.options import ServerOptions, find_vllm, shared_memory
 from agentlightning.backend.vllm.process import ServerProcess, free_port
+from agentlightning.backend.vllm.publication import for_all
 from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
@@ -124,6 +125,9 @@ class ToServers:
 
     async def put(self, policy: str, name: str) -> Sums:
         return await self._weights.put(policy, name, summed=True)
+
+    async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
+        await for_all(replicas, lambda replica: self.give(name, replica))
 
     async def give(self, name: str, replica: Replica) -> str:
         return await self._weights.give_to(_host_of(replica), name)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
 import aiohttp
 import msgspec
@@ -49,6 +49,10 @@ class Api:
         """Bytes of requests' bodies."""
         self.received = 0
         """Bytes of answers' bodies."""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.url).hostname or ""
 
     async def close(self) -> None:
         """What is under way raises `ReplicaLost`. The next request opens connections again."""
@@ -100,6 +104,19 @@ class Api:
                 f"Weights were damaged on their way to the vLLM server at {self.url}: {_some(damaged)}. "
                 "Start the run again; if it happens again, look at the machine's memory."
             )
+
+    async def receive_weights(self, name: str, terms: str, rank: int, root: str) -> None:
+        """Take part in a broadcast, and keep what comes; see `worker/`. Nothing is computed meanwhile."""
+        await self._post("/collective_rpc", {"method": "agl_receive", "args": [name, terms, rank, root]})
+
+    async def received_weights(self, name: str) -> str:
+        """The directory with weights that this server received; empty if it did not."""
+        said = json.loads(await self._post("/collective_rpc", {"method": "agl_received", "args": [name]}))
+        return "".join(said["results"])
+
+    async def drop_weights(self, name: str) -> None:
+        """Remove weights that it received."""
+        await self._post("/collective_rpc", {"method": "agl_drop", "args": [name]})
 
     async def set_version(self, version: int) -> None:
         """What the tokens that are sampled from now on are said to be of."""

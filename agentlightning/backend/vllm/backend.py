@@ -16,6 +16,7 @@ from agentlightning.backend.base import BackendStats, ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.fleet import first_end
+from agentlightning.backend.vllm.broadcast import Broadcast
 from agentlightning.backend.vllm.command import Served, arguments, environment, is_on_cpu
 from agentlightning.backend.vllm.engine import VLLMEngine
 from agentlightning.backend.vllm.options import find_vllm, parse_options, shared_memory
@@ -25,6 +26,7 @@ from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
+from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
 from agentlightning.models.memory import memory_of
 from agentlightning.models.shape import BYTES_OF, ModelShape, read_shape
@@ -59,12 +61,22 @@ class VLLMBackend(EmbeddedBackend):
         spec, served = self._spec, served_by(self._spec, self._options.replicas)
         folder = Path(tempfile.mkdtemp(prefix="agl-weights-", dir=self._options.exchange or shared_memory()))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        exchange = SharedFolder(folder, self._export)
+        exchange = self._exchange(folder, served)
+        stack.push_async_callback(exchange.close)
         self.servers = Servers(spec, served, info, exchange, lambda bring: self._replicas(served, bring, program))
         stack.push_async_callback(self.servers.close)
         # Adapters, and servers that somebody else started, get their first weights like all others.
         lacking = spec.trained if served.lora_rank is not None or self._options.urls else ()
         await self.servers.start(dict.fromkeys(lacking, info.version))
+
+    def _exchange(self, folder: Path, served: Served) -> SharedFolder | Broadcast:
+        """Raises ConfigError where there is nothing to send over."""
+        shared, way = SharedFolder(folder, self._export), self._options.weight_transfer
+        if way == "files":
+            return shared
+        if way == "nccl" and served.on_cpu:
+            raise ConfigError("weight_transfer='nccl' is between GPUs; without them take 'gloo' or 'files'.")
+        return Broadcast(shared, folder, way, self._log_folder() / "weight-transfer.log")
 
     def _replicas(self, served: Served, bring: Bring, program: str | None) -> list[Replica]:
         options, start = self._options, self._options.start_seconds

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -56,6 +56,9 @@ class VLLMOptions(ServerOptions, frozen=True, kw_only=True, forbid_unknown_field
     exchange: str | None = None
     """Folder through which weights get across; None: shared memory where there is some, else the folder for temporary
     files."""
+    weight_transfer: Literal["files", "gloo", "nccl"] = "files"
+    """How weights get to the servers: they read the learner's files; or they are sent them, all at once, by broadcasts
+    of torch.distributed over "gloo" or "nccl"."""
 
 
 def parse_options(given: Mapping[str, Any]) -> VLLMOptions:

@@ -39,6 +39,10 @@ class Exchange(Protocol):
         """Have the learner write the weights of a policy; their checksums where it wrote them."""
         ...
 
+    async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
+        """Bring them to where these replicas read them, at once. One to which they did not get is given them later."""
+        ...
+
     async def give(self, name: str, replica: Replica) -> str:
         """Where this replica reads them, brought there if they were not yet. Raises BackendDied where it is gone."""
         ...
@@ -63,6 +67,9 @@ class SharedFolder:
         await self._export(policy, str(self._folder / name))
         return await asyncio.to_thread(sums_of, str(self._folder / name))
 
+    async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
+        pass
+
     async def give(self, name: str, replica: Replica) -> str:
         return str(self._folder / name)
 
@@ -71,6 +78,9 @@ class SharedFolder:
 
     async def forget(self, name: str) -> None:
         await asyncio.to_thread(shutil.rmtree, self._folder / name, ignore_errors=True)
+
+    async def close(self) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +136,12 @@ class AdapterPublication:
         async with self._lock:
             name = f"{policy}-{self._run}-v{version}"
             self._sums[name] = await self._exchange.put(policy, name)
-            await _for_all(replicas, lambda replica: self._load(name, replica))
+            await self._exchange.spread(name, replicas)
+            await for_all(replicas, lambda replica: self._load(name, replica))
             old, self._before[policy] = self._before.get(policy), self._current.get(policy, ("", 0))[0]
             self._current[policy] = name, version
             if old:
-                await _for_all(replicas, lambda replica: self._unload(old, replica))
+                await for_all(replicas, lambda replica: self._unload(old, replica))
                 await self._exchange.forget(old)
                 del self._sums[old]
 
@@ -168,10 +179,10 @@ class WeightsPublication:
         async with self._lock:
             name = f"{policy}-v{version}"
             sums = await self._exchange.put(policy, name)
-            await _for_all(replicas, lambda replica: self._exchange.give(name, replica))  # while they sample
+            await self._exchange.spread(name, replicas)  # while they sample
             async with self._gate.closed():
                 old, self._name, self._sums, self._version = self._name, name, sums, version
-                await _for_all(replicas, self._take)
+                await for_all(replicas, self._take)
             if old is not None:
                 await self._exchange.forget(old)
 
@@ -191,7 +202,7 @@ class WeightsPublication:
             await self._exchange.take_back(self._name, replica)
 
 
-async def _for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
+async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
     """A replica that is lost meanwhile is left to whoever looks after it: it gets what is current before it samples."""
 
     async def one(replica: Replica) -> None:

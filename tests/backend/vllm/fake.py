@@ -65,6 +65,8 @@ class FakeVLLM:
         self._running = asyncio.Event()
         self._running.set()
         self._dies_after = dies_after
+        self._worker = Publication()
+        self._worker.rank = 0
 
     def app(self) -> web.Application:
         app = web.Application()
@@ -101,6 +103,12 @@ class FakeVLLM:
         body = await request.json()
         if body["method"] == "agl_damaged":
             return web.json_response({"results": [self.damaged(*body["args"])]})
+        if body["method"] in ("agl_receive", "agl_received", "agl_drop"):
+            try:
+                said = await asyncio.to_thread(getattr(self, body["method"]), *body["args"])
+            except (RuntimeError, OSError, TimeoutError) as error:
+                return _refused(500, str(error))
+            return web.json_response({"results": [said]})
         assert body["method"] == "agl_load_weights", body
         self.said.append("load")
         (path,) = body["args"]
@@ -109,9 +117,16 @@ class FakeVLLM:
 
     def damaged(self, path: str, sums: str) -> list[str]:
         """What the worker of ours says that is mixed into vLLM's."""
-        worker = Publication()
-        worker.rank = 0
-        return worker.agl_damaged(path, sums)
+        return self._worker.agl_damaged(path, sums)
+
+    def agl_receive(self, name: str, terms: str, rank: int, root: str) -> str:
+        return self._worker.agl_receive(name, terms, rank, root)
+
+    def agl_received(self, name: str) -> str:
+        return self._worker.agl_received(name)
+
+    def agl_drop(self, name: str) -> None:
+        self._worker.agl_drop(name)
 
     def take_weights(self, path: str) -> None:
         self.base = self._load(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,9 @@ from agentlightning.backend.vllm.backend import VLLMBackend, served_by
 
 from .fake import FakeVLLM, served
 
+_LOADING = threading.Lock()
+"""transformers loads in one thread at a time."""
+
 
 class TorchModel:
     """A Hugging Face directory's weights, or an adapter's on its base."""
@@ -23,7 +27,8 @@ class TorchModel:
     def __init__(self, path: str) -> None:
         from agentlightning.learner.policy import load_policy
 
-        self._model = load_policy(path, device="cpu").model
+        with _LOADING:
+            self._model = load_policy(path, device="cpu").model
 
     def next_logits(self, ids: list[int], cache: dict[Any, Any]) -> np.ndarray:
         """The context before the last token is computed once and kept, as vLLM's prefix cache does."""

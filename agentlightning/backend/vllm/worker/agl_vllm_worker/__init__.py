@@ -12,9 +12,12 @@ import hmac
 import json
 import mmap
 import os
+import shutil
+import tempfile
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +77,8 @@ class Publication:
     rank: int
     model_runner: Any
     reload_weights: Any
+    _agl_received: dict[str, str] | None = None
+    """Directories with weights that came by broadcast, by name."""
 
     def agl_damaged(self, path: str, sums: str) -> list[str]:
         """What in a directory is not as it was written, by `sums_of` as JSON. One worker of a server looks."""
@@ -85,6 +90,34 @@ class Publication:
         except (OSError, *UNREADABLE) as error:
             return [f"{path} ({error!r})"]
         return sorted(name for name in {*wanted, *found} if found.get(name) != wanted.get(name))
+
+    def agl_receive(self, name: str, terms: str, rank: int, root: str) -> str:
+        """Take part in a broadcast as this rank, and keep what comes under this name, in the directory `root`, or in
+        one of that name in this machine's memory. One worker of a server receives, all of them read. What a server
+        before this one left there is removed."""
+        from .transfer import Terms, receive
+
+        if self.rank:
+            return ""
+        memory = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
+        folder = Path(memory) / root
+        if self._agl_received is None:
+            shutil.rmtree(folder, ignore_errors=True)
+            self._agl_received = {}
+        receive(Terms.parse(terms), rank, folder / name)
+        self._agl_received[name] = str(folder / name)
+        return self._agl_received[name]
+
+    def agl_received(self, name: str) -> str:
+        """The directory; empty where it did not get here."""
+        return (self._agl_received or {}).get(name, "")
+
+    def agl_drop(self, name: str) -> None:
+        """Remove what was received under a name."""
+        if path := (self._agl_received or {}).pop(name, None):
+            shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # there are others
+                Path(path).parent.rmdir()
 
     def agl_load_weights(self, path: str) -> str:
         """Compute with the weights in a Hugging Face directory from now on; returns `path`.
