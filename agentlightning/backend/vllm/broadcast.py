@@ -44,7 +44,7 @@ class Sender:
 
     async def offer(self, folder: Path, terms: Terms) -> Terms:
         """Let it wait for the others, at the port that the terms then have."""
-        if self._process is None:
+        if self._process is None or self._process.returncode is not None:
             self._process = await self._start()
         process = self._process
         assert process.stdin is not None

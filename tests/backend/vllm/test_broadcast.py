@@ -1,7 +1,9 @@
 """Weights that are sent to servers by broadcast: they arrive whole, or not at all; no member waits for a dead one."""
+# ruff: noqa: ASYNC110 - a wait of a test
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from agentlightning.backend import POLICY, ModelSpec
@@ -193,6 +196,20 @@ async def test_a_server_that_breaks_off_costs_another_try(
         assert "did not end within" not in caplog.text, "the others saw that it was gone"
         assert same(backend)
         assert (await sample(backend)).version == 2  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_sender_that_was_killed_is_started_again(
+    tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with started(tiny_model_dir, tmp_path) as backend:
+        await learn(backend)
+        sender = next(child for child in psutil.Process().children() if transfer.__file__ in child.cmdline())
+        sender.kill()
+        while sender.is_running():
+            await asyncio.sleep(0.01)
+        assert await learn(backend) == 2
+        assert same(backend)
+        assert not caplog.records, "all servers got it at once"
 
 
 async def test_a_flipped_bit_on_the_way_is_found(tiny_model_dir: Path, tmp_path: Path) -> None:
