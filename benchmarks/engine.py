@@ -93,9 +93,9 @@ class Work:
 class Ours:
     """The embedded engine."""
 
-    def __init__(self, model: PreTrainedModel, concurrency: int) -> None:
+    def __init__(self, model: PreTrainedModel, concurrency: int, **room: int) -> None:
         # No stop strings here, so no tokenizer is needed.
-        self._engine = TorchEngine(model, transformers.PreTrainedTokenizerFast, (), max_concurrency=concurrency)  # pyright: ignore[reportArgumentType]
+        self._engine = TorchEngine(model, transformers.PreTrainedTokenizerFast, (), max_concurrency=concurrency, **room)  # pyright: ignore
 
     def __call__(self, jobs: list[Job]) -> None:
         for number, job in enumerate(jobs):
@@ -170,10 +170,20 @@ class Vllm:
 
     PORT = 18471
 
-    def __init__(self, program: str, model: str, most: int, threads: int, seconds: float = 900.0) -> None:
-        command = [program, "serve", model, "--host", "127.0.0.1", "--port", str(self.PORT), "--dtype", "float32"]
-        command += ["--max-model-len", "1024", "--max-num-seqs", str(most), "--enable-scale-out"]
-        command += ["--generation-config", "vllm", "--enforce-eager", "--served-model-name", "model"]
+    ON_A_CPU = ("--dtype", "float32", "--max-model-len", "1024", "--enforce-eager")
+
+    def __init__(
+        self,
+        program: str,
+        model: str,
+        most: int,
+        threads: int,
+        seconds: float = 900.0,
+        arguments: Sequence[str] = ON_A_CPU,
+    ) -> None:
+        command = [program, "serve", model, "--host", "127.0.0.1", "--port", str(self.PORT), *arguments]
+        command += ["--max-num-seqs", str(most), "--enable-scale-out"]
+        command += ["--generation-config", "vllm", "--served-model-name", "model"]
         variables = {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": str(threads),

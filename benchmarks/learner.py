@@ -49,8 +49,7 @@ LOSS = LossConfig(clip_low=0.2, clip_high=0.28)
 
 
 def make_model(path: Path) -> None:
-    """About 3.7 M parameters, and a tokenizer that trl insists on."""
-    torch.manual_seed(0)
+    """About 3.7 M parameters."""
     config = Qwen3Config(
         vocab_size=VOCABULARY,
         hidden_size=256,
@@ -65,8 +64,16 @@ def make_model(path: Path) -> None:
         pad_token_id=0,
         bos_token_id=None,
     )
-    Qwen3ForCausalLM(config).save_pretrained(path)
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCABULARY)}, unk_token="w1"))
+    save_model(path, config, torch.float32, "cpu")
+
+
+def save_model(path: Path, config: Qwen3Config, dtype: torch.dtype, device: str) -> None:
+    """With random weights, and a tokenizer that trl insists on."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model: Any = Qwen3ForCausalLM._from_config(config, dtype=dtype)
+    model.save_pretrained(path)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(config.vocab_size)}, unk_token="w1"))
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w0", pad_token="w0").save_pretrained(path)
 
 
@@ -165,8 +172,10 @@ def updater(path: Path, batch: PackedBatch, *, rows: bool) -> Callable[[], float
 
 
 @contextmanager
-def trl_updater(python: str, path: Path, calls: list[CreditedCall]) -> Iterator[Callable[[], float]]:
-    """trl in its own process, one update per call."""
+def trl_updater(
+    python: str, path: Path, calls: list[CreditedCall], **how: Any
+) -> Iterator[Callable[[], dict[str, Any]]]:
+    """trl in its own process, one update per call: its `ms`, and on a GPU its `gib` at most, or an `error`."""
     script = Path(__file__).parent / "peers" / "learner_trl.py"
     process = subprocess.Popen(
         [python, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -175,6 +184,7 @@ def trl_updater(python: str, path: Path, calls: list[CreditedCall]) -> Iterator[
     assert process.stdout is not None
     ask, answer = process.stdin, process.stdout
     rows = {
+        **how,
         "model": str(path),
         "prompts": [c.call.prompt_ids.tolist() for c in calls],
         "responses": [c.call.response_ids.tolist() for c in calls],
@@ -183,9 +193,9 @@ def trl_updater(python: str, path: Path, calls: list[CreditedCall]) -> Iterator[
     if answer.readline().strip() != "ready":
         raise SystemExit(f"{script} does not start with {python}: is trl installed there?")
 
-    def update() -> float:
+    def update() -> dict[str, Any]:
         print("", file=ask, flush=True)
-        return float(answer.readline())
+        return json.loads(answer.readline())
 
     try:
         yield update
@@ -219,7 +229,7 @@ def measure(prefix: str, path: Path, trl_python: str | None, rounds: int) -> dic
     memory = {name: peak_mb(update) for name, update in ways.items()}
     found: dict[str, list[float]] = {}
     with trl_updater(trl_python, path, calls) if trl_python else nullcontext() as trl:
-        everyone = {**ways, **({"trl": trl} if trl else {})}
+        everyone = {**ways, **({"trl": lambda: trl()["ms"]} if trl else {})}
         for number in range(rounds + 1):
             for name, update in everyone.items():
                 ms = update()

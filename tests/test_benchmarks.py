@@ -1,4 +1,5 @@
-"""What the benchmark of algorithms makes of its runs: intervals, a table for the documentation, and no run twice."""
+"""Benchmarks: what that of algorithms makes of its runs (intervals, a table for the documentation, and no run twice),
+and that the one for GPUs runs, which nobody may have had when it was changed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
+
+from benchmarks import gpu
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,3 +58,31 @@ def test_the_table_goes_between_the_marks_of_the_page(algorithms: ModuleType, tm
     assert "old" not in text
     marks = (ROOT / "docs" / "algorithms.md").read_text()
     assert marks.count("<!-- measured -->\n") == marks.count("<!-- /measured -->") == 1
+
+
+def test_each_way_on_a_gpu_is_run_on_a_cpu_and_they_agree(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu.main(["--device", "cpu", "--quick", "--json"])
+    shown = capsys.readouterr().out.splitlines()
+    figures = json.loads(shown[-1])
+    ways = [f"tiny_96_learner_{name}" for name in ("tree", "tree_by_segments", "rows_packed", "rows_padded")]
+    assert all(figures[f"{way}_tokens_per_s"] > 0 for way in [*ways, "tiny_96_engine"])
+    assert all(figures[f"{way}_gap"] < 0.5 for way in ways)
+    assert any(line.startswith("trl") and "not installed" in line for line in shown)
+    assert shown[0].startswith("On a CPU, which says nothing of a GPU"), "nobody may take this for a GPU's table"
+    assert not caplog.text, "each way is computed as it is called"
+
+
+def test_without_a_gpu_one_sentence_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    gpu.main(["--json"])
+    assert capsys.readouterr().out == "There is no GPU here that torch could use, so nothing is measured.\n"
+
+
+def test_what_has_no_room_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    def too_large() -> gpu.Row:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    assert str(gpu.row_of("rows", too_large)).split() == ["rows", "out", "of", "memory"]
