@@ -252,9 +252,7 @@ class Memory:
 
     def __init__(self, device: str) -> None:
         self._cuda = torch.device(device).type == "cuda"
-        gc.collect()
         if self._cuda:
-            torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
     def of(self, work: Callable[[], None], seconds: float) -> tuple[float, float | None]:
@@ -273,7 +271,10 @@ class Memory:
 
 
 def row_of(what: str, measure: Callable[[], Row]) -> Row:
-    """What has no room is a row, too, and so is a peer that does not start."""
+    """What has no room is a row, too, and so is a peer that does not start. Each finds the GPU empty."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     try:
         return measure()
     except torch.OutOfMemoryError:
