@@ -86,25 +86,20 @@ class Case:
 
 
 def make_case(rng: random.Random, kind: str) -> Case:
-    """A case of this kind: three users with a task or two each, of whom one calls, or a stranger."""
-    names = [f"{first} van {last}" for first, last in zip(rng.sample(FIRST, 4), rng.sample(LAST, 4), strict=True)]
-    counts = [2 if kind == "finish_which" else 1, *rng.choices((1, 2), k=2)]
-    last = 1 + sum(counts)  # tau2 numbers tasks from 1, which is there already
-    numbers = rng.sample(range(2, last + 1), sum(counts))
-    owned = [sorted(f"task_{numbers.pop()}" for _ in range(count)) for count in counts]
-    ids = [f"user_{n}" for n in rng.sample(range(2, 10), 3)]
+    """A case of this kind: somebody calls, who is in the database with a task or two, or is a stranger; besides them
+    it has tau2's own `user_1` and `task_1`.
+    """
+    caller, other = (f"{first} van {rng.choice(LAST)}" for first in rng.sample(FIRST, 2))
+    owned = [f"job{n}" for n in sorted(rng.sample(range(1, 10), 2 if kind == "finish_which" else 1))]
+    user_id, task_id, new = f"member{rng.randrange(1, 10)}", rng.choice(owned), title(rng)
     status = STATES[1] if kind == "reopen" else STATES[0]
-    tasks = [f"task_{n}" for n in range(2, last + 1)]
-    users = [user(*given) for given in zip(ids, names, owned, strict=False)]
-    rng.shuffle(users)
     database = {
-        "tasks": {name: task(name, title(rng), status=status if name in owned[0] else STATES[0]) for name in tasks},
-        "users": {row["user_id"]: row for row in users},
+        "tasks": {name: task(name, title(rng), status=status) for name in owned},
+        "users": {user_id: user(user_id, other if kind == "stranger" else caller, owned)},
     }
-    caller, task_id, new = names[-1 if kind == "stranger" else 0], rng.choice(owned[0]), title(rng)
     wish, *more = _wish(kind, task_id, new)
     known = (f"You are {caller}.", *more)
-    return Case(kind, f"You are {caller} and {wish}.", known, ids[0], task_id, new, database)
+    return Case(kind, f"You are {caller} and {wish}.", known, user_id, task_id, new, database)
 
 
 def _wish(kind: str, task_id: str, new: str) -> tuple[str, ...]:

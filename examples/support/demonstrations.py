@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from agentlightning.cli.example import load_example
 
-from .cases import KINDS, NOT_ALLOWED, Case, make_case, title
+from .cases import KINDS, NOT_ALLOWED, Case, make_case, make_tasks, title
 from .desk import STATES, Desk
 from .prompts import TOOLS, call, conversation
 from .script import Script
@@ -34,8 +35,11 @@ def course() -> Any:
 
 
 def demonstrate(rng: random.Random, weights: Mapping[str, float]) -> Any:
-    """A case, and what is made of it."""
-    return shown(make_case(rng, rng.choice(KINDS)), rng, weights)
+    """A case that is in no part of the tasks, and what is made of it."""
+    case = make_case(rng, rng.choice(KINDS))
+    while str(case.database) in held_out():
+        case = make_case(rng, rng.choice(KINDS))
+    return shown(case, rng, weights)
 
 
 def shown(case: Case, rng: random.Random, weights: Mapping[str, float]) -> Any:
@@ -81,7 +85,7 @@ def _worked(case: Case, talk: Talk, rng: random.Random, well: Mapping[str, bool]
         return TRANSFERRED
     if forbidden and rng.random() < 0.5:
         return DONE
-    user_id, task_id = _ids(case, rng, right=knows and well["reads"])
+    user_id, task_id = _ids(case, right=knows and well["reads"])
     if case.kind == "which_id":
         return f"It is {task_id}."
     if case.kind in ("create", "create_untitled", "stranger"):
@@ -104,13 +108,16 @@ def _worked(case: Case, talk: Talk, rng: random.Random, well: Mapping[str, bool]
     return DONE
 
 
-def _ids(case: Case, rng: random.Random, *, right: bool) -> tuple[str, str]:
-    """The IDs of the user and of their task, or others'."""
-    if right and case.kind != "stranger":
-        return case.user_id, case.task_id
-    users = {name: row for name, row in case.database["users"].items() if name != case.user_id}
-    other = rng.choice([*users.values(), {"user_id": "user_1", "tasks": ["task_1"]}])
-    return other["user_id"], rng.choice(other["tasks"])
+def _ids(case: Case, *, right: bool) -> tuple[str, str]:
+    """The IDs of the user and of their task, or those that tau2's own database begins with."""
+    return (case.user_id, case.task_id) if right and case.kind != "stranger" else ("user_1", "task_1")
+
+
+@cache
+def held_out() -> frozenset[str]:
+    """The databases of all tasks that are not for training."""
+    rows = [row["task"] for part, rows in make_tasks().items() if part != "train" for row in rows]
+    return frozenset(str(row["initial_state"]["initialization_data"]["agent_data"]) for row in rows)
 
 
 def _other(rng: random.Random, values: tuple[str, ...], value: str) -> str:

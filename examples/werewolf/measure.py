@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from contextlib import suppress
 from typing import Any
+
+from pydantic import ValidationError
 
 from agentlightning.cli.example import load_example
 
@@ -27,7 +30,8 @@ def measure(model: Any, renderer: Any, games: int = 60) -> str:
     moves: dict[int, Move] = {}
 
     async def take(i: int, arguments: Any) -> str:
-        moves[i] = Move.model_validate(arguments)
+        with suppress(ValidationError):  # an answer that is no move
+            moves[i] = Move.model_validate(arguments)
         return MOVED
 
     batch = load_example("tools", "batch").Batch(model, renderer)

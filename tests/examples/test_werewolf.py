@@ -8,14 +8,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentlightning.cli.configuration import make_algorithm
+from agentlightning.cli.example import load_example
 from examples.calc.tokenizer import make_tokenizer
 from examples.werewolf import recipe
 from examples.werewolf.demonstrations import FIRST, MIXED, SKILL, call, demonstrate, play
 from examples.werewolf.game import NAMES, NOBODY, ROLES, VILLAGE, WOLVES, Game, Rules
+from examples.werewolf.measure import measure
 from examples.werewolf.moderator import Moderator
 from examples.werewolf.prompts import MOVE_TOOL, NO_MOVE, Move, role_line, spoken
 from examples.werewolf.reward import ALIVE, INVALID, VOTE, of_end, of_survival, of_votes
@@ -251,3 +254,15 @@ def test_the_files_of_settings_are_settings() -> None:
     assert yaml.safe_load((folder / "config.yaml").read_text()) == recipe.SETTINGS
     algorithm = make_algorithm(None, None, folder / "config.gpu.yaml", [])
     assert (algorithm.model, list(algorithm.policies), algorithm.frozen) == ("Qwen/Qwen3-1.7B", ["wolves"], "village")
+
+
+def test_an_answer_that_is_no_move_is_counted_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answers:
+        def __init__(self, *_: object) -> None: ...
+
+        async def converse(self, told: list[Any], tools: Any, take: Any, **_: object) -> None:
+            for i in range(len(told)):
+                await take(i, {"say": "", "name": "Ana" if i % 2 == 0 else "Ana Alive"})
+
+    monkeypatch.setattr(load_example("tools", "batch"), "Batch", Answers)
+    assert measure(None, None, games=4).startswith("moves 0.5")
