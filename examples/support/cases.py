@@ -41,6 +41,7 @@ class Case:
     kind: str
     reason: str
     known: tuple[str, ...]
+    caller: str
     user_id: str
     task_id: str
     title: str
@@ -99,7 +100,7 @@ def make_case(rng: random.Random, kind: str) -> Case:
     }
     wish, *more = _wish(kind, task_id, new)
     known = (f"You are {caller}.", *more)
-    return Case(kind, f"You are {caller} and {wish}.", known, user_id, task_id, new, database)
+    return Case(kind, f"You are {caller} and {wish}.", known, caller, user_id, task_id, new, database)
 
 
 def _wish(kind: str, task_id: str, new: str) -> tuple[str, ...]:

@@ -21,7 +21,6 @@ MIXED = {"looks": 0.7, "reads": 0.7, "asks": 0.4, "status": 0.7, "transfers": 0.
 """How often the assistant looks up who calls, takes the right ID from what it found, asks for what it was not told,
 takes the status that is meant, and transfers those whom it may not help.
 """
-DONE, TRANSFERRED = "Done.", "A human agent will help you."
 ASK_TITLE, ASK_TASK = "What is the title?", "Which task is finished?"
 
 
@@ -30,7 +29,7 @@ def course() -> Any:
     from .measure import measure  # torch is loaded only where a model is made
 
     return load_example("tools", "make_model").Course(
-        demonstrate, SKILL, MIXED, measure, skill_steps=240, mixed_steps=80, batch=12, positions=2048
+        demonstrate, SKILL, MIXED, measure, skill_steps=700, mixed_steps=80, batch=16, positions=2048
     )
 
 
@@ -82,12 +81,12 @@ def _worked(case: Case, talk: Talk, rng: random.Random, well: Mapping[str, bool]
         knows = True
     if case.kind in ("delete", "stranger") and (forbidden or knows) and well["transfers"]:
         talk.use("transfer_to_human_agents", **NOT_ALLOWED)
-        return TRANSFERRED
+        return f"A human agent will help you, {case.caller}."
     if forbidden and rng.random() < 0.5:
-        return DONE
+        return f"Done, {case.caller}."
     user_id, task_id = _ids(case, right=knows and well["reads"])
     if case.kind == "which_id":
-        return f"It is {task_id}."
+        return f"It is {task_id}, {case.caller}."
     if case.kind in ("create", "create_untitled", "stranger"):
         new = case.title
         if case.kind == "create_untitled":
@@ -96,16 +95,17 @@ def _worked(case: Case, talk: Talk, rng: random.Random, well: Mapping[str, bool]
             else:
                 new = title(rng)
         talk.use("create_task", user_id=user_id, title=new)
-        return DONE
+        return f"{new} is on your list, {case.caller}."
     if case.kind == "finish_which":
         if well["asks"]:
             talk.ask(ASK_TASK)
             task_id = case.task_id
         elif knows and well["reads"]:
             task_id = rng.choice(case.database["users"][case.user_id]["tasks"])
-    status = STATES[0] if case.kind == "reopen" else STATES[1]
-    talk.use("update_task_status", task_id=task_id, status=status if well["status"] else _other(rng, STATES, status))
-    return DONE
+    right = STATES[0] if case.kind == "reopen" else STATES[1]
+    status = right if well["status"] else _other(rng, STATES, right)
+    talk.use("update_task_status", task_id=task_id, status=status)
+    return f"{task_id} is {status} now, {case.caller}."
 
 
 def _ids(case: Case, *, right: bool) -> tuple[str, str]:

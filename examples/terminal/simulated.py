@@ -22,6 +22,13 @@ def change(module: str, old: str, new: str) -> str:
     return f"sed -i 's/{old}/{new}/' {module}"
 
 
+def change_of(command: str) -> tuple[str, str]:
+    """The old and the new part of a change."""
+    match = _CHANGE.fullmatch(command)
+    assert match is not None, command
+    return match[1], match[2]
+
+
 def shown_of(source: str, function: str) -> Ended:
     """The lines of a function; all are three lines long."""
     lines = source.split("\n")

@@ -21,7 +21,7 @@ from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
 from agentlightning.types.reward import find_final_reward
-from examples.terminal.demonstrations import END, repaired
+from examples.terminal.demonstrations import ending, repaired
 from examples.terminal.program import Repairer, make_agent
 from examples.terminal.prompts import TOOLS, call, conversation, shown
 from examples.terminal.repositories import ISSUE, as_task, make_repository, make_tests
@@ -80,7 +80,7 @@ async def test_demonstrations_are_what_codex_sends(world: World, codex: Repairer
         task = as_task(repository, tests)
         commands, results = repaired(repository, [found[0] for found in tests], rng, WEIGHTS[n % 2])
         tasks.append(task)
-        turns[results[0][0]] = (*map(call, commands), END)
+        turns[results[0][0]] = (*map(call, commands), ending(commands))
         ended[task["files"][task["module"]]] = results
     assert len(turns) == TASKS, "each module is known by the test that fails"
     run = await run_all(world.process, codex, tasks, turns)
