@@ -171,8 +171,12 @@ def train(
 
 
 def demonstration_loss(model: Qwen3ForCausalLM, rows: Sequence[Row]) -> torch.Tensor:
-    """Mean cross-entropy of the model's turns. What all rows begin with (system prompt, tools) is computed once."""
-    shared, longest = common_prefix([ids for ids, _ in rows]), max(len(ids) for ids, _ in rows)
+    """Mean cross-entropy of the model's turns. What all rows begin with (system prompt, tools) is computed once, up to
+    the last token before the model's first turn: from there on there is something to learn.
+    """
+    spoken_from = min(next(i for i, target in enumerate(targets) if target != IGNORED) for _, targets in rows)
+    shared = min(common_prefix([ids for ids, _ in rows]), spoken_from)
+    longest = max(len(ids) for ids, _ in rows)
     cache = DynamicCache(config=model.config)
     model.model(input_ids=torch.tensor([rows[0][0][:shared]]), past_key_values=cache)
     cache.batch_repeat_interleave(len(rows))

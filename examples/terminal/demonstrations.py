@@ -34,7 +34,7 @@ def course() -> Any:
 
     make: Any = load_example("tools", "make_model")
     return make.Course(
-        demonstrate, SKILL, MIXED, measure, vocabulary=1280, skill_steps=500, mixed_steps=80, batch=16, positions=4096
+        demonstrate, SKILL, MIXED, measure, vocabulary=1280, skill_steps=350, mixed_steps=80, batch=16, positions=4096
     )
 
 

@@ -11,10 +11,18 @@ from typing import Any
 import pytest
 import torch
 from renderers import Qwen3Renderer, ToolCallParseStatus
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from torch.nn.functional import cross_entropy
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from examples.calc.calc_agent import CALC_TOOL, SYSTEM_PROMPT
-from examples.calc.make_model import save
+from examples.calc.make_model import IGNORED, demonstration_loss, save
 from examples.calc.play import play, success
 from examples.calc.tasks import make_tasks
 
@@ -160,3 +168,22 @@ print(model.config.model_type, tokenizer.decode(output))
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("qwen3 ")
+
+
+@pytest.mark.parametrize("alike", [0, 2, 5])
+def test_the_first_turn_is_learnt_where_all_demonstrations_are_asked_the_same(alike: int) -> None:
+    """What rows have in common is computed once, but not where the model speaks: `alike` tokens of its turn."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    model = Qwen3ForCausalLM(Qwen3Config(**sizes, **heads))
+    prompt, rows = list(range(8)), list[tuple[list[int], list[int]]]()
+    for n in range(3):
+        ids = [*prompt, *range(20, 20 + alike), 30 + n, 40]
+        rows.append((ids, [IGNORED] * 7 + ids[8:] + [IGNORED]))
+    losses = [
+        cross_entropy(model(torch.tensor([ids])).logits[0], torch.tensor(targets), reduction="sum", ignore_index=IGNORED)
+        for ids, targets in rows
+    ]
+    expected = sum(losses) / (3 * (alike + 2))
+    torch.testing.assert_close(demonstration_loss(model, rows), expected)
