@@ -36,7 +36,7 @@ def course() -> Any:
 
     made = load_example("tools", "make_model")
     return made.Course(
-        demonstrate, SKILL, MIXED, measure, vocabulary=640, batch=8, skill_steps=280, mixed_steps=70, positions=1280
+        demonstrate, SKILL, MIXED, measure, vocabulary=640, batch=16, skill_steps=600, mixed_steps=90, positions=1280
     )
 
 

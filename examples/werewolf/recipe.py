@@ -18,7 +18,7 @@ SETTINGS: dict[str, Any] = {
     "group_size": 6,
     "minibatches": 2,
     "credit": "return_to_go",
-    "learning_rate": 2e-3,
+    "learning_rate": 8e-3,
     "schedule": "linear",
     "max_context": 1280,
     "cut_long_prompts": True,

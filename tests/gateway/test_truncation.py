@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import openai
@@ -29,6 +31,7 @@ async def agent(
     rendering: RenderersRendering,
     results: list[str],
     model: str = "policy",
+    ask: Mapping[str, Any] = MappingProxyType({}),
     **settings: Any,
 ) -> tuple[list[Call], ScriptedEngine, list[str]]:
     """An agent that calls a tool once for each result and then answers; its calls, and what the model was shown."""
@@ -46,7 +49,7 @@ async def agent(
         async with site.client() as client:
             create: Any = client.chat.completions.create
             for result in [*results, ""]:
-                message = (await create(model=model, messages=messages, tools=[CALC])).choices[0].message
+                message = (await create(model=model, messages=messages, tools=[CALC], **ask)).choices[0].message
                 messages.append(message)
                 for call in message.tool_calls or ():
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
@@ -80,6 +83,13 @@ async def test_the_oldest_results_are_cut_and_the_call_says_so(
     branches = [call.info.divergence.cause for call in calls if call.info.divergence]
     assert set(branches) == {"cut_to_fit"}
     assert len(branches) < len(done), "a conversation that was cut goes on with its tokens for a while"
+
+
+async def test_there_is_room_for_the_answer(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
+    """All that an agent asks for, however its conversation grows: an answer is not cut off because a prompt just fits."""
+    calls, _, _ = await agent(store, rendering, ["7" * 137] * 40, cut_long_prompts=True, ask={"max_tokens": 60})
+    assert sum(call.info.used.get("cut") is not None for call in calls) > 10
+    assert max(len(call.prompt_ids) for call in calls) <= CONTEXT - 60
 
 
 async def test_a_single_result_that_is_too_long_is_cut_too(

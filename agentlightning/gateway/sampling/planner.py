@@ -159,19 +159,21 @@ class Planner:
         """The request, cut if it is too long, and what was cut. One that no cut makes fit stays as it is."""
         request, live, most = arrival.request, arrival.live, self._info.max_context
         session = live.session(self._policy)
+        # There is room for the answer; one that has just been cut has room to grow, too, before it is cut again.
+        whole = most - min(request.asked.get("max_tokens", most // 16), most // 4)
+        grown = whole - most // 16
 
         question = await self._look_up(session, request)
-        if not await self._exceeds(_fresh(question), most, live) and await self._length(session, question, live) < most:
-            return request, None
-        # A conversation that has just been cut has room to be answered, and to grow; one that goes on may use it.
-        room = min(request.asked.get("max_tokens", most // 8), most // 4)
+        if not await self._exceeds(_fresh(question), whole, live):
+            if await self._length(session, question, live) <= whole:
+                return request, None
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
             changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None)
             question = await self._look_up(session, changed)
             if await self._exceeds(_fresh(question), most, live):
                 continue
-            if await self._length(session, question, live) <= (most - 1 if question.goes_on else most - room):
+            if await self._length(session, question, live) <= (whole if question.goes_on else grown):
                 remember = None if request.remember is None else messages[forgets:]
                 return msgspec.structs.replace(changed, remember=remember), cut
         return request, None
