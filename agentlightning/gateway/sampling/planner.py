@@ -164,9 +164,9 @@ class Planner:
         grown = whole - most // 16
 
         question = await self._look_up(session, request)
-        if not await self._exceeds(_fresh(question), whole, live):
-            if await self._length(session, question, live) <= whole:
-                return request, None
+        long = await self._exceeds(_fresh(question), whole, live)
+        if not long and await self._length(session, question, live) <= whole:
+            return request, None
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
             changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None)
