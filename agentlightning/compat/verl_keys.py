@@ -133,7 +133,8 @@ TOGETHER = {
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
     SHARED_ROWS: "more than one, on GPUs: verl's workers, so many of which share a row",
-    **dict.fromkeys(OFFLOADS, "true, with several ranks on GPUs: verl's workers, with offload"),
+    OFFLOADS[0]: "true, with several ranks on GPUs: verl's workers, with offload",
+    OFFLOADS[1]: "true, with several ranks on GPUs: verl's workers, with offload; with one: offload",
     ROLLOUT + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
 }
 """Keys that are read with others."""
@@ -343,6 +344,8 @@ def _place(
     nodes, per_node, split = given[NODES] or 1, given[GPUS] or 1, given[several] or 1
     ranks = nodes * (given[GPUS] or VERLS_GPUS_PER_NODE) if nodes > 1 else per_node
     here = nodes > 1 or (per_node > 1 and gpus() >= per_node)
+    if not here and flat.get(OFFLOADS[1]) and settings.get("device") != "cpu" and gpus():
+        settings["offload"] = True
     verls = _of_verls_workers(flat, settings, ignored, ranks if here else 1)
     if nodes > 1 or verls:
         options: dict[str, Any] = {"address": "auto"} if nodes > 1 else {}
@@ -365,6 +368,8 @@ def _of_verls_workers(
 ) -> dict[str, Any]:
     """Options that only verl's workers have; what is asked for and cannot be is listed."""
     share, offloads = flat.get(SHARED_ROWS) or 1, [key for key in OFFLOADS if flat.get(key)]
+    if settings.get("offload"):
+        offloads.remove(OFFLOADS[1])
     asked = {SHARED_ROWS: {"sequence_parallel": share} if share > 1 else {}}
     asked |= {key: {"offload": True} for key in offloads}
     why = None

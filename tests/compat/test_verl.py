@@ -235,6 +235,15 @@ def test_offload_and_shared_rows_choose_verls_workers(changes: dict[str, Any], o
     assert {*OFFLOADS, SHARED_ROWS} & set(meaning.ignored) == listed
 
 
+@pytest.mark.parametrize(("gpus", "device", "ours"), [(1, "auto", True), (1, "cpu", False), (0, "auto", False)])
+def test_one_gpu_keeps_its_optimiser_in_the_machines_memory(gpus: int, device: str, ours: bool) -> None:
+    """Where there is a GPU; the weights are not offloaded, which is said."""
+    one = {"trainer.nnodes": 1, "trainer.n_gpus_per_node": 1, "trainer.device": device}
+    meaning = understand(flatten(CONFIG) | one, lambda: gpus)
+    assert agl.GRPO(**meaning.settings).offload == ours
+    assert set(OFFLOADS) & set(meaning.ignored) == ({OFFLOADS[0]} if ours else set(OFFLOADS))
+
+
 def test_all_problems_are_said_at_once() -> None:
     config = changed("reward_model.enable", True)
     del config["actor_rollout_ref"]["model"]
