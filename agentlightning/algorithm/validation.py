@@ -171,8 +171,8 @@ def _refuse_other_types(s: TrainingSettings) -> None:
         )
     if not isinstance(s.device, str) or not re.fullmatch(r"(?!gpu)[a-z]+(:\d+)?", s.device):
         raise ConfigError(
-            f"device is {s.device!r}; it can be 'auto' (a GPU where there is one), 'cpu', 'cuda', or one of several: "
-            "'cuda:1'."
+            f"device is {s.device!r}; it can be 'auto' (a GPU where there is one), 'cpu', 'cuda', one of several: "
+            "'cuda:1', or Apple's: 'mps'."
         )
 
 

@@ -31,7 +31,7 @@ class ModelSettings:
     model: str
     """A model that ships with the package, a directory, a checkpoint, or a Hugging Face id."""
     device: str = "auto"
-    """Where it is computed: "cpu", "cuda", "cuda:1", …; "auto" is a GPU where there is one."""
+    """Where it is computed: "cpu", "cuda", "cuda:1", "mps", …; "auto" is a GPU where there is one."""
     dtype: str = "float32"
     """"float32" or "bfloat16", whose optimiser keeps float32 copies of what it trains."""
     lora_rank: int | None = None

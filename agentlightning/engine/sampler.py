@@ -162,7 +162,7 @@ def _draw_sorted(
     shown_FV = shown_BV[index]
     sorted_FK, order_FK = shown_FV.topk(width, dim=-1)
     probs_FK = sorted_FK.exp()
-    columns = (top_k, settings.top_p[rows], settings.min_p[rows])
+    columns = (top_k, settings.top_p[rows].astype(np.float32), settings.min_p[rows].astype(np.float32))
     limits_F1, top_p_F1, min_p_F1 = (torch.from_numpy(column[:, None]).to(index.device) for column in columns)
     probs_FK.masked_fill_(torch.arange(width, device=index.device) >= limits_F1, 0)
     before_FK = probs_FK.cumsum(dim=-1)

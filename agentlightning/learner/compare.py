@@ -26,7 +26,7 @@ class Gradient:
     def dot(self, other: Gradient) -> float:
         """Their scalar product."""
         pairs = zip(self.tensors, other.tensors, strict=True)
-        return sum(float((a.double() * b.double()).sum()) for a, b in pairs if a is not None and b is not None)
+        return sum(float((_exact(a) * _exact(b)).sum()) for a, b in pairs if a is not None and b is not None)
 
 
 def gradient_of(learner: TorchLearner, parts: Sequence[PackedBatch], loss: LossConfig) -> Gradient:
@@ -36,5 +36,10 @@ def gradient_of(learner: TorchLearner, parts: Sequence[PackedBatch], loss: LossC
         return Gradient([None] * len(learner.policy.trainable()), 0.0, np.zeros(0, np.float32), 0.0)
     passed = joined([learner.forward_backward(part, loss) for part in parts])
     tensors = learner.take_gradient()
-    squares = sum(float(t.double().square().sum()) for t in tensors if t is not None)
+    squares = sum(float(_exact(t).square().sum()) for t in tensors if t is not None)
     return Gradient(tensors, squares**0.5, passed.logprobs, passed.metrics["clip_fraction"])
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """In float64, on the CPU where the tensor's device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()

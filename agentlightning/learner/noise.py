@@ -35,11 +35,11 @@ class Half:
 
 
 def sampled(gradients: Iterable[Tensor | None], most: int = SAMPLED_WEIGHTS) -> tuple[Tensor, float]:
-    """The gradient in at most about `most` weights, and how many weights one of them stands for."""
+    """The gradient in at most about `most` weights, on the CPU, and how many weights one of them stands for."""
     found = [g.detach().flatten() for g in gradients if g is not None]
     total = sum(len(g) for g in found)
     stride = max(-(-total // most), 1)
-    taken = torch.cat([g[::stride].float() for g in found]) if found else torch.zeros(0)
+    taken = torch.cat([g[::stride].float() for g in found]).cpu() if found else torch.zeros(0)
     return taken, total / max(len(taken), 1)
 
 

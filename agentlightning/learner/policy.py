@@ -165,10 +165,15 @@ def take_up_adapter(peft: Any, key: str, directory: str) -> None:
         raise ModelError(f"The adapter in {directory} does not fit '{key}': {error}") from error
 
 
-def pick_device(device: str = "auto") -> torch.device:
-    """`auto` is the GPU if there is one. Raises ConfigError for a device that is not there."""
+def pick_device(device: str = "auto", dtype: str = "float32") -> torch.device:
+    """`auto` is the GPU if there is one: CUDA's, else Apple's (`mps`), which has no float64. Raises ConfigError for a
+    device that is not there, or that has not this dtype."""
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() and dtype != "float64" else "cpu")
+    if device.startswith("mps") and dtype == "float64":
+        raise ConfigError("The device 'mps' computes no float64. Choose dtype='float32', or device='cpu'.")
     try:
         return torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # the latter where torch was built without CUDA
@@ -188,7 +193,7 @@ def load_policy(
     Raises ModelError with the cause when there is no such model or it cannot be loaded.
     """
     path = resolve_model(name)
-    target = pick_device(device)
+    target = pick_device(device, dtype)
     try:
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from agentlightning.errors import ModelError
 from agentlightning.models.shape import ModelShape
 
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMINFO = Path("/proc/meminfo")
 _LORA_RANK = 16
 
 
@@ -63,17 +65,25 @@ def _gpu_memory() -> int | None:
 
 
 def _free_memory() -> int | None:
-    """What the kernel says is available, within the limit of the container."""
+    """What the kernel says is available, within the limit of the container; all there is where it does not say, as on
+    a Mac, whose GPU shares it."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = _MEMINFO.read_text().splitlines()
     except OSError:
-        return None
+        return _whole_memory()
     free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable")), None)
     try:
         limit, used = ((_CGROUP / f"memory.{name}").read_text().strip() for name in ("max", "current"))
         return min(free or int(limit), int(limit) - int(used))
     except (OSError, ValueError):  # no container, or one without a limit
         return free
+
+
+def _whole_memory() -> int | None:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
 
 
 def _gib(size: int) -> str:

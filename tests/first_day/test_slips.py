@@ -104,7 +104,7 @@ def test_the_trainer(settings: str, words: str) -> None:
         ("optimizer='adam'", "It is AdamW"),
         ("logging_steps=1", "Every step is written to metrics.jsonl"),
         ("steps=True", "steps is True; it must be a whole number"),
-        ("device='gpu'", "'cuda', or one of several: 'cuda:1'"),
+        ("device='gpu'", "'cuda', one of several: 'cuda:1', or Apple's: 'mps'"),
         ("device=0", "device is 0; it can be 'auto'"),
         ("reward_weights=[1]", "it takes values by name"),
         ("rollout_config={'timeout_seconds': 3}", "give an object: agl.RolloutConfig(timeout_seconds=60)"),

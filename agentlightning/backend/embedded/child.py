@@ -37,7 +37,8 @@ class Child(Connection):
         """Start the process and hand it its settings; it is usable once `ready` is done."""
         ours, theirs = socket.socketpair()
         # Threads that spin while they wait make learning several times slower when another process wants a core.
-        environment = {"OMP_WAIT_POLICY": "PASSIVE", **import_environment()}
+        # What Apple's GPU has no kernel for is computed on the CPU rather than refused.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", "PYTORCH_ENABLE_MPS_FALLBACK": "1", **import_environment()}
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "agentlightning.backend.embedded", str(theirs.fileno())),

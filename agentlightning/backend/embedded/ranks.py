@@ -153,11 +153,8 @@ def join(settings: Settings) -> RankLearner:
     assert place is not None
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(max(1, (settings.learning_threads or os.cpu_count() or 1) // place.ranks))
-    device = settings.device
-    if device == "auto" and torch.cuda.is_available():
-        device = "cuda"
-    if device == "cuda":
-        device = f"cuda:{place.rank % torch.cuda.device_count()}"
+    device = device_of(settings.device, place.rank)
+    if device.startswith("cuda"):
         torch.cuda.set_device(device)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo",
@@ -170,6 +167,16 @@ def join(settings: Settings) -> RankLearner:
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
     policy = load_policy(settings.model, device=device, dtype=settings.dtype, lora=spec)
     return RankLearner(policy, settings.learner)
+
+
+def device_of(device: str, rank: int) -> str:
+    """Where a rank computes: ranks take turns on CUDA's GPUs; they do not meet on others, so without it they are on the
+    CPU."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("mps"):
+        raise ConfigError("Several ranks meet on 'cuda' or on 'cpu', not on 'mps'. Leave `ranks` out.")
+    return f"cuda:{rank % torch.cuda.device_count()}" if device == "cuda" else device
 
 
 def follow(sock: socket.socket) -> None:
