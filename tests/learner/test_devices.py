@@ -94,9 +94,13 @@ class NoFloat64(TorchDispatchMode):
 
 def test_sampling_needs_no_float64(policy: Policy) -> None:
     engine = TorchEngine(policy.model, policy.tokenizer, policy.eos_ids, seed=0, max_context=64, max_concurrency=4)
-    settings = ({}, {"top_p": 0.8}, {"min_p": 0.1, "temperature": 0.7}, {"temperature": 0.0}, {"logit_bias": {5: 3.0}})
-    for number, one in enumerate(settings):
-        params = SamplingParams(max_tokens=4, top_logprobs=2, **one)
+    settings = (
+        SamplingParams(max_tokens=4, top_logprobs=2),
+        SamplingParams(max_tokens=4, top_p=0.8),
+        SamplingParams(max_tokens=4, min_p=0.1, temperature=0.7),
+        SamplingParams(max_tokens=4, temperature=0.0, logit_bias={5: 3.0}),
+    )
+    for number, params in enumerate(settings):
         engine.submit(Request(request_id=number, prompt_ids=np.arange(9, dtype=np.int32), params=params))
     with NoFloat64():
         while engine.active:
