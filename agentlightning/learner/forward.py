@@ -1,8 +1,8 @@
 """One pass of a model over a packed batch: log-probs and entropies of the entries, and hidden states for a critic.
 
-A tree is computed with each token once (`tree_attention`, `flex_tree`), or, for models that cannot, as its separate
-rows: every leaf with all it stands on. All give the same numbers. Logits exist only for tokens that predict an entry,
-and only so many at the same time.
+A tree is computed with each token once (`tree_attention`, `flex_tree`, `tree_recurrence`), or, for models that cannot,
+as its separate rows: every leaf with all it stands on. All give the same numbers. Logits exist only for tokens that
+predict an entry, and only so many at the same time.
 
 Shape letters: N tokens, E loss entries, U distinct source tokens, V vocabulary, H hidden size, K kept tokens.
 """
@@ -24,6 +24,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentlightning.learner.base import LearnerOptions, PackedBatch
 from agentlightning.learner.flex_tree import plan_flex
 from agentlightning.learner.tree_attention import plan_tree, tree_attention
+from agentlightning.learner.tree_recurrence import plan_recurrence, recurrent_layers, tree_recurrence
 
 ROW_TOKENS = 8192
 """Tokens of rows that are computed together, padding included."""
@@ -44,12 +45,16 @@ class Scores:
 def why_no_tree(model: PreTrainedModel, longest: int) -> str | None:
     """Why a model cannot compute trees of paths up to `longest` tokens; None if it can."""
     config = model.config.get_text_config()
-    kinds = set(config.to_dict().get("layer_types") or ["full_attention"])
+    types = list(config.to_dict().get("layer_types") or ["full_attention"])
+    kinds = set(types)
     window = config.to_dict().get("sliding_window")
     other = kinds - {"full_attention", "sliding_attention", "chunked_attention"}
+    hybrid = "linear_attention" in kinds and len(recurrent_layers(model)) == types.count("linear_attention")
+    if hybrid:
+        other -= {"linear_attention"}
     if other:
         return f"its layers of type {', '.join(sorted(other))} read tokens one after the other"
-    if not model._supports_attention_backend:
+    if not (model._supports_attention_backend or hybrid):  # the hybrids that are known do, and do not say so
         return f"{type(model).__name__} does not take attention functions from outside"
     if "chunked_attention" in kinds:
         return "its attention is cut into chunks"
@@ -69,8 +74,9 @@ def score(
 ) -> Scores:
     """Compute a batch, as one packed row or as separate rows."""
     device = model.device
-    again = nullcontext if rows else partial(tree_attention, model)
-    with _saving_activations(model, again, wanted=options.gradient_checkpointing and torch.is_grad_enabled()):
+    as_tree = nullcontext if rows else _as_tree(model, batch)
+    saving = options.gradient_checkpointing and torch.is_grad_enabled()
+    with _saving_activations(model, as_tree, wanted=saving), as_tree():
         hidden_NH, source_E = _rows(model, batch) if rows else _tree(model, batch, flex=takes_flex(options, device))
     order_E = np.argsort(source_E, kind="stable")
     sources_U, row_E = np.unique(source_E[order_E], return_inverse=True)
@@ -104,18 +110,32 @@ def _pieces(row_E: np.ndarray, size: int) -> Iterator[tuple[int, int]]:
         yield low, min(low + size, len(row_E))
 
 
+def _as_tree(model: PreTrainedModel, batch: PackedBatch) -> Callable[[], AbstractContextManager[None]]:
+    """Within what this gives, the model's layers compute the batch's packed row as the tree that it is."""
+    layers = recurrent_layers(model)
+    if not layers:
+        return partial(tree_attention, model)
+    plan = plan_recurrence(batch, model.device)
+
+    @contextmanager
+    def as_tree() -> Iterator[None]:
+        with tree_attention(model), tree_recurrence(layers, plan):
+            yield
+
+    return as_tree
+
+
 def _tree(model: PreTrainedModel, batch: PackedBatch, *, flex: bool) -> tuple[Tensor, np.ndarray]:
     """Hidden states of every node, [N, H], and where in them each entry's source is."""
     device = model.device
     tree = plan_flex(batch, device) if flex else plan_tree(batch, device)
-    with tree_attention(model):
-        hidden = decoder_of(model)(
-            input_ids=as_long(batch.ids_N, device)[None],
-            position_ids=as_long(batch.positions_N, device)[None],
-            attention_mask=None,
-            use_cache=False,
-            tree=tree,
-        ).last_hidden_state
+    hidden = decoder_of(model)(
+        input_ids=as_long(batch.ids_N, device)[None],
+        position_ids=as_long(batch.positions_N, device)[None],
+        attention_mask=None,
+        use_cache=False,
+        tree=tree,
+    ).last_hidden_state
     return hidden[0], batch.source_E
 
 

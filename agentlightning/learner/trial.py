@@ -23,8 +23,9 @@ TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 """Largest relative error between two passes that compute the same, by dtype."""
 HALF_TOLERANCE = 0.1
 
-_LENGTHS, _PARENTS = (4, 3, 2, 5, 6), (-1, 0, 1, 0, -1)
-"""Segments of the forest that is tried, and below which other one each stands."""
+_LENGTHS, _PARENTS = (4, 1, 2, 5, 6), (-1, 0, 1, 0, -1)
+"""Segments of the forest that is tried, and below which other one each stands. What stands on the single token sees
+past it, and siblings have other lengths."""
 
 
 def tolerance(model: PreTrainedModel) -> float:
