@@ -93,3 +93,11 @@ async def test_nothing_is_answered_without_the_key(
     assert bool(sent) is not answered
     if scope["type"] == "http" and not answered:
         assert sent[0]["status"] == 401
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "/x", "a/b"])
+def test_what_is_received_goes_nowhere_else(name: str, weights: Path) -> None:
+    """A name that leaves its directory is refused before anything is made or removed."""
+    with pytest.raises(ValueError, match="is no name of a directory"):
+        a_worker().agl_receive(name, "{}", 1, str(weights))
+    assert (weights / "config.json").is_file()

@@ -97,6 +97,8 @@ class Publication:
         before this one left there is removed."""
         from .transfer import Terms, receive
 
+        if name in ("", "..") or Path(name).name != name:
+            raise ValueError(f"{name!r} is no name of a directory")
         if self.rank:
             return ""
         memory = "/dev/shm" if Path("/dev/shm").is_dir() else tempfile.gettempdir()
