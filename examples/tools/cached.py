@@ -28,7 +28,9 @@ def cached_model(application: str) -> str:
     folder: Path = load_example("sentiment", "packages").cache_dir() / f"{application}-{_version(application)}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        print(f"Making the model of {application}, once, in some minutes (5 to 20): {folder}", file=sys.stderr, flush=True)
+        print(
+            f"Making the model of {application}, once, in some minutes (5 to 20): {folder}", file=sys.stderr, flush=True
+        )
         with tempfile.TemporaryDirectory(dir=folder.parent) as name:
             made = Path(name) / "model"
             command = [sys.executable, "-c", _MAKE, application, "--out", str(made)]
