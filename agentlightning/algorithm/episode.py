@@ -128,10 +128,14 @@ def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | Non
     common = [r for r in rewards if r.agent is None]
     if common:
         return ([r for r in common if not r.named] or common)[-1].value
-    trained = {c.info.agent for c in calls if c.info.trained}
-    others = {c.info.agent for c in calls} - trained
-    last = {r.agent: r.value for r in rewards if r.agent not in others} or {r.agent: r.value for r in rewards}
+    last = {r.agent: r.value for r in of_trained(rewards, calls)}
     return sum(last.values()) / len(last) if last else None
+
+
+def of_trained(rewards: Sequence[Earned], calls: Sequence[Call]) -> Sequence[Earned]:
+    """Without the rewards of agents that called a model and are not trained; all, where nothing else is there."""
+    others = {c.info.agent for c in calls} - {c.info.agent for c in calls if c.info.trained}
+    return [r for r in rewards if r.agent not in others] or rewards
 
 
 def mean_reward(episodes: Sequence[Episode]) -> float | None:

@@ -8,7 +8,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.episode import Episode, mean_reward, of_trained
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.metrics.intervals import expected_best, mean_interval
@@ -41,14 +41,17 @@ def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = 
 
 
 def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean of each named part of the rewards, over the rollouts that have it; the last one of a rollout counts."""
+    """Mean of each named part of the rewards, over the rollouts that have it. The last one of a rollout counts; where
+    agents are rewarded apart, the mean of their last ones, of those who are trained.
+    """
     found: dict[str, list[float]] = {}
     for e in episodes:
-        last: dict[str, float] = {}
-        for reward in e.rewards:
-            last |= reward.parts
-        for name, value in last.items():
-            found.setdefault(name, []).append(value)
+        last: dict[str, dict[str | None, float]] = {}
+        for reward in of_trained(e.rewards, e.calls):
+            for name, value in reward.parts.items():
+                last.setdefault(name, {})[reward.agent] = value
+        for name, values in last.items():
+            found.setdefault(name, []).append(fmean(values.values()))
     return {name: fmean(values) for name, values in sorted(found.items())}
 
 

@@ -19,3 +19,7 @@ def train_tasks() -> list[dict[str, Any]]:
 
 def val_tasks() -> list[dict[str, Any]]:
     return _calc.val_tasks()
+
+
+def test_tasks() -> list[dict[str, Any]]:
+    return _calc.test_tasks()[:200]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import make_episode
+from agentlightning.algorithm.episode import Earned, make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
@@ -117,6 +117,21 @@ def test_parts_of_a_reward_are_logged_apart_and_their_weighted_sum_trains() -> N
     assert plain.reward == 0.5
     with pytest.raises(ConfigError, match="reward_weights has 'correct': nan"):
         agl.GRPO(model="calc", reward_weights={"correct": float("nan")})
+
+
+def test_parts_of_agents_rewards_are_the_mean_over_those_in_training() -> None:
+    one = episode("g", [], tokens=(2, 2, 2), agents=("a", "b", "frozen"))
+    calls = [replace(call, info=replace(call.info, trained=call.info.agent != "frozen")) for call in one.calls]
+    parts = [
+        ("a", {"vote": 1.0}),
+        ("a", {"won": 1.0}),
+        ("b", {"vote": -1.0}),
+        ("b", {"vote": 0.0}),
+        ("b", {"won": 0.0}),
+    ]
+    rewards = [Earned(0.0, 0, agent, False, given) for agent, given in [*parts, ("frozen", {"won": 1.0, "vote": 9.0})]]
+    found = of_rollouts(Sampled([replace(one, calls=calls, rewards=rewards)], [0], 1, 0.0, 0.0), CreditRule())
+    assert {k: v for k, v in found.items() if k.startswith("reward/")} == {"reward/vote": 0.5, "reward/won": 0.5}
 
 
 def test_ratios_and_the_divergence_of_the_engine() -> None:
