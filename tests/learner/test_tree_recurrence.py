@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -122,6 +123,35 @@ def test_random_trees(name: str, make_call: MakeCall) -> None:
     for seed in range(2):
         batch = pack(TREES["branching"](np.random.default_rng(seed), make_call))
         agree(numbers(policy, batch, SEGMENTS), numbers(policy, batch, SEGMENTS, rows=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("tree", ["branching", "chunks"])
+def test_in_float64_they_are_the_same_numbers(
+    name: str, tree: str, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what differs in float32 is how its sums are rounded, and nothing else."""
+    policy = policy_of(hybrid(name).double())
+    policy.model.set_experts_implementation("eager")  # the kernel knows no float64
+    everything_in_float64(policy.model, monkeypatch)
+    batch = pack(ALL[tree](np.random.default_rng(5), make_call))
+    found, expected = (numbers(policy, batch, SEGMENTS, rows=rows) for rows in (False, True))
+    assert {t.dtype for t in (*found[0], *found[1])} == {torch.float64}
+    for got, exact in zip((*found[0], *found[1]), (*expected[0], *expected[1]), strict=True):
+        torch.testing.assert_close(got, exact, rtol=0.0, atol=1e-10 * float(exact.abs().max()))
+
+
+def everything_in_float64(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hugging Face's layers compute norms, angles and the delta rule in float32, whatever the weights are."""
+
+    class Torch:
+        float32 = float = torch.float64
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(torch, name)
+
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    monkeypatch.setattr(sys.modules[type(model).__module__], "torch", Torch())
 
 
 def test_a_model_without_any_attention(make_call: MakeCall) -> None:
