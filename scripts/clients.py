@@ -75,8 +75,8 @@ AGENTS = {
     "tau2": "test_support",
 }
 """What runs in an environment, where that is not everything that is installed there."""
-NOTHING_TO_RUN = 5
-"""What pytest says where no test was chosen."""
+FAILURES, NOTHING_TO_RUN = 1, 5
+"""What pytest says where tests failed, and where none was chosen."""
 
 
 def build(name: str, folder: Path) -> Path:
@@ -119,23 +119,23 @@ def build_node() -> None:
 
 
 def run(name: str, python: Path, report: Path, *, slow: bool) -> bool:
-    """Run the agents that are meant for this environment; with `slow` what trains them for long, instead."""
+    """Run the agents that are meant for this environment; with `slow` what trains them for long, instead. What failed
+    runs again, by itself, and is named as flaky if it passes then.
+    """
     chosen = ["-k", AGENTS[name]] if name in AGENTS else []
-    command = [
-        str(python),
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:warnings",
-        "tests/clients",
-        *("-m", "slow" if slow else "not slow"),
-        *chosen,
-    ]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "AGL_CLIENTS_REPORT": str(report)}, check=False)
-    return done.returncode in ((0, NOTHING_TO_RUN) if slow else (0,))
+    cache = python.parents[1] / "pytest"
+    command = [str(python), "-m", "pytest", "-q", "-p", "no:warnings", "-o", f"cache_dir={cache}", "tests/clients"]
+    command += ["-m", "slow" if slow else "not slow", *chosen]
+    given = {**os.environ, "AGL_CLIENTS_REPORT": str(report)}
+    shutil.rmtree(cache, ignore_errors=True)
+    code = subprocess.run(command, cwd=ROOT, env=given, check=False).returncode
+    if code == FAILURES:
+        again = sorted(json.loads((cache / "v/cache/lastfailed").read_text()))
+        print(f"==> again, alone: {' '.join(again)}", flush=True)
+        code = subprocess.run([*command, "--last-failed"], cwd=ROOT, env=given, check=False).returncode
+        if code == 0:
+            print("".join(f"FLAKY {test}\n" for test in again), end="", flush=True)
+    return code in ((0, NOTHING_TO_RUN) if slow else (0,))
 
 
 def table(report: Path) -> str:

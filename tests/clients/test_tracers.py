@@ -56,7 +56,8 @@ async def test_spans_of_a_tracer(world: World, package: str) -> None:
         run = await world.run(agent.solve, False, TASKS, scripted=agent.SCRIPTED, tracer=tracer)
     finally:
         tracer.teardown()
-    assert {r.attempt.outcome for r in run.rollouts} <= {Outcome.OK, Outcome.TRUNCATED}
+    ended = {r.attempt.outcome for r in run.rollouts}
+    assert ended <= {Outcome.OK, Outcome.TRUNCATED}, {r.attempt.error for r in run.rollouts}
     check_attribution(run)
     for rollout in run.rollouts:
         spans = run.spans[rollout.rollout_id]
@@ -121,6 +122,7 @@ async def test_langchain_takes_the_tracers_handler(world: World) -> None:
             return await asyncio.create_task(agent.solve(question, llm, stream), context=context)
 
     run = await world.run(solve, False, TASKS, scripted=agent.SCRIPTED, tracer=tracer, named=False)
-    assert {r.attempt.outcome for r in run.rollouts} <= {Outcome.OK, Outcome.TRUNCATED}
+    ended = {r.attempt.outcome for r in run.rollouts}
+    assert ended <= {Outcome.OK, Outcome.TRUNCATED}, {r.attempt.error for r in run.rollouts}
     assert len(run.all_calls()) == len(run.sampled) == run.exact() >= 2 * len(TASKS)
     check_attribution(run)
