@@ -254,6 +254,7 @@ def plan(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Compute activations twice instead of keeping them.")
     ] = False,
+    offload: Annotated[bool, typer.Option("--offload", help="Keep the optimiser in the host's memory.")] = False,
     as_json: Json = False,
 ) -> None:
     """Say on paper whether a training fits, how long a step takes, and which backend to take. Exits with 1 if not.
@@ -271,6 +272,7 @@ def plan(
         "concurrency": concurrency,
         "tokens_per_batch": tokens_per_batch,
         "gradient_checkpointing": gradient_checkpointing,
+        "offload": offload,
     }
     options = Options(
         model=model, gpus=gpus, dtype=dtype, context=context, response=response, settings=settings, as_json=as_json

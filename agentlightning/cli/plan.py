@@ -51,6 +51,8 @@ def job_of(options: Options, device: Hardware) -> Job:
     dtype = options.dtype or ("bfloat16" if device.is_gpu else "float32")
     if dtype not in BYTES_OF:
         raise ConfigError(f"--dtype is {dtype!r}; it can be {', '.join(BYTES_OF)}.")
+    if options.settings.get("offload") and not device.is_gpu:
+        raise ConfigError("--offload takes the optimiser from a GPU's memory, and there is none: leave it out.")
     limit = shape.max_context or options.context or DEFAULT_CONTEXT
     if options.context is not None and options.context > limit:
         raise ConfigError(f"'{options.model}' was made for contexts of {limit} tokens; --context is {options.context}.")
@@ -99,6 +101,8 @@ def settings_of(job: Job, layout: Layout) -> dict[str, Any]:
         found["lora_rank"] = job.lora_rank
     if job.gradient_checkpointing:
         found["gradient_checkpointing"] = True
+    if job.offload:
+        found["offload"] = True
     found["tokens_per_batch"] = job.tokens_per_batch
     if layout.learners > 1:
         found["ranks"] = layout.learners

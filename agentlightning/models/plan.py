@@ -39,7 +39,12 @@ ENGINE_EXTRA = 2 << 30
 VLLM_SHARE, VLLM_ALONE = 0.45, 0.9
 """Of a GPU's memory that a server takes: beside the learner, and alone."""
 HOST_BANDWIDTH = 4e9
-"""Weights per second from the learner to a server, through a file in memory."""
+"""Bytes per second between a device and the host's memory: of weights on their way to a server, or of an optimiser that
+is there."""
+STEPPED = 28
+"""Bytes per weight that AdamW reads and writes: weight, gradient and two moments, and all but the gradient again."""
+HOST_MEMORY = 2e10
+"""Bytes per second of the host's own memory, all its cores together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,8 @@ class Job:
     dtype: str
     lora_rank: int | None = None
     gradient_checkpointing: bool = False
+    offload: bool = False
+    """The optimiser is in the host's memory, and steps there."""
     context: int = 4096
     response: int = 1024
     """Tokens that a rollout samples, all its calls together."""
@@ -112,7 +119,7 @@ def learner_memory(job: Job) -> dict[str, int]:
     """Bytes of what learns, by what they are for."""
     shape, tokens = job.shape, job.pass_tokens
     weights = shape.parameters * job.each
-    state = shape.training_bytes(job.dtype, adapter=job.adapter) - weights
+    state = shape.training_bytes(job.dtype, adapter=job.adapter, offload=job.offload) - weights
     kept = KEPT["float32" if job.each >= 4 else "short", job.adapter]
     activations = int(shape.activation_numbers(tokens) * job.each * kept)
     if job.gradient_checkpointing:  # each layer's input, and one layer as a whole
@@ -149,11 +156,17 @@ def sampling_seconds(job: Job, device: Hardware, backend: str, engines: int, wid
 
 def learning_seconds(job: Job, device: Hardware, learners: int) -> float:
     """Of one update: 6 P per token (Kaplan et al.), 4 P where the weights are frozen, a forward more with gradient
-    checkpointing; and the scores of attention, 2 C per unit of width in a forward, causal."""
+    checkpointing; and the scores of attention, 2 C per unit of width in a forward, causal. With an optimiser on the
+    host each pass's gradients go there, weights come back, and AdamW moves what it reads and writes.
+    """
     shape = job.shape
     forwards = (2 if job.adapter else 3) + (1 if job.gradient_checkpointing else 0)
     per_token = 2 * (shape.active or shape.parameters) + 2 * shape.layers * (shape.query or shape.hidden) * job.context
-    return job.tree_tokens * forwards * per_token / (device.flops * LEARNING_SHARE * learners)
+    computing = job.tree_tokens * forwards * per_token / (device.flops * LEARNING_SHARE * learners)
+    if not job.offload or job.adapter:
+        return computing
+    moves = math.ceil(job.tree_tokens / job.pass_tokens) + 1
+    return computing + shape.parameters * (moves * job.each / HOST_BANDWIDTH + STEPPED / HOST_MEMORY)
 
 
 def layouts(job: Job, device: Hardware, count: int) -> Iterator[Layout]:
@@ -162,7 +175,8 @@ def layouts(job: Job, device: Hardware, count: int) -> Iterator[Layout]:
     if device.is_gpu:
         if count == 1:
             yield vllm_beside(job, device)
-        for doublings in range((count - 1).bit_length()):
+        most = (count - 1).bit_length()
+        for doublings in range(min(most, 1) if job.offload else most):
             yield vllm_apart(job, device, count, 1 << doublings)
 
 
@@ -252,12 +266,19 @@ class Change:
 
 
 def changes(job: Job, device: Hardware, count: int) -> Iterator[Change]:
-    """What lets a job fit that does not: the smallest change of settings, and the smallest GPU in the table."""
+    """What lets a job fit that does not: the smallest change of settings, and beside one that offloads, and so takes
+    longer, the smallest that trains an adapter; and the smallest GPU in the table.
+    """
+    offloads = False
     for settings, changed in _smaller(job):
+        if (offloads and "lora_rank" not in settings) or ("offload" in settings and (job.adapter or not device.is_gpu)):
+            continue
         layout = best(changed, device, count)
         if layout.fits:
             yield Change(settings, layout)
-            break
+            if "offload" not in settings:
+                break
+            offloads = True
     for gpu in GPUS.values():
         layout = best(job, gpu, count)
         if gpu.memory > device.memory and layout.fits:
@@ -269,12 +290,13 @@ def _smaller(job: Job) -> Iterator[tuple[dict[str, object], Job]]:
     """From what costs little to what changes the training."""
     saves: dict[str, object] = {"gradient_checkpointing": True}
     passes: dict[str, object] = {"tokens_per_batch": max(2048, job.context)}
+    offload: dict[str, object] = {"offload": True}
     adapter: dict[str, object] = {"lora_rank": 16}
     short: dict[str, object] = {"dtype": "bfloat16"}
     half: dict[str, object] = {"context": job.context // 2, "response": job.response // 2}
     tried = (
-        passes, saves, saves | passes, adapter, adapter | saves | passes, adapter | short,
-        adapter | short | saves | passes, adapter | short | saves | passes | half,
+        passes, saves, saves | passes, offload, offload | saves | passes, adapter, adapter | saves | passes,
+        adapter | short, adapter | short | saves | passes, adapter | short | saves | passes | half,
     )  # fmt: skip
     for settings in tried:
         new = {name: value for name, value in settings.items() if getattr(job, name) != value}

@@ -30,7 +30,16 @@ def test_one_that_does_not_says_what_to_change() -> None:
     result = plan("--model", "8B", "--gpus", "H100")
     assert result.exit_code == 1
     assert "That does not fit" in result.stdout
-    assert "lora_rank=16" in result.stdout
+    assert "offload=True, gradient_checkpointing=True, tokens_per_batch=4096: " in result.stdout
+    assert "lora_rank=16, gradient_checkpointing=True, tokens_per_batch=4096: " in result.stdout
+
+
+def test_an_optimiser_on_the_host_is_for_a_gpu() -> None:
+    result = plan("--model", "4B", "--gpus", "H100", "--offload", "--context", "1024", "--tokens-per-batch", "2048")
+    assert result.exit_code == 0, result.stdout
+    assert "offload=True" in result.stdout
+    with pytest.raises(ConfigError, match="--offload takes the optimiser from a GPU's memory"):
+        plan("--model", "calc", "--gpus", "cpu", "--offload")
 
 
 def test_the_settings_that_it_names_are_settings() -> None:

@@ -21,6 +21,7 @@ from agentlightning.models.plan import (
     best,
     changes,
     context_bytes,
+    layouts,
     learner_memory,
     learning_seconds,
     vllm_apart,
@@ -42,6 +43,23 @@ def test_experts_are_held_all_and_met_in_part() -> None:
     shape = SIZES["30b-a3b"]
     assert shape.parameters == pytest.approx(30.5e9, rel=0.01)
     assert shape.active == pytest.approx(3.0e9, rel=0.05)  # 3.3 with the embeddings, which are looked up
+
+
+def test_an_optimiser_on_the_host_costs_time_instead_of_memory() -> None:
+    there, p = replace(GIVEN, offload=True), GIVEN.shape.parameters
+    assert learner_memory(there)["gradients and optimiser"] == 2 * p, "the gradients of one pass, in bfloat16"
+    # 163,840 tokens of a tree are ten passes: their gradients and the new weights, at 4 GB/s; 28 bytes at 20 GB/s.
+    assert (GIVEN.tree_tokens, GIVEN.pass_tokens) == (180_224, 16_384)
+    more = learning_seconds(there, H100, 1) - learning_seconds(GIVEN, H100, 1)
+    assert more == pytest.approx(p * (12 * 2 / 4e9 + 28 / 2e10))
+    adapter = replace(GIVEN, lora_rank=16)
+    assert learning_seconds(replace(adapter, offload=True), H100, 1) == learning_seconds(adapter, H100, 1)
+    assert {layout.learners for layout in layouts(there, H100, 8)} == {1}, "several ranks share it out"
+    tight = replace(GIVEN, gradient_checkpointing=True, tokens_per_batch=4096)
+    found = next(change.settings for change in changes(tight, H100, 1))
+    assert found == {"offload": True}
+    on_paper = [change.settings for change in changes(tight, this_cpu(), 1)]
+    assert not any("offload" in settings for settings in on_paper)
 
 
 def test_memory_by_hand() -> None:
