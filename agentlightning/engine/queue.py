@@ -2,13 +2,14 @@
 
 Owners take turns by the tokens that were computed for them (Sheng et al., Fairness in Serving Large Language Models,
 OSDI 2024, arXiv 2401.00588): next is the oldest request of the owner that got least. Who comes anew begins level with
-the one who got least so far, so that waiting earns no credit. Plain bookkeeping, no tensors.
+the one who got least so far, so that waiting earns no credit. An owner is another one to each policy. Plain
+bookkeeping, no tensors.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection
 
 import msgspec
 
@@ -22,6 +23,14 @@ def owner_of(request: Request) -> str:
     return request.params.owner or f"#{request.request_id}"
 
 
+Owner = tuple[str, str]
+"""A policy and who asks it."""
+
+
+def _account(request: Request) -> Owner:
+    return request.policy, owner_of(request)
+
+
 class Queue:
     """Waiting requests, and what each owner got. A request is in it from `add` to `pop` or `remove`."""
 
@@ -29,10 +38,11 @@ class Queue:
         self._grammars = grammars
         self._compiling: dict[int, tuple[Request, Compiling]] = {}
         self._matchers: dict[int, Matcher] = {}
-        self._by_owner: dict[str, OrderedDict[int, Request]] = {}
-        self._owner: dict[int, str] = {}
-        self._served: dict[str, int] = {}
-        self.running: Counter[str] = Counter()
+        self._by_owner: dict[Owner, OrderedDict[int, Request]] = {}
+        self._owner: dict[int, Owner] = {}
+        self._waiting: Counter[str] = Counter()
+        self._served: dict[Owner, int] = {}
+        self.running: Counter[Owner] = Counter()
         """How many requests of each owner are being computed."""
 
     def __len__(self) -> int:
@@ -42,8 +52,14 @@ class Queue:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._owner or request_id in self._compiling
 
-    def __iter__(self) -> Iterator[int]:
-        return iter([*self._owner, *self._compiling])
+    def requests(self) -> list[Request]:
+        """All that wait, those whose grammar is being compiled included."""
+        waiting = [request for requests in self._by_owner.values() for request in requests.values()]
+        return waiting + [request for request, _ in self._compiling.values()]
+
+    def count(self, policies: Collection[str]) -> int:
+        """Requests of these policies that could begin."""
+        return sum(self._waiting[policy] for policy in policies)
 
     @property
     def compiling(self) -> int:
@@ -83,10 +99,11 @@ class Queue:
             self._append(request)
 
     def _append(self, request: Request) -> None:
-        owner = owner_of(request)
+        owner = _account(request)
         if owner not in self._served:
             self._served[owner] = min(self._served.values(), default=0)
         self._owner[request.request_id] = owner
+        self._waiting[request.policy] += 1
         self._by_owner.setdefault(owner, OrderedDict())[request.request_id] = request
 
     def remove(self, request_id: int) -> None:
@@ -97,18 +114,20 @@ class Queue:
         if owner is not None:
             self._drop(owner, request_id)
 
-    def _drop(self, owner: str, request_id: int) -> None:
+    def _drop(self, owner: Owner, request_id: int) -> None:
         del self._by_owner[owner][request_id]
+        self._waiting[owner[0]] -= 1
         if not self._by_owner[owner]:
             del self._by_owner[owner]
             self._forget_if_gone(owner)
 
-    def pop(self, room: int, room_for_new: int) -> Request | None:
-        """The next request, which counts as running from now on.
+    def pop(self, policies: Collection[str], room: int, room_for_new: int) -> Request | None:
+        """The next request of these policies, which counts as running from now on.
 
         With so much room for anyone, and so much for owners of whom nothing is running; None if nobody fits.
         """
-        found = [o for o in self._by_owner if room > 0 or (room_for_new > 0 and not self.running[o])]
+        fits = [o for o in self._by_owner if room > 0 or (room_for_new > 0 and not self.running[o])]
+        found = [owner for owner in fits if owner[0] in policies]
         if not found:
             return None
         owner = min(found, key=self._served.__getitem__)  # the first of equals came first
@@ -121,7 +140,7 @@ class Queue:
     def put_back(self, request: Request) -> None:
         """A popped request could not begin; it is its owner's next."""
         self._append(request)
-        owner = owner_of(request)
+        owner = _account(request)
         self._by_owner[owner].move_to_end(request.request_id, last=False)
         self._leave(owner)
 
@@ -130,18 +149,18 @@ class Queue:
 
     def charge(self, request: Request, tokens: int) -> None:
         """So many tokens were computed for a running request."""
-        self._served[owner_of(request)] += tokens
+        self._served[_account(request)] += tokens
 
     def leave(self, request: Request) -> None:
         """A running request is done."""
-        self._leave(owner_of(request))
+        self._leave(_account(request))
 
-    def _leave(self, owner: str) -> None:
+    def _leave(self, owner: Owner) -> None:
         self.running[owner] -= 1
         if not self.running[owner]:
             del self.running[owner]
         self._forget_if_gone(owner)
 
-    def _forget_if_gone(self, owner: str) -> None:
+    def _forget_if_gone(self, owner: Owner) -> None:
         if owner not in self._by_owner and not self.running[owner]:
             self._served.pop(owner, None)

@@ -66,15 +66,16 @@ class Room:
             return rows
         for slot in (s for s in oldest_first if s in short):
             while not self._slots.parked[slot] and not self._take(slot, int(self._slots.computed[slot]) + 1):
-                self._park(next(s for s in reversed(oldest_first) if not self._slots.parked[s]))
+                self.park(next(s for s in reversed(oldest_first) if not self._slots.parked[s]))
         return rows[~self._slots.parked[rows]]
 
     def unpark(self, oldest_first: Sequence[int]) -> None:
         """Let parked requests go on, as far as there is room."""
         if not self._slots.parked.any():
             return
-        going = sum(not self._slots.parked[s] for s in oldest_first)
-        for slot in (s for s in oldest_first if self._slots.parked[s]):
+        waits = self._slots.parked | self._slots.held
+        going = sum(not waits[s] for s in oldest_first)
+        for slot in (s for s in oldest_first if self._slots.parked[s] and not self._slots.held[s]):
             if not self._take(slot, int(self._slots.length[slot]) + 1, spare=going):
                 return
             self._slots.parked[slot] = False
@@ -119,7 +120,8 @@ class Room:
             self.held[slot] = blocks
             self._cache.give_back(slot, blocks * self._budget.tokens)
 
-    def _park(self, slot: int) -> None:
+    def park(self, slot: int) -> None:
+        """Take the memory of a running request, which is computed again when there is room."""
         self._slots.parked[slot] = True
         self._slots.computed[slot] = 0
         self._shrink(slot, 0)

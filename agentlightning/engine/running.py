@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,6 +12,7 @@ from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.events import Request, Sampled
 from agentlightning.engine.grammar import Matcher
 from agentlightning.engine.sampler import Draw, alternatives
+from agentlightning.engine.slots import Slots
 from agentlightning.types.call import Float32Array, Int32Array
 from agentlightning.types.kept import kept_array
 
@@ -99,6 +101,37 @@ class Columns:
         numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit)
         for column in (*numbers, self.watched, self.constrained, self.shifted, self.keeps):
             column[[a, b]] = column[[b, a]]
+
+
+def allowed_tokens(running: Sequence[Running | None], constrained: np.ndarray) -> dict[int, torch.Tensor]:
+    """The tokens that the grammars of these rows' requests allow next, bool [V] by row; `constrained` has some."""
+    allowed: dict[int, torch.Tensor] = {}
+    for index in np.flatnonzero(constrained).tolist():
+        one = running[index]
+        mask = None if one is None or one.matcher is None else one.matcher.allowed()
+        if mask is not None:
+            allowed[index] = mask
+    return allowed
+
+
+def own_draws(running: Sequence[Running | None], drawn: np.ndarray) -> np.ndarray:
+    """Numbers that were drawn for these rows, those of requests that brought a seed from their own generators."""
+    for index, one in enumerate(running):
+        if one is not None and one.random is not None:
+            drawn[index] = one.random.random()
+    return drawn
+
+
+def shifts(
+    running: Sequence[Running | None], shifted: np.ndarray, slots: Slots, vocabulary: int
+) -> dict[int, torch.Tensor]:
+    """What is added to the logits of these rows' requests, [V] by row; `shifted` has some."""
+    found: dict[int, torch.Tensor] = {}
+    for index in np.flatnonzero(shifted).tolist():
+        if (one := running[index]) is not None:
+            response = slots.tokens[one.slot, len(one.request.prompt_ids) : slots.length[one.slot]]
+            found[index] = shift_of(one.request.params, response, vocabulary)
+    return found
 
 
 def shift_of(params: SamplingParams, response: np.ndarray, vocabulary: int) -> torch.Tensor:

@@ -4,7 +4,8 @@ Plain numpy bookkeeping, no tensors. A slot is busy while a request samples in i
 that a later prompt with the same beginning finds its keys and values computed, until the slot is needed (oldest use
 first).
 
-Invariant: the first `computed` of a slot's `length` known tokens have keys and values of the current weights.
+Invariant: the first `computed` of a slot's `length` known tokens have keys and values of the current weights of the
+policy that the slot is of; no other policy's prompt finds them.
 """
 
 from __future__ import annotations
@@ -44,15 +45,19 @@ class Slots:
         self.busy = np.zeros(count, dtype=np.bool_)
         self.parked = np.zeros(count, dtype=np.bool_)
         """Busy slots that wait for memory: neither `ready` nor `unready`."""
+        self.held = np.zeros(count, dtype=np.bool_)
+        """The same of those whose policy is not computed now."""
+        self.policy = np.zeros(count, dtype=np.int64)
+        """Whose tokens they are."""
         self._last_use = np.zeros(count, dtype=np.int64)
         self._clock = 0
 
-    def place(self, prompt: Int32Array) -> Placement | None:
-        """The slot for a prompt. None: wait, a running request is computing a longer shared prefix.
+    def place(self, prompt: Int32Array, policy: int = 0) -> Placement | None:
+        """The slot for a policy's prompt. None: wait, a running request is computing a longer shared prefix.
 
         At least one slot must be free. The last token of a prompt is never reused: its logits are needed.
         """
-        shared = np.minimum(self._shared(prompt), len(prompt) - 1)
+        shared = np.minimum(self._shared(prompt, policy), len(prompt) - 1)
         ready = np.minimum(shared, self.computed)
         if not self._cuts:
             ready = shared = np.where((shared == self.computed) & self._reuses, shared, 0)
@@ -68,13 +73,15 @@ class Slots:
             return Placement(slot, slot, 0)
         return Placement(slot, source, reused)
 
-    def occupy(self, placement: Placement, prompt: Int32Array) -> None:
-        """Give the slot to a prompt. The cache's keys and values are copied by the caller."""
+    def occupy(self, placement: Placement, prompt: Int32Array, policy: int = 0) -> None:
+        """Give the slot to a policy's prompt. The cache's keys and values are copied by the caller."""
         slot = placement.slot
         self.tokens[slot, : len(prompt)] = prompt
         self.length[slot] = len(prompt)
         self.computed[slot] = placement.reused
         self.busy[slot] = True
+        self.held[slot] = False
+        self.policy[slot] = policy
         self._touch(slot)
         self._touch(placement.source)
 
@@ -89,17 +96,23 @@ class Slots:
         self.busy[slot] = self.parked[slot] = False
         self.length[slot] = self.computed[slot] = self._last_use[slot] = 0
 
+    @property
+    def going(self) -> np.ndarray:
+        """Which slots are being computed, shape [count]."""
+        return self.busy & ~self.parked & ~self.held
+
     def ready(self) -> np.ndarray:
         """Busy slots whose tokens are all computed but the last one, ascending."""
-        return np.flatnonzero(self.busy & ~self.parked & (self.length - self.computed == 1))
+        return np.flatnonzero(self.going & (self.length - self.computed == 1))
 
     def unready(self) -> np.ndarray:
         """Which busy slots have more tokens than one to compute, shape [count]."""
-        return self.busy & ~self.parked & (self.length - self.computed > 1)
+        return self.going & (self.length - self.computed > 1)
 
     def missing(self, slot: int) -> int:
-        """How many known tokens of the slot have no keys and values yet; 0 of one that is parked."""
-        return 0 if self.parked[slot] else int(self.length[slot] - self.computed[slot])
+        """How many known tokens of the slot have no keys and values yet; 0 of one that is parked or held."""
+        waits = self.parked[slot] or self.held[slot]
+        return 0 if waits else int(self.length[slot] - self.computed[slot])
 
     def by_last_use(self, chosen: np.ndarray) -> list[int]:
         """These slots, bool [count], the one that was not used for longest first."""
@@ -110,16 +123,17 @@ class Slots:
         pair, riap = [a, b], [b, a]
         known = int(self.length[pair].max())
         self.tokens[pair, :known] = self.tokens[riap, :known]
-        for column in (self.length, self.computed, self.busy, self.parked, self._last_use):
+        states = (self.busy, self.parked, self.held, self.policy)
+        for column in (self.length, self.computed, *states, self._last_use):
             column[pair] = column[riap]
         return int(self.computed[b]), int(self.computed[a])
 
-    def _shared(self, prompt: Int32Array) -> np.ndarray:
-        """How many leading tokens of the prompt each slot knows, shape [count]."""
+    def _shared(self, prompt: Int32Array, policy: int) -> np.ndarray:
+        """How many leading tokens of the policy's prompt each slot knows, shape [count]."""
         differs = self.tokens[:, : len(prompt)] != prompt
         first = differs.argmax(axis=1)
         same = np.where(differs[np.arange(self.count), first], first, len(prompt))
-        return np.minimum(same, self.length)
+        return np.minimum(same, self.length) * (self.policy == policy)
 
     def _touch(self, slot: int) -> None:
         self._clock += 1

@@ -5,6 +5,9 @@ the KV cache holds yet (prefill), then samples one token for every request whose
 that decode sit in the lowest slots, so the cache is read as one view; a few idle slots between them are computed along
 and ignored, more are swapped away.
 
+Several policies that are adapters on the model share all of it: queue, cache, and passes, of which each row is computed
+by its own policy. Only contexts are never shared between policies.
+
 It is not a server: no threads, no sockets, no clock. The model process drives it.
 
 Shape letters: B requests, V vocabulary.
@@ -13,19 +16,22 @@ Shape letters: B requests, V vocabulary.
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from agentlightning.engine.admission import Admission
 from agentlightning.engine.base import Chunk, EngineInfo
 from agentlightning.engine.contexts import make_contexts
-from agentlightning.engine.events import Ended, Event, Failed, Part, Request
+from agentlightning.engine.events import POLICY, Ended, Event, Failed, Part, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
+from agentlightning.engine.policies import Adapters, Policies
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.room import Room
-from agentlightning.engine.running import Columns, Counters, Running, sampled, shift_of
+from agentlightning.engine.running import Columns, Counters, Running, allowed_tokens, own_draws, sampled, shifts
 from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.engine.slots import Placement, Slots
@@ -34,11 +40,6 @@ from agentlightning.errors import EngineError
 
 DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
-PREFILL_COST = 0.25
-"""What a prefill costs however short it is, in steps; measured best on small models between 0.1 and 0.5."""
-
-KEPT_FREE = 8
-"""One of so many places is kept from owners who hold many."""
 _PIECE_FLOPS = 2e10
 """About a quarter of a second of one core."""
 _GRAMMAR_WAIT = 0.05
@@ -60,6 +61,7 @@ class TorchEngine:
         tokenizer: PreTrainedTokenizerBase,
         eos_ids: tuple[int, ...],
         *,
+        adapters: Adapters | None = None,
         version: int = 0,
         max_context: int | None = None,
         max_concurrency: int = 64,
@@ -67,9 +69,9 @@ class TorchEngine:
         prefill_tokens: int = 2048,
         seed: int | None = None,
     ) -> None:
-        """`kv_budget_bytes` bounds the KV cache; its memory is taken as it is used. `prefill_tokens` bounds the prompt
-        tokens computed per step, so that long prompts do not hold up requests that are decoding. `seed` is for requests
-        that bring none.
+        """`adapters` are those of several policies; without, the model is the only one. `kv_budget_bytes` bounds the KV
+        cache; its memory is taken as it is used. `prefill_tokens` bounds the prompt tokens computed per step, so that
+        long prompts do not hold up requests that are decoding. `seed` is for requests that bring none.
 
         Raises `ModelError` for a model it cannot sample from, `ConfigError` for a budget too small.
         """
@@ -81,7 +83,8 @@ class TorchEngine:
         self.contexts = make_contexts(model, self.max_context, kv_budget_bytes, max_concurrency)
         slots = self.contexts.slots
         self.max_concurrency = min(max_concurrency, slots)
-        self.version = version
+        self.policies = Policies(adapters, version, seed)
+        self.policies.mixes = self.contexts.cuts
         self.eos_ids = eos_ids
         self.counters = Counters()
         self._model = self.contexts.model
@@ -90,6 +93,7 @@ class TorchEngine:
         self._prefill_tokens = prefill_tokens
         self._piece_tokens = min(_piece_tokens(model), prefill_tokens)
         self._queue = Queue(Grammars(tokenizer, self.vocab_size, eos_ids))
+        self._admission = Admission(self._queue, self.max_concurrency, slots)
         self._running: dict[int, Running] = {}
         self._by_slot: list[Running | None] = [None] * slots
         self._slots = Slots(slots, self._model.capacity, cuts=self.contexts.cuts, reuses=self.contexts.continues)
@@ -99,22 +103,20 @@ class TorchEngine:
         self._columns = Columns.of(slots)
         self._logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
         self._plain_logprobs = np.zeros(self._slots.tokens.shape, dtype=np.float32)
-        self._held = 0
-        self._random = np.random.default_rng(seed)
         self._stop_strings = StopStrings(tokenizer)
         self._is_eos = np.zeros(self.vocab_size, dtype=np.bool_)
         self._is_eos[list(eos_ids)] = True
         self._events: list[Event] = []
 
-    def info(self, model: str) -> EngineInfo:
-        """What a client needs to know; `model` is where its tokenizer is."""
+    def info(self, model: str, policy: str = POLICY) -> EngineInfo:
+        """What a client of a policy needs to know; `model` is where its tokenizer is."""
         return EngineInfo(
             model=model,
             max_context=self.max_context,
             max_concurrency=self.max_concurrency,
             vocab_size=self.vocab_size,
             eos_ids=self.eos_ids,
-            version=self.version,
+            version=self.policies.versions[self.policies.find(policy)],
         )
 
     @property
@@ -132,8 +134,14 @@ class TorchEngine:
         """Whether a step has anything to do."""
         return bool(self._running or self.waiting)
 
+    def asked_of(self, policy: str) -> tuple[int, int]:
+        """How many of a policy's requests are being computed, and how many wait."""
+        running = sum(running.request.policy == policy for running in self._running.values())
+        return running, sum(request.policy == policy for request in self._queue.requests())
+
     def submit(self, request: Request) -> None:
         """Queue a request. Raises `ModelError` or `ConfigError` if it can never be sampled."""
+        self.policies.find(request.policy)
         check_params(request.params)
         check_prompt(request.prompt_ids, self.max_context, self.vocab_size)
         check_bias(request.params, self.vocab_size)
@@ -148,24 +156,27 @@ class TorchEngine:
         if running is not None:
             self._leave(running)
 
-    def abort_all(self) -> list[int]:
-        """Drop every request and everything cached; returns the requests' ids. For the state after a failed step."""
-        ids = [*self._running, *self._queue]
+    def abort_all(self, policies: Collection[str] | None = None) -> list[int]:
+        """Drop every request of these policies (None: of all) and what is cached for them; returns the requests' ids.
+        For the state after a failed step."""
+        names = self.policies.names if policies is None else policies
+        asked = [*(running.request for running in self._running.values()), *self._queue.requests()]
+        ids = [request.request_id for request in asked if request.policy in names]
         for request_id in ids:
             self.abort(request_id)
-        self._forget_contexts()
+        self._forget_contexts(names)
         return ids
 
-    def weights_changed(self, version: int) -> list[Event]:
-        """The model has other weights now: nothing computed with the old ones is used again.
+    def weights_changed(self, version: int, policy: str = POLICY) -> list[Event]:
+        """A policy has other weights now: nothing of it that was computed with the old ones is used again.
 
-        Requests that are running go on under the new weights, their contexts computed again; what they sampled so far
-        comes out at once, under the old version. A caller who wants each response from one version lets them finish
-        first, with `step(admit=False)`.
+        Its requests that are running go on under the new weights, their contexts computed again; what they sampled so
+        far comes out at once, under the old version. A caller who wants each response from one version lets them finish
+        first, with `step(admit=…)`, and has nothing computed for the policy from the change to this call (`held`).
         """
-        parts = [self._part(running) for running in self._running.values()]
-        self.version = version
-        self._forget_contexts()
+        parts = [self._part(running) for running in self._running.values() if running.request.policy == policy]
+        self.policies.changed(policy, version)
+        self._forget_contexts([policy])
         return [part for part in parts if part is not None]
 
     def _oldest_first(self) -> list[int]:
@@ -177,40 +188,65 @@ class TorchEngine:
         chunk = self._take(running, None, None)
         return Part(request_id=running.request.request_id, chunk=chunk) if len(chunk.ids) else None
 
-    def reseed(self, seed: int) -> None:
-        """Go on as a fresh engine with this seed would: nothing cached, and the same draws for the same requests."""
-        self._random = np.random.default_rng(seed)
-        self._forget_contexts()
+    def reseed(self, seed: int, policy: str = POLICY) -> None:
+        """Go on for a policy as a fresh engine with this seed would: nothing cached, the same draws for the same
+        requests."""
+        self.policies.reseed(policy, seed)
+        self._forget_contexts([policy])
 
-    def step(self, *, admit: bool = True) -> list[Event]:
-        """Compute the next token of every running request. With `admit=False` no waiting request is started."""
-        idle = not self._running and not len(self._queue)
+    def can_step(self, admitted: Collection[str], held: Collection[str] = ()) -> bool:
+        """Whether a step would compute, or start, anything."""
+        if self._queue.compiling or any(running.request.policy not in held for running in self._running.values()):
+            return True
+        waiting = self._queue.count([name for name in admitted if name not in held])
+        return waiting > 0 and max(self._admission.room(self.running)) > 0
+
+    def step(self, *, admit: bool | Collection[str] = True, held: Collection[str] = ()) -> list[Event]:
+        """Compute the next token of every running request.
+
+        Only waiting requests of the policies `admit` are started: True is all, False none. Nothing is computed for
+        policies that are `held`, whose weights are in the middle of a change.
+        """
+        names = self.policies.names if admit is True else admit or ()
+        admitted = [name for name in names if name not in held]
+        self._hold(held)
+        idle = not (self._slots.busy & ~self._slots.held).any() and not self._queue.count(admitted)
         self._events = list(self._queue.look_at_grammars(_GRAMMAR_WAIT if idle else 0.0))
         with torch.inference_mode():
             if self._memory is not None:
                 self._memory.unpark(self._oldest_first())
-            if admit:
-                self._admit()
+            self._admit(admitted)
             self._prefill()
             self._decode()
         return self._events
 
-    def _admit(self) -> None:
-        """Start waiting requests, fairly among their owners, as long as there is room.
+    def _hold(self, held: Collection[str]) -> None:
+        """Set the requests of these policies aside, and no others; what they have computed is void, so its memory is
+        free for others."""
+        if not held and not self._slots.held.any():
+            return
+        self._slots.held = self._slots.busy & self.policies.among(self._slots.policy, held)
+        if self._memory is not None:
+            for slot in np.flatnonzero(self._slots.held & ~self._slots.parked).tolist():
+                self._memory.park(slot)
+
+    def _admit(self, admitted: Collection[str]) -> None:
+        """Start waiting requests of these policies, fairly among their owners, as long as there is room.
 
         One whose prefix is being computed by another right now is passed over until that is done.
         """
-        if not len(self._queue) or self._slots.parked.any():
+        waiting = self._queue.count(admitted)
+        if not waiting or (self._slots.parked & ~self._slots.held).any():
             return
         self._charge()
-        if not self._worth_admitting():
+        if not self._admission.is_worthwhile(waiting, self.running):
             return
         passed_over: list[Request] = []
         while len(passed_over) < self.max_concurrency:
-            request = self._queue.pop(*self._room())
+            request = self._queue.pop(admitted, *self._admission.room(self.running))
             if request is None:
                 break
-            placement = self._slots.place(request.prompt_ids)
+            placement = self._slots.place(request.prompt_ids, self.policies.find(request.policy))
             if placement is None:
                 passed_over.append(request)
                 continue
@@ -223,20 +259,6 @@ class TorchEngine:
         for request in reversed(passed_over):
             self._queue.put_back(request)
 
-    def _room(self) -> tuple[int, int]:
-        """How many more requests may start: of anyone, and of owners of whom none is running.
-
-        The second is more when one owner holds many: a few places are beyond their reach, so that nobody waits for the
-        end of another's long responses.
-        """
-        running = len(self._running)
-        kept_free = max(1, self.max_concurrency // KEPT_FREE)
-        if max(self._queue.running.values(), default=0) <= kept_free:
-            room = self.max_concurrency - running
-            return room, room
-        most = min(self.max_concurrency + kept_free, self._slots.count)
-        return most - kept_free - running, most - running
-
     def _charge(self) -> None:
         """Charge owners for what was sampled since the last time."""
         for running in self._running.values():
@@ -244,24 +266,11 @@ class TorchEngine:
             self._queue.charge(running.request, sampled - running.charged)
             running.charged = sampled
 
-    def _worth_admitting(self) -> bool:
-        """Whether waiting requests should start now rather than be joined by others.
-
-        A prefill costs part of a step, however few tokens it computes; a request held back for a step costs its share
-        of that step. So they are held until the second sum reaches the first; not where one owner holds many places.
-        """
-        room, room_for_new = self._room()
-        self._held += min(len(self._queue), max(room, room_for_new))
-        if self._held < self.running * PREFILL_COST and room == room_for_new:
-            return False
-        self._held = 0
-        return True
-
     def _start(self, request: Request, placement: Placement) -> None:
         params, slot, prompt = request.params, placement.slot, request.prompt_ids
         if placement.source != slot:
             self._model.cache.copy(placement.source, slot, placement.reused)
-        self._slots.occupy(placement, prompt)
+        self._slots.occupy(placement, prompt, self.policies.find(request.policy))
         random = None if params.seed is None else np.random.Generator(np.random.PCG64(params.seed & (2**64 - 1)))
         running = Running(request, slot, placement.reused, random, self._queue.take_matcher(request.request_id))
         self._running[request.request_id] = self._by_slot[slot] = running
@@ -295,13 +304,15 @@ class TorchEngine:
             batch = [slot for count, slot in work if 2 * count + 32 >= longest]
             counts = [count for count, _ in work[: len(batch)]]
             del work[: len(batch)]
-            self._prefill_batch(np.array(batch), np.array(counts))
+            for together in self.policies.passes(self._slots.policy[batch]):
+                self._prefill_pass(np.array(batch)[together], np.array(counts)[together])
 
-    def _prefill_batch(self, rows: np.ndarray, counts: np.ndarray) -> None:
+    def _prefill_pass(self, rows: np.ndarray, counts: np.ndarray) -> None:
         starts = self._slots.computed[rows]
         ends = starts + counts
         tokens = [self._slots.tokens[r, s:e] for r, s, e in zip(rows, starts, ends, strict=True)]
-        logits = self._model.prefill(tokens, rows, starts)
+        with self.policies.computing(self._slots.policy[rows]):
+            logits = self._model.prefill(tokens, rows, starts)
         self._slots.computed[rows] = ends
         self.counters.prefilled += int(counts.sum())
         complete = ends == self._slots.length[rows]
@@ -318,10 +329,17 @@ class TorchEngine:
         if not len(rows):
             return
         rows = self._compact(rows)
+        for together in self.policies.passes(self._slots.policy[rows]):
+            self._decode_pass(rows[together])
+
+    def _decode_pass(self, rows: np.ndarray) -> None:
         span = int(rows[-1]) + 1
         positions = self._slots.computed[:span].copy()
         ids = self._slots.tokens[np.arange(span), positions]
-        logits = self._model.decode(ids, positions, rows)
+        policies = np.full(span, self._slots.policy[rows[0]])  # of idle slots any will do
+        policies[rows] = self._slots.policy[rows]
+        with self.policies.computing(policies):
+            logits = self._model.decode(ids, positions, rows)
         self._slots.computed[rows] += 1
         self._sample(rows, logits)
 
@@ -352,8 +370,11 @@ class TorchEngine:
         """Draw the next token of these slots, write it down, and look at those requests where something happens."""
         columns = self._columns
         settings = RowSettings(*(c[rows] for c in (columns.temperature, columns.top_k, columns.top_p, columns.min_p)))
-        allowed = self._allowed(rows)
-        drawn = draw(logits_BV, settings, self._uniform(rows), allowed, self._shifts(rows), columns.keeps[rows])
+        asked = [self._by_slot[slot] for slot in rows.tolist()]
+        allowed = allowed_tokens(asked, columns.constrained[rows])
+        numbers = own_draws(asked, self.policies.draws(self._slots.policy[rows]))
+        moved = shifts(asked, columns.shifted[rows], self._slots, self.vocab_size)
+        drawn = draw(logits_BV, settings, numbers, allowed, moved, columns.keeps[rows])
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
         self._logprobs[at] = drawn.logprobs
@@ -364,7 +385,7 @@ class TorchEngine:
         is_wrong = ~np.isfinite(drawn.plain_logprobs)
         streamed: list[int] = []
         for index in np.flatnonzero(is_over | is_wrong | columns.watched[rows]).tolist():
-            running = self._by_slot[rows[index]]
+            running = asked[index]
             assert running is not None, rows[index]
             if is_wrong[index]:
                 self._fail(running, _DIVERGED)
@@ -373,35 +394,6 @@ class TorchEngine:
             elif not self._look_at(running, drawn, index):
                 streamed.append(index)
         self._give_out(rows, streamed, drawn)
-
-    def _uniform(self, rows: np.ndarray) -> np.ndarray:
-        """One number per row, from the request's own generator if it brought a seed."""
-        numbers = self._random.random(len(rows))
-        for index, slot in enumerate(rows.tolist()):
-            running = self._by_slot[slot]
-            if running is not None and running.random is not None:
-                numbers[index] = running.random.random()
-        return numbers
-
-    def _allowed(self, rows: np.ndarray) -> dict[int, torch.Tensor]:
-        """The tokens that the grammars of these slots' requests allow next, bool [V] by row."""
-        allowed: dict[int, torch.Tensor] = {}
-        for index in np.flatnonzero(self._columns.constrained[rows]).tolist():
-            running = self._by_slot[rows[index]]
-            mask = None if running is None or running.matcher is None else running.matcher.allowed()
-            if mask is not None:
-                allowed[index] = mask
-        return allowed
-
-    def _shifts(self, rows: np.ndarray) -> dict[int, torch.Tensor]:
-        """What is added to the logits of these slots' requests, [V] by row."""
-        shifts: dict[int, torch.Tensor] = {}
-        for index in np.flatnonzero(self._columns.shifted[rows]).tolist():
-            slot = int(rows[index])
-            if (running := self._by_slot[slot]) is not None:
-                response = self._slots.tokens[slot, len(running.request.prompt_ids) : self._slots.length[slot]]
-                shifts[index] = shift_of(running.request.params, response, self.vocab_size)
-        return shifts
 
     def _look_at(self, running: Running, drawn: Draw, index: int) -> bool:
         """Note a request's newest token; end the request if that token ends it. Whether there is nothing to stream."""
@@ -437,7 +429,7 @@ class TorchEngine:
             ids=self._slots.tokens[slot, start:end].copy(),
             logprobs=self._logprobs[slot, start:end].copy(),
             plain_logprobs=self._plain_logprobs[slot, start:end].copy(),
-            version=self.version,
+            version=self._version(running),
             top_ids=top_ids,
             top_logprobs=top_logprobs,
             kept=kept,
@@ -448,20 +440,23 @@ class TorchEngine:
 
     def _give_out(self, rows: np.ndarray, streamed: list[int], drawn: Draw) -> None:
         """The newest token of streaming requests: together in one event, those of which more was asked in one each."""
-        together: list[int] = []
-        ids: list[int] = []
+        together: dict[int, tuple[list[int], list[int]]] = {}
         for index in streamed:
             running = self._by_slot[rows[index]]
             assert running is not None, rows[index]
             running.emitted += 1
+            request_id, version = running.request.request_id, self._version(running)
             if running.top or running.kept:
-                one = [running.request.request_id]
-                self._events.append(sampled(one, drawn, [index], self.version, *running.take_noted()))
+                self._events.append(sampled([request_id], drawn, [index], version, *running.take_noted()))
             else:
-                together.append(index)
-                ids.append(running.request.request_id)
-        if together:
-            self._events.append(sampled(ids, drawn, together, self.version))
+                ids, indices = together.setdefault(version, ([], []))
+                ids.append(request_id)
+                indices.append(index)
+        self._events += [sampled(ids, drawn, indices, version) for version, (ids, indices) in together.items()]
+
+    def _version(self, running: Running) -> int:
+        """Of the weights that a request is sampled from."""
+        return self.policies.versions[self._slots.policy[running.slot]]
 
     def _fail(self, running: Running, message: str) -> None:
         slot = running.slot
@@ -479,9 +474,9 @@ class TorchEngine:
         self._by_slot[running.slot] = None
         self._slots.release(running.slot)
 
-    def _forget_contexts(self) -> None:
-        for slot, running in enumerate(self._by_slot):
-            if running is None:
+    def _forget_contexts(self, policies: Collection[str]) -> None:
+        for slot in np.flatnonzero(self.policies.among(self._slots.policy, policies)).tolist():
+            if self._by_slot[slot] is None:
                 self._slots.forget(slot)
             else:
                 self._slots.computed[slot] = 0

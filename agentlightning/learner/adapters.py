@@ -1,18 +1,22 @@
-"""Several policies on one base model: named LoRA adapters in one `PeftModel`, of which one at a time is in the layers.
+"""Several policies on one base model: named LoRA adapters in one `PeftModel`.
 
-The base is in memory once, for all policies, their engines and their learners; it never changes. Whoever computes for a
-policy activates it first (`Policy.activate`).
+The base is in memory once, for all policies, their engine and their learners; it never changes. Whoever computes for
+one policy activates it first (`Policy.activate`); who computes for several at once says whose each row is (`rows`).
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from agentlightning.errors import ConfigError, ModelError
+from agentlightning.learner.by_row import ByRow
 from agentlightning.learner.policy import (
     LoraSpec,
     Policy,
@@ -27,31 +31,47 @@ from agentlightning.learner.policy import (
 class PeftAdapters:
     """The adapters of one base model by policy, and which of them the layers compute with."""
 
-    def __init__(self, peft: Any, names: Sequence[str]) -> None:
-        """`names[0]` is active in `peft`."""
+    def __init__(self, peft: Any, names: Sequence[str], frozen: str | None = None) -> None:
+        """`names[0]` is active in `peft`; `frozen` is one more: the base without an adapter."""
         from peft.tuners.tuners_utils import BaseTunerLayer
 
+        self.names = [*names] if frozen is None else [*names, frozen]
+        self._frozen = frozen
         self._peft = peft
-        self._active: str | None = names[0]
+        self._active = names[0]
         # peft's own `set_adapter` walks all modules of the model, which would cost a good part of a small one's step.
         self._layers = [module for module in peft.modules() if isinstance(module, BaseTunerLayer)]
+        self._by_row = ByRow(peft, self._layers)
 
-    def use(self, name: str | None) -> None:
-        """Compute with this policy's adapter from now on, and let its parameters alone take gradients; None: the base
-        without an adapter, where nothing does.
+    def use(self, name: str) -> None:
+        """Compute with this policy's adapter from now on, and let its parameters alone take gradients; as the base,
+        nothing does.
         """
         if name == self._active:
             return
+        frozen = name == self._frozen
         for layer in self._layers:
-            if name is not None:
+            if not frozen:
                 layer.set_adapter(_key(name))
-            if name is None or self._active is None:
-                layer.enable_adapters(name is not None)
+            if self._frozen in (name, self._active):
+                layer.enable_adapters(not frozen)
         self._active = name
 
-    def save(self, name: str | None, directory: Path) -> None:
+    def mixes(self, name: str) -> bool:
+        """Whether rows of this policy can be in a pass with rows of others."""
+        return name == self._frozen or self._by_row.mixes(_key(name))
+
+    def rows(self, names: Sequence[str], which: np.ndarray) -> AbstractContextManager[None]:
+        """Within the block the model computes row r of a pass for the policy `names[which[r]]`. All of them mix."""
+        return self._by_row.rows([None if name == self._frozen else _key(name) for name in names], which)
+
+    def changed(self) -> None:
+        """Adapters have other weights now."""
+        self._by_row.changed()
+
+    def save(self, name: str, directory: Path) -> None:
         """Write one adapter as a PEFT directory that loads on the base."""
-        if name is None:
+        if name == self._frozen:
             raise ConfigError("This policy is the base model, which is not trained and so not saved.")
         key = _key(name)
         self._peft.save_pretrained(directory, selected_adapters=[key])
@@ -59,9 +79,9 @@ class PeftAdapters:
             file.rename(directory / file.name)
         shutil.rmtree(directory / key)
 
-    def take_up(self, name: str | None, directory: str) -> None:
+    def take_up(self, name: str, directory: str) -> None:
         """Give an adapter the weights of the one in a directory, which must be of its shape."""
-        if name is None:
+        if name == self._frozen:
             raise ConfigError("This policy is the base model, which takes up no adapter.")
         take_up_adapter(self._peft, _key(name), directory)
 
@@ -103,9 +123,8 @@ def load_policies(
                 _load(peft, name, source)
     peft.eval()
     peft.set_adapter(_key(first))
-    adapters = PeftAdapters(peft, list(sources))
-    found = {name: replace(policy, peft=peft, adapters=adapters, adapter=name) for name in sources}
-    return found if frozen is None else {**found, frozen: replace(policy, peft=peft, adapters=adapters, adapter=None)}
+    adapters = PeftAdapters(peft, list(sources), frozen)
+    return {name: replace(policy, peft=peft, adapters=adapters, adapter=name) for name in adapters.names}
 
 
 def _wrap(policy: Policy, name: str, config: Any) -> Any:

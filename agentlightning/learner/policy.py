@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -42,13 +43,21 @@ class LoraSpec:
 
 
 class Adapters(Protocol):
-    """The adapters of several policies on one model."""
+    """The adapters of several policies on one model; see `learner.adapters`."""
 
-    def use(self, name: str | None) -> None: ...
+    names: list[str]
 
-    def save(self, name: str | None, directory: Path) -> None: ...
+    def use(self, name: str) -> None: ...
 
-    def take_up(self, name: str | None, directory: str) -> None: ...
+    def mixes(self, name: str) -> bool: ...
+
+    def rows(self, names: Sequence[str], which: np.ndarray) -> AbstractContextManager[None]: ...
+
+    def changed(self) -> None: ...
+
+    def save(self, name: str, directory: Path) -> None: ...
+
+    def take_up(self, name: str, directory: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -65,8 +74,8 @@ class Policy:
     metadata: dict[str, Any] = field(default_factory=dict)
     adapters: Adapters | None = None
     """Where several policies share `model`: all their adapters."""
-    adapter: str | None = None
-    """Which of them is this policy's; None is the base without one."""
+    adapter: str = ""
+    """Which of them is this policy's."""
 
     @property
     def device(self) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def lora_policy(tiny_model_dir: Path) -> Policy:
     return policy
 
 
-def make_engine(policy: Policy, **settings: int) -> TorchEngine:
+def make_engine(policy: Policy, **settings: Any) -> TorchEngine:
     return TorchEngine(policy.model, policy.tokenizer, policy.eos_ids, **{"seed": 0, **settings})
 
 

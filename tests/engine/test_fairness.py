@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher
 
 from agentlightning.engine.base import SamplingParams
-from agentlightning.engine.events import Ended, Failed, Request
+from agentlightning.engine.events import POLICY, Ended, Failed, Request
 from agentlightning.engine.grammar import Compiling
 from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.limits import MAX_WAITING_GRAMMARS, repeated
@@ -80,16 +80,16 @@ def test_a_new_owner_earns_no_credit_by_having_been_away() -> None:
     queue = Queue.__new__(Queue)
     queue.__init__(grammars=None)  # pyright: ignore[reportArgumentType]
     queue.add(request(1, random_ids(3, 0), owner="old"))
-    first = queue.pop(1, 1)
+    first = queue.pop([POLICY], 1, 1)
     assert first is not None
     queue.charge(first, 1000)
     queue.add(request(2, random_ids(3, 0), owner="new"))
     queue.add(request(3, random_ids(3, 0), owner="old"))
-    second = queue.pop(1, 1)
+    second = queue.pop([POLICY], 1, 1)
     assert second is not None
     assert second.request_id == 2
     queue.charge(second, 1)
-    third = queue.pop(1, 1)
+    third = queue.pop([POLICY], 1, 1)
     assert third is not None
     assert third.request_id == 3
 

@@ -1,9 +1,9 @@
-"""Several policies on one base: each samples and learns as if it were alone, and none touches another."""
+"""Several policies on one base: each learns as if it were alone, and none touches another. See also `test_shared`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,6 @@ import torch
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.protocol import Lora, Settings
 from agentlightning.engine.base import Chunk, SamplingParams, concat
-from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch
@@ -23,7 +22,7 @@ from agentlightning.learner.policy import LoraSpec, Policy, load_policy, peft_ca
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.types.call import Int32Array
 
-from .conftest import collect, make_engine, random_ids, reference, request
+from .conftest import random_ids, reference
 from .test_model_process import row
 
 EXACT = 2e-5
@@ -52,52 +51,9 @@ def plain(policy: Policy, prompt: Int32Array, response: Int32Array) -> np.ndarra
     return reference(policy, prompt, response)
 
 
-def sample_in_turn(engines: Mapping[str, TorchEngine], policies: Mapping[str, Policy]) -> dict[int, Chunk]:
-    """One step of each engine after the other, until all are done."""
-    parts: dict[int, list[Chunk]] = {}
-    while any(engine.active for engine in engines.values()):
-        for name, engine in engines.items():
-            policies[name].activate()
-            collect(engine.step(), parts)
-    return {request_id: concat(chunks) for request_id, chunks in parts.items()}
-
-
 def weights(policy: Policy) -> dict[str, torch.Tensor]:
     """Of everything in the model, all adapters included."""
     return {name: parameter.detach().clone() for name, parameter in policy.model.named_parameters()}
-
-
-def test_interleaved_requests_are_exact_for_their_own_policy(policies: dict[str, Policy]) -> None:
-    engines = {}
-    for name, policy in policies.items():
-        policy.activate()
-        engines[name] = make_engine(policy, max_concurrency=3)
-    prompts = [np.concatenate([random_ids(30, 0), random_ids(1 + n, n)]) for n in range(6)]
-    names = list(engines)
-    for n, prompt in enumerate(prompts):
-        for at, name in enumerate(names):
-            engines[name].submit(request(10 * n + at, prompt))
-    responses = sample_in_turn(engines, policies)
-    for n, prompt in enumerate(prompts):
-        for at, name in enumerate(names):
-            chunk = responses[10 * n + at]
-            assert np.abs(plain(policies[name], prompt, chunk.ids) - chunk.plain_logprobs).max() < EXACT, (n, name)
-            other = plain(policies[names[at - 1]], prompt, chunk.ids)
-            assert np.abs(other - chunk.plain_logprobs).max() > 100 * EXACT, "the policies must differ"
-    assert all(engine.counters.cached > 0 for engine in engines.values()), "prefixes are reused within a policy"
-
-
-def test_no_context_is_reused_by_another_policy(policies: dict[str, Policy]) -> None:
-    prompt = random_ids(40, 5)
-    engines = {}
-    for name, policy in policies.items():
-        policy.activate()
-        engines[name] = make_engine(policy)
-        engines[name].submit(request(0, prompt))
-        assert sample_in_turn({name: engines[name]}, policies)[0].cached_tokens == 0, name
-    for name, engine in engines.items():
-        engine.submit(request(1, prompt))
-        assert sample_in_turn({name: engine}, policies)[1].cached_tokens == len(prompt) - 1, name
 
 
 def test_a_step_of_one_policy_leaves_the_others_and_the_base_bit_identical(policies: dict[str, Policy]) -> None:
@@ -211,6 +167,31 @@ async def test_policies_of_a_process_learn_apart_while_all_sample(process: Model
     np.testing.assert_array_equal(again.ids, batch.targets_E)
     np.testing.assert_allclose(again.plain_logprobs, batch.old_logprobs_E, atol=EXACT)
     assert {chunk.version for chunk in sampled} == {0}
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_others_are_sampled_between_a_step_and_its_publication(process: ModelProcess) -> None:
+    prompt = random_ids(9, 4)
+
+    async def sample(name: str) -> Chunk:
+        params = SamplingParams(max_tokens=10, seed=3)
+        return concat([chunk async for chunk in process.policy(name).generate(prompt, params)])
+
+    version = (await process.policy("solver").info()).version
+    before = await sample("checker")
+    await process.policy("solver").forward_backward([row(prompt, before)], LOSS)
+    await process.policy("solver").optim_step(RATE)
+    waits = asyncio.create_task(sample("solver"))
+    for name in ("checker", "base", "checker"):
+        found = await sample(name)
+        assert name == "base" or found.ids.tolist() == before.ids.tolist()
+    assert not waits.done()
+    assert (await process.stats()).waiting == 1
+    await process.policy("solver").publish()
+    changed = await waits
+    assert changed.version == version + 1
+    logprobs = await process.policy("solver").forward(row(prompt, changed))
+    np.testing.assert_allclose(logprobs, changed.plain_logprobs, atol=EXACT)
 
 
 @pytest.mark.asyncio(loop_scope="module")

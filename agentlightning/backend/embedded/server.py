@@ -5,8 +5,8 @@ A call that changes the weights first lets the running requests finish, or stops
 (`Settings.in_flight`). From then on the policy samples nothing until its new weights are published, and then goes on
 with nothing that the old ones computed.
 
-Several policies on one base take turns: each has an engine with contexts of its own and a learner, and is active in the
-model's layers while one of them computes.
+Several policies on one base have one engine, which samples from all of them at once, and a learner each; while one
+learns, its adapter alone is active in the model's layers.
 """
 
 from __future__ import annotations
@@ -98,23 +98,11 @@ class Clock:
 
 
 class Hosted:
-    """One policy with its engine and its learner."""
+    """One policy with its learner."""
 
-    def __init__(self, policy: Policy, settings: Settings, share: int, *, learns: bool = True) -> None:
-        """`share` policies divide the memory for contexts among them."""
+    def __init__(self, policy: Policy, settings: Settings, *, learns: bool = True) -> None:
         self.policy = policy
         policy.activate()
-        self.engine = TorchEngine(
-            policy.model,
-            policy.tokenizer,
-            policy.eos_ids,
-            version=policy.version,
-            max_context=settings.max_context,
-            max_concurrency=settings.max_concurrency,
-            kv_budget_bytes=settings.kv_budget_bytes // share,
-            prefill_tokens=settings.prefill_tokens,
-            seed=settings.seed,
-        )
         self._learner = _learner(policy, settings) if learns and policy.trainable() else None
         self.unpublished = False
         """The weights are not those that the engine says it samples from."""
@@ -125,12 +113,9 @@ class Hosted:
             raise ConfigError("This policy is frozen: it samples and does not learn.")
         return self._learner
 
-    def info(self) -> EngineInfo:
-        return self.engine.info(self.policy.path)
-
 
 class Server:
-    """Engines and learners of the policies on one model, driven by the messages of an inbox."""
+    """The engine and the learners of the policies on one model, driven by the messages of an inbox."""
 
     def __init__(self, settings: Settings, inbox: Inbox, sock: socket.socket) -> None:
         """Loads the policies; raises `ModelError` or `ConfigError` if that cannot work."""
@@ -143,8 +128,9 @@ class Server:
         }
         torch.set_num_threads(self._threads["learning"])
         policies = load_all(settings)
+        self._engine = _engine(next(iter(policies.values())), settings)
         self._hosted = {
-            name: Hosted(policy, settings, len(policies), learns=settings.learns and name not in settings.members)
+            name: Hosted(policy, settings, learns=settings.learns and name not in settings.members)
             for name, policy in policies.items()
         }
         self._drains = settings.in_flight == "finish"
@@ -160,39 +146,48 @@ class Server:
     def run(self) -> None:
         """Serve until the parent says stop or is gone."""
         gc.freeze()  # the libraries' objects stay for good; scanning them again and again would stall steps
-        self._send(Ready(next(iter(self._hosted.values())).info()))
+        self._send(Ready(self._info(next(iter(self._hosted)))))
         threading.Thread(target=self._pulse, name="pulse", daemon=True).start()
         while not self._stopped:
             self._receive()
-            draining = self._draining()
-            if self._calls and not (draining is not None and draining.engine.running):
+            if self._calls and not self._drains_first(self._calls[0]):
                 self._turn_to("learning")
                 self._passes += 1
                 self._send(self._answer(self._calls.popleft()))
             if self._refused:
                 events, self._refused = self._refused, []
                 self._send(Events(events))
-            for hosted in self._hosted.values():
-                if self._can_step(hosted):
-                    self._turn_to("sampling")
-                    self._step(hosted, admit=hosted is not draining and not self._paused)
+            if self._can_step():
+                self._turn_to("sampling")
+                self._step()
 
-    def _draining(self) -> Hosted | None:
-        """The policy whose running requests must finish before the next call can be done."""
-        if not self._calls or not self._drains or not isinstance(self._calls[0].verb, _DRAINED_FIRST):
-            return None
-        return self._hosted.get(self._calls[0].policy)
+    def _drains_first(self, call: Call) -> bool:
+        """Whether running requests of the call's policy must finish before it can be done."""
+        return self._is_drained_for(call) and self._engine.asked_of(call.policy)[0] > 0
 
-    def _can_step(self, hosted: Hosted) -> bool:
-        engine = hosted.engine
-        return not hosted.unpublished and bool(engine.running or (engine.waiting and not self._paused))
+    def _is_drained_for(self, call: Call) -> bool:
+        return self._drains and isinstance(call.verb, _DRAINED_FIRST)
+
+    def _admitted(self) -> list[str]:
+        """The policies of which requests may start."""
+        if self._paused:
+            return []
+        drained = {call.policy for call in list(self._calls)[:1] if self._is_drained_for(call)}
+        return [name for name in self._hosted if name not in drained]
+
+    def _held(self) -> list[str]:
+        """The policies that sample nothing: their weights are not published yet."""
+        return [name for name, hosted in self._hosted.items() if hosted.unpublished]
+
+    def _can_step(self) -> bool:
+        return self._engine.can_step(self._admitted(), self._held())
 
     def _receive(self) -> None:
         """Take all messages that arrived; wait for one if there is nothing to do."""
         message = self._inbox.poll()
-        if message is None and not self._calls and not any(map(self._can_step, self._hosted.values())):
+        if message is None and not self._calls and not self._can_step():
             self._clock.turn_to("idle")
-            held = [h for h in self._hosted.values() if h.unpublished and h.engine.active]
+            held = [name for name in self._held() if any(self._engine.asked_of(name))]
             self._idle = True
             message = self._inbox.wait(PUBLISH_SECONDS if held else None)
             self._idle = False
@@ -202,25 +197,23 @@ class Server:
             self._take(message)
             message = self._inbox.poll()
 
-    def _give_up(self, held: Sequence[Hosted]) -> None:
+    def _give_up(self, held: Sequence[str]) -> None:
         """End the requests that wait for weights which nobody publishes."""
         message = (
             f"The weights were updated by optim_step and not published within {PUBLISH_SECONDS:.0f} s, so nothing "
             "could be sampled. Call backend.publish(policy) after the optimiser's steps."
         )
-        for hosted in held:
-            self._refused += [Failed(request_id=i, message=message) for i in hosted.engine.abort_all()]
+        self._refused += [Failed(request_id=i, message=message) for i in self._engine.abort_all(held)]
 
     def _take(self, message: ToChild) -> None:
         match message:
             case Request():
                 try:
-                    self._find(message.policy).engine.submit(message)
+                    self._engine.submit(message)
                 except AgentLightningError as error:
                     self._refused.append(_failed(message.request_id, error))
             case Abort(request_id):
-                for hosted in self._hosted.values():
-                    hosted.engine.abort(request_id)
+                self._engine.abort(request_id)
             case Call():
                 self._calls.append(message)
             case Stop():
@@ -235,19 +228,22 @@ class Server:
             torch.set_num_threads(threads)
 
     def _find(self, policy: str) -> Hosted:
-        if policy not in self._hosted:
-            raise ConfigError(f"There is no policy '{policy}' here; there are: {', '.join(self._hosted)}.")
+        self._engine.policies.find(policy)
         return self._hosted[policy]
 
-    def _step(self, hosted: Hosted, *, admit: bool) -> None:
+    def _info(self, policy: str) -> EngineInfo:
+        return self._engine.info(self._find(policy).policy.path, policy)
+
+    def _step(self) -> None:
         self._passes += 1
+        held = self._held()
         try:
-            hosted.policy.activate()
-            events: list[Event] = hosted.engine.step(admit=admit)
+            events: list[Event] = self._engine.step(admit=self._admitted(), held=held)
         except Exception as error:  # out of memory, a model's own bug: it costs the requests at hand, not the process
             logger.exception("A step of the engine failed; its requests are given up")
             message = f"Sampling failed in the model process: {type(error).__name__}: {error}"
-            events = [Failed(request_id=request_id, message=message) for request_id in hosted.engine.abort_all()]
+            computed = [name for name in self._hosted if name not in held]
+            events = [Failed(request_id=request_id, message=message) for request_id in self._engine.abort_all(computed)]
         if events:
             self._send(Events(events))
 
@@ -255,7 +251,7 @@ class Server:
         try:
             hosted = self._find(call.policy)
             hosted.policy.activate()
-            return self._do(call.call_id, call.verb, hosted)
+            return self._do(call.call_id, call.verb, call.policy, hosted)
         except AgentLightningError as error:
             return Refused(call.call_id, error_name(error), str(error))
         except Exception as error:  # disk full, out of memory, …: the caller decides what a failed call means
@@ -266,7 +262,7 @@ class Server:
             )
             return Refused(call.call_id, "EngineError", message)
 
-    def _do(self, call_id: int, verb: Verb, hosted: Hosted) -> Reply:
+    def _do(self, call_id: int, verb: Verb, policy: str, hosted: Hosted) -> Reply:
         match verb:
             case Forward(batch, reference):
                 return Reply(call_id=call_id, numbers=hosted.learner.forward(batch, reference=reference))
@@ -287,7 +283,7 @@ class Server:
                 hosted.unpublished = True
                 return Reply(call_id=call_id, step=step)
             case Publish():
-                return Reply(call_id=call_id, version=self._publish(hosted))
+                return Reply(call_id=call_id, version=self._publish(policy, hosted))
             case Pause() | Resume():
                 self._paused = isinstance(verb, Pause)
             case SaveState(path):
@@ -302,36 +298,36 @@ class Server:
             case TakeUp(path, version):
                 hosted.policy.take_up(path, version)
                 hosted.unpublished = True
-                self._publish(hosted)
+                self._publish(policy, hosted)
             case Reseed(seed):
-                hosted.engine.reseed(seed)
+                self._engine.reseed(seed, policy)
             case GetInfo():
-                return Reply(call_id=call_id, info=hosted.info())
+                return Reply(call_id=call_id, info=self._info(policy))
             case GetStats():
                 return Reply(call_id=call_id, stats=self._stats())
         return Reply(call_id=call_id)
 
-    def _publish(self, hosted: Hosted) -> int:
+    def _publish(self, policy: str, hosted: Hosted) -> int:
         """The engine goes on with the weights as they are. With nothing new its contexts stay good."""
         version = hosted.policy.version
         if hosted.unpublished:
-            if parts := hosted.engine.weights_changed(version):
+            if parts := self._engine.weights_changed(version, policy):
                 self._send(Events(parts))
             hosted.unpublished = False
         return version
 
     def _stats(self) -> BackendStats:
         self._clock.turn_to("learning")
-        seconds, engines = self._clock.seconds, [hosted.engine for hosted in self._hosted.values()]
+        seconds, engine = self._clock.seconds, self._engine
         return BackendStats(
             sampling_s=seconds["sampling"],
             learning_s=seconds["learning"],
             idle_s=seconds["idle"],
-            tokens_sampled=sum(e.counters.sampled for e in engines),
-            prefill_tokens=sum(e.counters.prefilled for e in engines),
-            cached_tokens=sum(e.counters.cached for e in engines),
-            running=sum(e.running for e in engines),
-            waiting=sum(e.waiting for e in engines),
+            tokens_sampled=engine.counters.sampled,
+            prefill_tokens=engine.counters.prefilled,
+            cached_tokens=engine.counters.cached,
+            running=engine.running,
+            waiting=engine.waiting,
         )
 
     def _pulse(self) -> None:
@@ -357,6 +353,23 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
         return "\nMemory is short: lower tokens_per_batch, or set gradient_checkpointing=True or a lora_rank."
     return ""
+
+
+def _engine(policy: Policy, settings: Settings) -> TorchEngine:
+    """For the policy and those that share its model."""
+    policy.activate()
+    return TorchEngine(
+        policy.model,
+        policy.tokenizer,
+        policy.eos_ids,
+        adapters=policy.adapters,
+        version=policy.version,
+        max_context=settings.max_context,
+        max_concurrency=settings.max_concurrency,
+        kv_budget_bytes=settings.kv_budget_bytes,
+        prefill_tokens=settings.prefill_tokens,
+        seed=settings.seed,
+    )
 
 
 def _learner(policy: Policy, settings: Settings) -> TorchLearner | Leader:
