@@ -163,7 +163,8 @@ def test_what_would_stall_everybody_is_refused_with_its_limit(policy: Policy, pa
 
 def test_a_grammar_that_takes_too_long_is_refused(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentlightning.engine.grammar.COMPILE_SECONDS", 0.0)
-    engine, hold = make_engine(policy), threading.Event()
+    engine, hold, seen = make_engine(policy), threading.Event(), threading.Event()
+    monkeypatch.setattr(engine._queue._grammars, "_compile", lambda grammar: seen.wait(60))
     engine._queue._grammars._thread.submit(hold.wait)
     engine.submit(request(1, random_ids(5, 1), grammar=SLOW))
     assert not engine.step(), "what it waits for others is not its own time"
@@ -171,6 +172,7 @@ def test_a_grammar_that_takes_too_long_is_refused(policy: Policy, monkeypatch: p
     events = []
     while engine.active:
         events += engine.step()
+    seen.set()
     (failed,) = events
     assert isinstance(failed, Failed)
     assert "was not compiled within" in failed.message
