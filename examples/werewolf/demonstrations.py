@@ -21,10 +21,12 @@ from .prompts import MODERATOR, MOVE_TOOL, MOVED, SYSTEM, Move, spoken
 _tools: Any = load_example("tools", "demonstration")
 
 SKILL = {"alive": 0.98, "loyal": 0.95, "together": 0.9, "lies": 0.4, "blunders": 0.1, "follows": 0.95, "claims": 0.9}
-MIXED = {"alive": 0.9, "loyal": 0.5, "together": 0.4, "lies": 0.1, "blunders": 0.35, "follows": 0.85, "claims": 0.9}
+MIXED = {"alive": 0.9, "loyal": 0.5, "together": 0.4, "lies": 0.1, "blunders": 0.4, "follows": 0.9, "claims": 0.9}
 """How often a player names somebody alive; a werewolf nobody of its own, and whom its fellows name, and how often one
 says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so.
 """
+FIRST_MOVES = 5
+"""So many moves of a player are shown at first; in its later ones there is little to learn that is not in these."""
 SEER, VILLAGER, WEREWOLF = "Seer.", "Villager.", "Werewolf."
 FIRST = 1_000_000
 """Seeds of the games that are shown begin here, far above those of the tasks."""
@@ -36,14 +38,15 @@ def course() -> Any:
 
     made = load_example("tools", "make_model")
     return made.Course(
-        demonstrate, SKILL, MIXED, measure, vocabulary=640, batch=16, skill_steps=600, mixed_steps=90, positions=1280
+        demonstrate, SKILL, MIXED, measure, vocabulary=640, batch=16, skill_steps=800, mixed_steps=90, positions=1280
     )
 
 
 def demonstrate(rng: random.Random, weights: Mapping[str, float]) -> Any:
     """The moves of one player in one game."""
     _, seats = play(FIRST + rng.randrange(FIRST), rng, weights)
-    return rng.choice([seat for seat in seats.values() if seat.moves]).demonstration()
+    shown = FIRST_MOVES if weights is SKILL else None
+    return rng.choice([seat for seat in seats.values() if seat.moves]).demonstration(shown)
 
 
 def play(seed: int, rng: random.Random, weights: Mapping[str, float]) -> tuple[str | None, dict[str, Seat]]:
@@ -72,10 +75,10 @@ class Seat:
         self.lines = []
         return move
 
-    def demonstration(self) -> Any:
-        """Its moves, as its model is asked for them and says them."""
-        asked = [{"role": "user", "content": history(lines)} for lines, _ in self.moves]
-        turns = tuple(call(move) for _, move in self.moves)
+    def demonstration(self, shown: int | None = None) -> Any:
+        """Its moves, or the first of them, as its model is asked for them and says them."""
+        asked = [{"role": "user", "content": history(lines)} for lines, _ in self.moves[:shown]]
+        turns = tuple(call(move) for _, move in self.moves[:shown])
         results = tuple([{"role": "tool", "content": MOVED}, user] for user in asked[1:])
         return _tools.Demonstration([{"role": "system", "content": SYSTEM}, asked[0]], turns, results, [MOVE_TOOL])
 
@@ -123,11 +126,12 @@ class ByRule:
     def survived(self, names: Sequence[str]) -> None: ...
 
     def _move(self, name: str, text: str) -> Move:
-        seat, wolf = self.seats[name], self._game.roles[name] == WOLF
-        whom = self._prey(seat, text) if wolf else self._suspect(seat, text)
-        say = ""
+        seat, role = self.seats[name], self._game.roles[name]
+        why, whom = ("", self._prey(seat)) if role == WOLF else self._suspect(seat, text)
         if "Who is it" in text:
-            say = self._told(wolf, bool(seat.checked) and seat.checked.get(whom) == WOLF)
+            say = self._told(role == WOLF, bool(seat.checked) and seat.checked.get(whom) == WOLF)
+        else:
+            say = "" if "Kill whom" in text else f"{role.capitalize()}. {why}".strip()
         return seat.answer(Move.model_validate({"say": say, "name": whom}))
 
     def _told(self, wolf: bool, found: bool) -> str:
@@ -137,7 +141,7 @@ class ByRule:
         as_seer = self._happens("lies") if wolf else found and self._happens("claims")
         return SEER if as_seer else VILLAGER
 
-    def _prey(self, seat: Seat, text: str) -> str:
+    def _prey(self, seat: Seat) -> str:
         """Whom a werewolf names: whom its fellows named, or else somebody who is none of them."""
         if not self._happens("loyal"):
             return self._anybody(seat)
@@ -146,19 +150,21 @@ class ByRule:
         named = [move.name for name, move in seat.named if name in wolves and move.name in prey]
         return named[-1] if named and self._happens("together") else self._one_of(seat, prey)
 
-    def _suspect(self, seat: Seat, text: str) -> str:
-        """Whom the others name: the seer a werewolf that it has found, the others whom a seer has named, or who has
-        said what it is."""
+    def _suspect(self, seat: Seat, text: str) -> tuple[str, str]:
+        """Why and whom the others name: the seer a werewolf that it has found, the others whom a seer has named, or who
+        has said what it is.
+        """
         alive = self._game.alive
         if text.startswith("Check"):
-            return self._one_of(seat, [name for name in alive if name not in seat.checked])
+            return "", self._one_of(seat, [name for name in alive if name not in seat.checked])
         if "Heal" in text:
-            return text.split()[0] if self._rng.random() < 0.5 else NOBODY
-        found = [name for name, role in seat.checked.items() if role == WOLF and name in alive]
-        found = found or [whom for whom in map(_given_away, seat.named) if whom in alive and whom != seat.name]
+            return "", text.split()[0] if self._rng.random() < 0.5 else NOBODY
+        found = [(f"{name} is {role}.", name) for name, role in seat.checked.items() if role == WOLF]
+        found = [one for one in found if one[1] in alive]
+        found = found or [one for one in map(_given_away, seat.named) if one[1] in alive and one[1] != seat.name]
         if found and self._happens("follows"):
             return found[-1]
-        return NOBODY if "nobody" in text else self._anybody(seat)
+        return "", NOBODY if "nobody" in text else self._anybody(seat)
 
     def _happens(self, what: str) -> bool:
         return self._rng.random() < self._weights[what]
@@ -172,7 +178,9 @@ class ByRule:
         return self._rng.choice([name for name in names if name != seat.name])
 
 
-def _given_away(said: tuple[str, Move]) -> str | None:
-    """Who is a werewolf, if one believes what somebody says."""
+def _given_away(said: tuple[str, Move]) -> tuple[str, str]:
+    """Who is a werewolf, if one believes what somebody says, with the words; nobody where it says nothing of it."""
     name, move = said
-    return {SEER: move.name, WEREWOLF: name}.get(move.say)
+    if move.say == SEER:
+        return spoken(move), move.name
+    return (f"{name}: {WEREWOLF}", name) if move.say == WEREWOLF else ("", NOBODY)

@@ -20,8 +20,9 @@ SEEDS = 3_000_000
 
 
 def measure(model: Any, renderer: Any, games: int = 60) -> str:
-    """Shares of the moves, sampled at temperature 1, that are moves at all, and of those: that name somebody alive; of
-    werewolves, that name one of their own, and that give themselves away or say that they are the seer.
+    """Shares of the moves, sampled at temperature 1, that are moves at all, and of those: that name somebody alive, and
+    that say the player's role; of votes, that are for whom one votes who believes what others say; of werewolves, that
+    name one of their own, and that give themselves away or say that they are the seer.
     """
     rng, asked = random.Random(0), []
     for seed in range(SEEDS, SEEDS + games):
@@ -43,6 +44,11 @@ def measure(model: Any, renderer: Any, games: int = 60) -> str:
         question = seat.moves[n][0][-1]
         if "Alive: " in question:
             found.setdefault("alive", []).append(move.name in question.rpartition("Alive: ")[2])
+        if "Alive: " in question:
+            role = f"{roles[seat.name].capitalize()}."
+            found.setdefault("role", []).append(move.say.startswith(role))
+            if "Vote." in question and seat.moves[n][1].say not in ("", role):
+                found.setdefault("follows", []).append(move.name == seat.moves[n][1].name)
         if roles[seat.name] == WOLF:
             found.setdefault("own", []).append(roles.get(move.name) == WOLF)
             if "Alive" not in question and "Kill" not in question:

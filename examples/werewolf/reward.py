@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from .game import Game
 
-VOTE, INVALID, ALIVE, WON = 0.5, -0.5, 0.05, 1.0
+VOTE, INVALID, ALIVE, WON = 0.5, -0.5, 0.2, 1.0
 
 
 def of_votes(game: Game, votes: Mapping[str, str]) -> dict[str, dict[str, float]]:

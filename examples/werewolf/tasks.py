@@ -15,7 +15,7 @@ from typing import Any
 
 from agentlightning.files import atomic_write
 
-SIZES = {"train": 48, "val": 24, "test": 200}
+SIZES = {"train": 48, "val": 24, "test": 120}
 RULES = {"last_words": False}
 """Without them a game has fewer calls."""
 

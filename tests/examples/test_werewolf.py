@@ -266,3 +266,21 @@ def test_an_answer_that_is_no_move_is_counted_as_none(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(load_example("tools", "batch"), "Batch", Answers)
     assert measure(None, None, games=4).startswith("moves 0.5")
+
+
+def test_who_is_asked_says_its_role_and_the_words_it_follows() -> None:
+    """From which the small model learns who it is, and to find what it has heard."""
+    followed = 0
+    for seed in range(20):
+        roles = Game.deal(FIRST + seed).roles
+        for name, seat in play(FIRST + seed, random.Random(seed), SKILL)[1].items():
+            heard = ""
+            for lines, move in seat.moves:
+                heard += "\n".join(lines)
+                if "Alive: " in lines[-1]:
+                    role, _, words = move.say.partition(". ")
+                    assert role.rstrip(".").lower() == roles[name]
+                    assert words in heard
+                    assert move.name in words or not words
+                    followed += bool(words)
+    assert followed > 100
