@@ -133,8 +133,13 @@ def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | Non
 
 
 def of_trained(rewards: Sequence[Earned], calls: Sequence[Call]) -> Sequence[Earned]:
-    """Without the rewards of agents that called a model and are not trained; all, where nothing else is there."""
-    others = {c.info.agent for c in calls} - {c.info.agent for c in calls if c.info.trained}
+    """The rewards of agents that are trained, and everybody's. Where no such agent is rewarded: all but those of agents
+    that called a model and are not trained; and all, where nothing else is there.
+    """
+    trained = {c.info.agent for c in calls if c.info.trained}
+    others = {c.info.agent for c in calls} - trained
+    if any(r.agent is not None and r.agent in trained for r in rewards):
+        return [r for r in rewards if r.agent is None or r.agent in trained]
     return [r for r in rewards if r.agent not in others] or rewards
 
 
