@@ -65,8 +65,8 @@ class ByRow:
         present = {keys[n] for n in np.unique(which)}
         self._join({key for key in present if key is not None})
         place = np.array([self._names.index(key) if key in self._names else -1 for key in keys])
-        self._replace(torch.from_numpy(place[which]))
         try:
+            self._replace(torch.from_numpy(place[which]))
             yield
         finally:
             self._restore()
@@ -76,9 +76,10 @@ class ByRow:
         if needed <= {*self._names} and len(self._names) <= max(SPARE, 2 * len(needed)):
             return
         kept = needed.union(self._names)
-        self._names = sorted(kept if len(kept) <= SPARE else needed)
+        names = sorted(kept if len(kept) <= SPARE else needed)
         with torch.no_grad():
-            self._joined = [_join(layer, self._names) for layer in self._layers]
+            joined = [_join(layer, names) for layer in self._layers]
+        self._names, self._joined = names, joined
 
     def _replace(self, adapter_R: torch.Tensor) -> None:
         """For one pass the layers' own forward gives way: it knows one adapter for all rows."""

@@ -23,6 +23,7 @@ from agentlightning.engine.kv_cache import probe
 from agentlightning.engine.pages import SUPPORTED
 from agentlightning.engine.torch_engine import TorchEngine
 from agentlightning.errors import ConfigError
+from agentlightning.learner import by_row
 from agentlightning.learner.adapters import load_policies
 from agentlightning.learner.policy import LoraSpec, Policy, peft_calls_deprecated_names
 
@@ -316,6 +317,32 @@ def test_little_memory_is_shared(policies: dict[str, Policy]) -> None:
         parked = max(parked, int((slots.parked & ~slots.held).sum()))
     assert parked > 0, "nothing ever had to wait: the test shows nothing"
     assert worst(policies, requests, {n: concat(chunks) for n, chunks in found.items()}) < 1e-4
+
+
+def test_a_pass_that_broke_off_while_adapters_were_joined_leaves_the_right_ones(
+    policies: dict[str, Policy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, whole, joined = shared(policies), by_row._join, 0
+
+    def short_of_memory(layer: Any, names: list[str]) -> Any:
+        nonlocal joined
+        joined += 1
+        if joined > 3:
+            raise MemoryError
+        return whole(layer, names)
+
+    def requests(*names: str) -> list[Request]:
+        return [asking(n, name, random_ids(9, n), max_tokens=6) for n, name in enumerate(names * 2)]
+
+    first = requests("solver", "checker")
+    assert worst(policies, first, run(engine, first)) < EXACT
+    monkeypatch.setattr(by_row, "_join", short_of_memory)
+    with pytest.raises(MemoryError):
+        run(engine, requests("checker", "judge"))
+    engine.abort_all()
+    monkeypatch.undo()
+    again = requests("checker", "judge")
+    assert worst(policies, again, run(engine, again)) < EXACT
 
 
 def test_weights_that_diverged_fail_their_own_policy_only(policies: dict[str, Policy]) -> None:
