@@ -21,12 +21,12 @@ from .prompts import MODERATOR, MOVE_TOOL, MOVED, SYSTEM, Move, spoken
 _tools: Any = load_example("tools", "demonstration")
 
 SKILL = {"alive": 0.98, "loyal": 0.95, "together": 0.9, "lies": 0.4, "blunders": 0.1, "follows": 0.95, "claims": 0.9}
+SKILL |= {"shown": 5}
 MIXED = {"alive": 0.9, "loyal": 0.5, "together": 0.4, "lies": 0.1, "blunders": 0.4, "follows": 0.9, "claims": 0.9}
 """How often a player names somebody alive; a werewolf nobody of its own, and whom its fellows name, and how often one
-says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so.
+says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so. And
+how many of a player's moves are shown, all if that is not said: in later ones there is little new to learn at first.
 """
-FIRST_MOVES = 5
-"""So many moves of a player are shown at first; in its later ones there is little to learn that is not in these."""
 SEER, VILLAGER, WEREWOLF = "Seer.", "Villager.", "Werewolf."
 FIRST = 1_000_000
 """Seeds of the games that are shown begin here, far above those of the tasks."""
@@ -45,7 +45,7 @@ def course() -> Any:
 def demonstrate(rng: random.Random, weights: Mapping[str, float]) -> Any:
     """The moves of one player in one game."""
     _, seats = play(FIRST + rng.randrange(FIRST), rng, weights)
-    shown = FIRST_MOVES if weights is SKILL else None
+    shown = int(weights["shown"]) if "shown" in weights else None
     return rng.choice([seat for seat in seats.values() if seat.moves]).demonstration(shown)
 
 

@@ -230,6 +230,15 @@ def test_a_demonstration_is_a_players_part_in_a_game() -> None:
         assert call(Move.model_validate(made["arguments"])) == turn
 
 
+def test_at_first_only_the_beginnings_of_games_are_shown() -> None:
+    most = {
+        name: max(len(demonstrate(random.Random(seed), weights).turns) for seed in range(30))
+        for name, weights in (("skill", SKILL), ("mixed", MIXED))
+    }
+    assert most["skill"] == SKILL["shown"]
+    assert most["mixed"] > SKILL["shown"]
+
+
 def test_werewolves_that_are_shown_with_skill_win_and_mixed_ones_mostly_do_not() -> None:
     rng, shares = random.Random(0), {}
     for name, weights in (("skill", {**MIXED, "loyal": 1.0, "lies": 1.0, "blunders": 0.0}), ("mixed", MIXED)):
