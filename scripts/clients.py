@@ -1,6 +1,7 @@
 """Builds the environments that real agent frameworks need, runs `tests/clients` in each, writes the table of the docs.
 
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md] [--slow]
+        [--tests EXPRESSION]
 
 Frameworks disagree about versions of `openai` and `mcp`, hence six environments, and one for Node.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
@@ -118,11 +119,13 @@ def build_node() -> None:
     subprocess.run([*install_command(), *command[2:]], check=True)
 
 
-def run(name: str, python: Path, report: Path, *, slow: bool) -> bool:
-    """Run the agents that are meant for this environment; with `slow` what trains them for long, instead. What failed
-    runs again, by itself, and is named as flaky if it passes then.
+def run(name: str, python: Path, report: Path, *, slow: bool, tests: str | None) -> bool:
+    """Run the agents that are meant for this environment, or those of them that pytest's expression `tests` chooses;
+    with `slow` what trains them for long, instead. What failed runs again, by itself, and is named as flaky if it
+    passes then.
     """
-    chosen = ["-k", AGENTS[name]] if name in AGENTS else []
+    among = [f"({expression})" for expression in (AGENTS.get(name), tests) if expression]
+    chosen = ["-k", " and ".join(among)] if among else []
     cache = python.parents[1] / "pytest"
     command = [str(python), "-m", "pytest", "-q", "-p", "no:warnings", "-o", f"cache_dir={cache}", "tests/clients"]
     command += ["-m", "slow" if slow else "not slow", *chosen]
@@ -187,14 +190,18 @@ def main() -> None:
     parser.add_argument("--table", type=Path, help="page whose table is written anew")
     parser.add_argument("--report", type=Path, help="keep what was measured here; the table is of all that is there")
     parser.add_argument("--slow", action="store_true", help="the tests that train for many minutes, instead")
+    parser.add_argument("--tests", metavar="EXPRESSION", help="only the tests that pytest's -k chooses by it")
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
-    build_node()
+    if any(name not in AGENTS for name in names):
+        build_node()
     with tempfile.TemporaryDirectory() as folder:
         report: Path = options.report or Path(folder)
         report.mkdir(parents=True, exist_ok=True)
         passed = {
-            name: run(name, build(name, options.folder.resolve()), report.resolve(), slow=options.slow)
+            name: run(
+                name, build(name, options.folder.resolve()), report.resolve(), slow=options.slow, tests=options.tests
+            )
             for name in names
         }
         print(table(report))

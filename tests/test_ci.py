@@ -1,0 +1,38 @@
+"""`.ci/run`: what takes turns there leaves no environment, no part of the slow suite and no training out."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from scripts.clients import AGENTS, ENVIRONMENTS
+
+ROOT = Path(__file__).parents[1]
+TURNS = re.findall(r'^    "([^|"]+)\|([\w-]+)\|([^|"]*)', (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_every_turn_is_a_target_of_make() -> None:
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {target for _, target, _ in TURNS} <= set(targets)
+    assert len({name for name, _, _ in TURNS}) == len(TURNS) > 20
+
+
+def test_every_environment_of_the_frameworks_has_its_turn() -> None:
+    turns = [arguments for _, target, arguments in TURNS if target == "test-clients" and "--slow" not in arguments]
+    assert sorted(turns) == sorted(f"--only {name}" for name in ENVIRONMENTS)
+
+
+def test_every_part_of_the_slow_suite_has_its_turn() -> None:
+    parts = [arguments.rpartition(" ")[2] for _, target, arguments in TURNS if target == "test-slow"]
+    assert sorted(parts) == [f"{i + 1}/{len(parts)}" for i in range(len(parts))]
+
+
+def test_every_example_that_is_trained_for_long_has_its_turn() -> None:
+    """In an environment in which its tests are chosen."""
+    files = {f.stem for f in (ROOT / "tests" / "clients").glob("test_*.py") if "pytest.mark.slow" in f.read_text()}
+    turns = [a for _, target, a in TURNS if target == "test-clients" and "--slow" in a]
+    chosen = {a.rpartition(" ")[2]: a.split("--only ")[1].split()[0] for a in turns}
+    assert files <= set(chosen)
+    for file, environment in chosen.items():
+        agents = AGENTS.get(environment, file)
+        assert any(agent in file for agent in agents.split(" or ")), (file, environment)
