@@ -17,6 +17,7 @@ PROMPT = re.compile(r"^(?:\w*)\$ ")
 
 TYPED = {
     "applications.md": [
+        "python -m examples.math.tasks data/math",
         "python -m examples.rag.corpus data/rag",
         "python -m examples.support.cases data/support",
         "python -m examples.werewolf.tasks data/werewolf",
@@ -91,10 +92,10 @@ ELSEWHERE = {
     },
     "applications.md": {
         "pip install -r examples/math/requirements.txt": _PACKAGES,
-        "agl demo math": "tests/clients",
+        "agl demo math": "tests/clients/test_math.py",
         "pip install -r examples/math/requirements-framework.txt": _PACKAGES,
-        "agl train --agent examples/math/framework_agent.py:framework_agent --tasks my.jsonl "
-        "--config examples/math/config.yaml": "needs the framework; tests/clients has the agent",
+        "agl train --agent examples/math/framework_agent.py:framework_agent --tasks data/math/train.jsonl "
+        "--val-tasks data/math/val.jsonl --config examples/math/config.yaml": "tests/clients/test_math.py",
         "agl demo sentiment": _SENTIMENT,
         "agl demo bidding": "tests/examples/test_bidding.py",
         "pip install -r examples/sql/requirements.txt": _PACKAGES,

@@ -6,20 +6,20 @@ from typing import Any
 
 from agentlightning.cli.example import load_example
 
-_calc = load_example("calc", "recipe")
+from .tasks import make_tasks
 
-SETTINGS: dict[str, Any] = {**_calc.SETTINGS, "max_context": 768, "steps": 32}
+SETTINGS: dict[str, Any] = {
+    "steps": 32,
+    "tasks_per_step": 12,
+    "group_size": 8,
+    "minibatches": 2,
+    "learning_rate": 2e-4,
+    "schedule": "linear",
+    "max_context": 768,
+    "val_every": 16,
+    "save_every": 16,
+}
 CONCURRENCY = 32
 """Rollouts that run at the same time: more of AutoGen's agents at once do not go faster."""
 
-
-def train_tasks() -> list[dict[str, Any]]:
-    return _calc.train_tasks()
-
-
-def val_tasks() -> list[dict[str, Any]]:
-    return _calc.val_tasks()
-
-
-def test_tasks() -> list[dict[str, Any]]:
-    return _calc.test_tasks()[:200]
+train_tasks, val_tasks, test_tasks = load_example("tools", "parts").parts_of(make_tasks)

@@ -76,7 +76,7 @@ async def test_two_steps_train_the_writers_and_not_the_checker(tmp_path: Path) -
 def test_it_learns(tmp_path: Path) -> None:
     """On 200 questions that neither training nor validation saw, the gain is above nothing with 95 % confidence."""
     langgraph()
-    command(tmp_path, "-m", "agentlightning", "demo", "sql", "--steps", "32", "--run-dir", "run", timeout=5400)
+    command(tmp_path, "-m", "agentlightning", "demo", "sql", "--run-dir", "run", timeout=5400)
     said = command(tmp_path, "-m", "agentlightning", "eval", "run", "--limit", "200", timeout=1800)
     found = re.search(r"95 % interval ([+-]\d\.\d+) to", said)
     assert found is not None, said

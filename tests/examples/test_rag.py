@@ -10,7 +10,7 @@ import pytest
 
 from agentlightning.cli.configuration import make_algorithm
 from examples.calc.tokenizer import make_tokenizer
-from examples.rag import corpus, demonstrations
+from examples.rag import corpus, demonstrations, recipe
 from examples.rag.bm25 import Index, Library
 from examples.rag.corpus import SIZES, make_documents, make_questions, make_world, write_data
 from examples.rag.demonstrations import MIXED, SKILL, call, demonstrate, spoiled, tagged, world
@@ -120,4 +120,6 @@ def test_no_question_is_in_two_parts(tmp_path: Path) -> None:
 
 
 def test_the_files_of_settings_are_settings() -> None:
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load((ROOT / "examples" / "rag" / "config.yaml").read_text()) == recipe.SETTINGS
     assert make_algorithm(None, None, ROOT / "examples" / "rag" / "config.gpu.yaml", []).model == "Qwen/Qwen3-1.7B"

@@ -1,0 +1,38 @@
+"""Tasks: the calculator's questions, which the model that ships can answer in part.
+
+    python -m examples.math.tasks data/math
+
+writes train.jsonl, val.jsonl and test.jsonl, lines of {"question", "answer"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from agentlightning.cli.example import load_example
+from agentlightning.files import atomic_write
+
+SIZES = {"train": 2000, "val": 100, "test": 200}
+
+
+def make_tasks() -> dict[str, list[dict[str, Any]]]:
+    """The tasks of each part; no question is in two of them."""
+    train, held_out = load_example("calc", "tasks").make_tasks(SIZES["train"], SIZES["val"] + SIZES["test"])
+    return {"train": train, "val": held_out[: SIZES["val"]], "test": held_out[SIZES["val"] :]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, tasks in make_tasks().items():
+        atomic_write(folder / f"{part}.jsonl", "".join(json.dumps(task) + "\n" for task in tasks))
+        print(f"{folder / part}.jsonl: {len(tasks)} tasks")
+
+
+if __name__ == "__main__":
+    main()
