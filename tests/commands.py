@@ -1,7 +1,8 @@
 """The commands of the documentation, and where each of them is typed, or why nowhere.
 
-A command is a line behind a prompt in a block for the shell. `test_code_blocks.py` fails for one that stands in no
-table here; `e2e/test_commands_as_typed.py` types those of `TYPED` and `SERVING` as they stand, in the order of pages.
+A command is a line behind a prompt in a block for the shell, or one that is set in. `test_code_blocks.py` fails for
+one that stands in no table here; `e2e/test_commands_as_typed.py` types those of `TYPED` and `SERVING` as they stand, in
+the order of pages.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("examples/*/README.md")])
 SHELL = ("", "bash", "console", "sh")
 PROMPT = re.compile(r"^(?:\w*)\$ ")
+CONTINUED = re.compile(r" *\\\n *")
 
 TYPED = {
     "applications.md": [
@@ -46,6 +48,7 @@ TYPED = {
         'agl whatif runs/calc-20250101-120000 --step 12 --loss gspo --set "loss=cispo clip_high=2.0" --json',
         "agl store statistics runs/calc-20250101-120000",
     ],
+    "examples/math/README.md": ["python -m examples.math.tasks data/math"],
     "prompts.md": ["python -m examples.room_booking.tune"],
     "store.md": [
         "agl store key ROLLOUT ATTEMPT --secret-file secret --scope spans",
@@ -79,10 +82,47 @@ _MAKES_AN_ENVIRONMENT = "makes an environment, which takes minutes; .ci/run make
 _SENTIMENT = "downloads a model and trains for half an hour; tests/examples/test_sentiment.py has its parts"
 _NODE = "tests/e2e/test_docs_as_typed.py"
 _GPU = "needs a GPU; its configuration is read by a test in tests/examples"
-_PACKAGES = "installs the example's packages, as make test-clients does"
+_PACKAGES = (
+    "installs packages, which takes minutes; make test-clients makes environments with the same versions, "
+    "which tests/examples/test_requirements.py compares"
+)
+_SMOLLM2 = "downloads a model; tests/examples/test_sentiment.py has its parts"
+_PROVIDER = "asks a provider; tests/clients/test_support.py has one of its own"
+SEVERAL = {
+    "make demo": _MAKES_AN_ENVIRONMENT,
+    "pip install '.[torch]'": _MAKES_AN_ENVIRONMENT,
+    **{
+        f"pip install -r examples/{file}.txt": _PACKAGES
+        for file in (
+            "math/requirements",
+            "math/requirements-framework",
+            "rag/requirements",
+            "sql/requirements",
+            "support/requirements",
+            "werewolf/requirements",
+        )
+    },
+    "agl demo bidding": "tests/examples/test_bidding.py",
+    "agl demo calc": "tests/e2e/test_training.py",
+    "agl demo code": "tests/examples/test_code.py",
+    "agl demo math": "tests/clients/test_math.py",
+    "agl demo rag": "tests/clients/test_rag_training.py",
+    "agl demo sentiment": _SENTIMENT,
+    "agl demo sql": "tests/clients/test_sql_training.py",
+    "agl demo support": "tests/clients/test_support_training.py",
+    "agl demo terminal": "tests/clients/test_terminal_training.py",
+    "agl demo werewolf": "tests/clients/test_werewolf_training.py",
+    "agl show runs/werewolf-20250101-120000 --log --limit 1": "tests/cli/test_agents.py",
+    "agl train --agent examples/math/framework_agent.py:framework_agent --tasks data/math/train.jsonl "
+    "--val-tasks data/math/val.jsonl --config examples/math/config.yaml": "tests/clients/test_math.py",
+    "agl train --agent examples/support/support_agent.py:support_agent --tasks data/retail/train.jsonl "
+    "--val-tasks data/retail/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU,
+    "python -m examples.sentiment.tune": _SMOLLM2,
+    "python -m examples.support.domains retail data/retail": "needs tau2; tests/clients/test_support.py types it",
+}
+"""Commands that stand on several pages: the test that types or does the same, or why they are not typed."""
 ELSEWHERE = {
     "README.md": {
-        "make demo": _MAKES_AN_ENVIRONMENT,
         "make test": _MAKES_AN_ENVIRONMENT,
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc': _NODE,
     },
@@ -91,36 +131,13 @@ ELSEWHERE = {
         "--tasks tasks.jsonl": "tests/examples/test_good_runs.py",
     },
     "applications.md": {
-        "pip install -r examples/math/requirements.txt": _PACKAGES,
-        "agl demo math": "tests/clients/test_math.py",
-        "pip install -r examples/math/requirements-framework.txt": _PACKAGES,
-        "agl train --agent examples/math/framework_agent.py:framework_agent --tasks data/math/train.jsonl "
-        "--val-tasks data/math/val.jsonl --config examples/math/config.yaml": "tests/clients/test_math.py",
-        "agl demo sentiment": _SENTIMENT,
-        "agl demo bidding": "tests/examples/test_bidding.py",
-        "pip install -r examples/sql/requirements.txt": _PACKAGES,
-        "agl demo sql": "tests/clients/test_sql_training.py",
-        "agl demo code": "tests/examples/test_code.py",
-        "agl demo terminal": "tests/clients/test_terminal_training.py",
-        "pip install -r examples/support/requirements.txt": _PACKAGES,
-        "agl demo support": "tests/clients/test_support_training.py",
-        "python -m examples.support.domains retail data/retail": "needs tau2; tests/clients/test_support.py types it",
-        "export SUPPORT_USER_MODEL=openai/gpt-4.1": "asks a provider; tests/clients/test_support.py has one of its own",
-        "agl train --agent examples/support/support_agent.py:support_agent --tasks data/retail/train.jsonl "
-        "--val-tasks data/retail/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU,
-        "pip install -r examples/rag/requirements.txt": _PACKAGES,
-        "agl demo rag": "tests/clients/test_rag_training.py",
         "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
         "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
-        "pip install -r examples/werewolf/requirements.txt": _PACKAGES,
-        "agl demo werewolf": "tests/clients/test_werewolf_training.py",
-        "agl show runs/werewolf-20250101-120000 --log --limit 1": "tests/cli/test_agents.py",
+        "export SUPPORT_USER_MODEL=openai/gpt-4.1": _PROVIDER,
         "agl train --agent examples/werewolf/werewolf_agent.py:werewolf_agent --tasks data/werewolf/train.jsonl "
         "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml": _GPU,
     },
     "cli.md": {
-        "agl demo calc": "tests/e2e/test_training.py",
-        "agl demo sentiment": _SENTIMENT,
         "agl run --agent my_agent.py:agent --tasks tasks.jsonl --endpoint https://api.example.com/v1 "
         "--endpoint-model gpt": "asks a provider; tests/first_day/test_external.py has one of its own",
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20 --set group_size=8': (
@@ -139,13 +156,62 @@ ELSEWHERE = {
             "names another machine; tests/cli/test_gateway.py has both on one"
         ),
     },
+    "examples/calc/README.md": {
+        "python -m examples.calc.make_model --out agentlightning/models/calc": (
+            "takes minutes; tests/examples/test_calc_model.py has its parts"
+        ),
+    },
+    "examples/code/README.md": {
+        "agl train --agent examples/code/code_agent.py:code_agent --tasks my.jsonl "
+        "--config examples/code/config.gpu.yaml --backend vllm": _GPU,
+    },
+    "examples/own_algorithm/README.md": {
+        "python examples/own_algorithm/train.py": "tests/examples/test_own_algorithm.py",
+    },
+    "examples/own_loop/README.md": {"python examples/own_loop/loop.py": "tests/examples/test_own_loop.py"},
+    "examples/programs/README.md": {
+        'agl train --agent "python agent.py" --tasks tasks.jsonl --set steps=14 --set tasks_per_step=8 '
+        "--set minibatches=2 --set learning_rate=5e-4 --set max_context=512": "tests/e2e/test_programs.py",
+        'agl train --agent "node agent.js" --tasks tasks.jsonl …': "tests/e2e/test_programs.py",
+        'agl train --agent "sh agent.sh" --task-as env --grader "python grade.py" --tasks one_step.jsonl …': (
+            "tests/e2e/test_programs.py"
+        ),
+    },
+    "examples/rag/README.md": {
+        "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks my.jsonl "
+        "--config examples/rag/config.gpu.yaml --backend vllm": _GPU,
+    },
+    "examples/room_booking/README.md": {
+        "python -m examples.room_booking.tune --algorithm apo": "tests/examples/test_room_booking.py",
+        "python -m examples.room_booking.tune --url https://api.openai.com/v1 --key $OPENAI_API_KEY "
+        "--model gpt-5-mini --critic gpt-5": "asks a provider; tests/examples/test_room_booking.py has one of its own",
+    },
+    "examples/sentiment/README.md": {"python -m examples.sentiment.smollm2": _SMOLLM2},
+    "examples/sql/README.md": {
+        "agl train --agent examples/sql/sql_agent.py:sql_agent --tasks my.jsonl "
+        "--config examples/sql/config.gpu.yaml --backend vllm": _GPU,
+    },
+    "examples/support/README.md": {
+        "export SUPPORT_USER_MODEL=openai/gpt-4.1 OPENAI_API_KEY=…": _PROVIDER,
+        "export SUPPORT_USER_BASE_URL=http://10.0.0.1:8000/v1": _PROVIDER,
+    },
+    "examples/terminal/README.md": {
+        "npm install --no-package-lock --prefix ~/.cache/agentlightning/codex-0.169.0 @openai/codex@0.169.0": (
+            "downloads 400 MB; tests/examples/test_terminal.py compares it with what make test-clients types"
+        ),
+        "agl train --agent examples/terminal/terminal_agent.py:terminal_agent --tasks my.jsonl "
+        "--config examples/terminal/config.gpu.yaml --backend vllm": _GPU,
+    },
+    "examples/tools/README.md": {
+        "python -m examples.tools.make_model sql --out models/sql": (
+            "takes minutes; tests/examples/test_tools.py types it with --quick"
+        ),
+    },
+    "examples/two_policies/README.md": {"python examples/two_policies/train.py": "tests/e2e/test_policies.py"},
     "getting-started.md": {
-        "make demo": _MAKES_AN_ENVIRONMENT,
-        "pip install '.[torch]'": _MAKES_AN_ENVIRONMENT,
         "agl show runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
         "agl eval runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
     },
-    "index.md": {"make demo": _MAKES_AN_ENVIRONMENT},
     "kubernetes.md": {
         'agl runner --server http://store:4747 --agent "python /app/agent.py" --isolation kubernetes '
         "--isolation-option image=registry.example/my-agent:1": (
@@ -171,9 +237,6 @@ ELSEWHERE = {
             "takes minutes; tests/e2e/test_docs_as_typed.py types it without the setting"
         ),
     },
-    "prompts.md": {
-        "python -m examples.sentiment.tune": "downloads a model; tests/examples/test_sentiment.py has its parts",
-    },
     "ray.md": {
         "agl train --agent my_agent.py:agent --tasks tasks.jsonl --model Qwen/Qwen3-4B --backend ray --address auto "
         "--set ranks=4 --n-runners 8": "needs a cluster; tests/backend/ray has one of its own",
@@ -190,14 +253,15 @@ ELSEWHERE = {
         "agl serve runs/my-run --backend vllm": "needs vLLM; make test-vllm has a small model",
     },
 }
-"""The others by page: the test that types or does the same, or why they are not typed."""
+"""The others by page, likewise: the test that types or does the same, or why they are not typed."""
 OTHER_BLOCKS = {("bring-your-own.md", "javascript"): "tests/e2e/test_pages.py"}
 """Blocks that are neither Python, nor for a shell, nor what something prints (`text`): the test that runs them."""
 
 
 def name_of(page: Path) -> str:
-    """Of a page in the tables: its path below docs/."""
-    return page.name if page.parent == ROOT else page.relative_to(ROOT / "docs").as_posix()
+    """Of a page in the tables: its path below docs/, or that of an example's README below the root."""
+    below = ROOT / "docs" if page.is_relative_to(ROOT / "docs") else ROOT
+    return page.relative_to(below).as_posix()
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
@@ -206,7 +270,8 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
     fenced = re.compile(r"^( *)```([\w-]*)[^\n]*\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
     for found in fenced.finditer(text):
         yield found[2], found[3]
-    for line in re.findall(r"^ {4,}((?:agl|pip|python|make) \S.*)$", fenced.sub("", text), flags=re.MULTILINE):
+    rest = CONTINUED.sub(" ", fenced.sub("", text))
+    for line in re.findall(r"^ {4,}((?:agl|export|make|npm|pip|python) \S.*)$", rest, flags=re.MULTILINE):
         yield "sh", line
 
 
@@ -215,7 +280,7 @@ def commands(page: Path) -> list[str]:
     typed: list[str] = []
     for language, text in blocks(page):
         if language in SHELL:
-            lines = re.sub(r" *\\\n *", " ", text).splitlines()
+            lines = CONTINUED.sub(" ", text).splitlines()
             prompts = any(PROMPT.match(line) for line in lines)
             behind = [PROMPT.sub("", line) for line in lines if PROMPT.match(line) or (language and not prompts)]
             typed += [re.sub(r"\s+# .*$", "", line).strip() for line in behind if line.strip()]

@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 
 import agentlightning as agl
 from tests.commands import ELSEWHERE as TYPED_ELSEWHERE
-from tests.commands import OTHER_BLOCKS, SERVING, SHELL, TYPED, commands, name_of
+from tests.commands import OTHER_BLOCKS, SERVING, SEVERAL, SHELL, TYPED, commands, name_of
 from tests.commands import PAGES as ALL_PAGES
 from tests.commands import blocks as all_blocks
 
@@ -123,16 +124,21 @@ def test_the_table_is_up_to_date() -> None:
 def test_every_command_is_typed_or_a_line_says_why_not(page: Path) -> None:
     tables: list[Any] = [TYPED, SERVING, TYPED_ELSEWHERE]
     known = [command for table in tables for command in table.get(name_of(page), ())]
-    assert sorted(set(commands(page))) == sorted(known), "tests/commands.py has a line for each"
+    own = {*commands(page)} - {*SEVERAL}
+    assert sorted(own) == sorted(known), "tests/commands.py has a line for each"
     others = {
         (name_of(page), language) for language, _ in all_blocks(page) if language not in (*SHELL, "python", "text")
     }
     assert others == {key for key in OTHER_BLOCKS if key[0] == name_of(page)}
 
 
+def test_what_is_said_to_stand_on_several_pages_does() -> None:
+    standing = Counter(command for page in ALL_PAGES for command in set(commands(page)))
+    assert {command for command in SEVERAL if standing[command] < 2} == set()
+
+
 def test_the_tests_that_are_named_exist() -> None:
     reasons = [reason for page in TYPED_ELSEWHERE.values() for reason in page.values()]
-    named = {
-        word for reason in (*reasons, *OTHER_BLOCKS.values()) for word in re.findall(r"tests/[\w/]+(?:\.py)?", reason)
-    }
+    given = (*reasons, *SEVERAL.values(), *OTHER_BLOCKS.values())
+    named = {word for reason in given for word in re.findall(r"tests/[\w/]+(?:\.py)?", reason)}
     assert {name for name in named if not (ROOT / name).exists()} == set()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ from agentlightning.errors import ConfigError
 from examples.terminal import recipe
 from examples.terminal.demonstrations import GIVEN_UP, MIXED, demonstrate, drawn, held_out
 from examples.terminal.grading import LARGEST_FILE, left_behind, score
-from examples.terminal.program import codex
+from examples.terminal.program import codex, install_command
 from examples.terminal.repositories import SIZES, as_task, make_repository, make_tasks, make_tests
 from examples.terminal.simulated import CHECK, change, run, shown_of
 
@@ -128,6 +129,13 @@ def test_without_codex_it_is_said_how_to_install_it(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("AGL_CACHE", str(tmp_path))
     with pytest.raises(ConfigError, match=r"npm install .*--prefix .*codex-[\d.]+ @openai/codex@[\d.]+"):
         codex()
+
+
+def test_the_readme_installs_codex_where_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AGL_CACHE", raising=False)
+    monkeypatch.setenv("HOME", "/home/reader")
+    typed = shlex.join(install_command()).replace("/home/reader", "~")
+    assert f"\n    {typed}\n" in (ROOT / "examples" / "terminal" / "README.md").read_text()
 
 
 def test_the_files_of_settings_are_settings() -> None:
