@@ -19,9 +19,11 @@ CONTINUED = re.compile(r" *\\\n *")
 
 TYPED = {
     "applications.md": [
+        "python -m examples.code.problems data/code",
         "python -m examples.math.tasks data/math",
         "python -m examples.rag.corpus data/rag",
-        "python -m examples.support.cases data/support",
+        "python -m examples.sql.data data/sql",
+        "python -m examples.terminal.repositories data/terminal",
         "python -m examples.werewolf.tasks data/werewolf",
     ],
     "cli.md": [
@@ -117,6 +119,10 @@ SEVERAL = {
     "--val-tasks data/math/val.jsonl --config examples/math/config.yaml": "tests/clients/test_math.py",
     "agl train --agent examples/support/support_agent.py:support_agent --tasks data/retail/train.jsonl "
     "--val-tasks data/retail/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU,
+    "export SUPPORT_USER_MODEL=openai/gpt-4.1 OPENAI_API_KEY=…": _PROVIDER,
+    "npm install --no-package-lock --prefix ~/.cache/agentlightning/codex-0.169.0 @openai/codex@0.169.0": (
+        "downloads 400 MB; tests/examples/test_terminal.py compares it with what make test-clients types"
+    ),
     "python -m examples.sentiment.tune": _SMOLLM2,
     "python -m examples.support.domains retail data/retail": "needs tau2; tests/clients/test_support.py types it",
 }
@@ -131,9 +137,12 @@ ELSEWHERE = {
         "--tasks tasks.jsonl": "tests/examples/test_good_runs.py",
     },
     "applications.md": {
-        "agl train --agent examples/rag/rag_agent.py:rag_agent --tasks data/rag/train.jsonl "
-        "--val-tasks data/rag/val.jsonl --config examples/rag/config.gpu.yaml": _GPU,
-        "export SUPPORT_USER_MODEL=openai/gpt-4.1": _PROVIDER,
+        **{
+            f"agl train --agent examples/{name}/{name}_agent.py:{name}_agent --tasks data/{name}/train.jsonl "
+            f"--val-tasks data/{name}/val.jsonl --config examples/{name}/config.gpu.yaml --backend vllm": _GPU
+            for name in ("code", "math", "rag", "sentiment", "sql", "terminal")
+        },
+        "python -m examples.sentiment.reviews data/sentiment": "downloads a package; tests/examples/test_sentiment.py",
         "agl train --agent examples/werewolf/werewolf_agent.py:werewolf_agent --tasks data/werewolf/train.jsonl "
         "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml": _GPU,
     },
@@ -192,13 +201,9 @@ ELSEWHERE = {
         "--config examples/sql/config.gpu.yaml --backend vllm": _GPU,
     },
     "examples/support/README.md": {
-        "export SUPPORT_USER_MODEL=openai/gpt-4.1 OPENAI_API_KEY=…": _PROVIDER,
         "export SUPPORT_USER_BASE_URL=http://10.0.0.1:8000/v1": _PROVIDER,
     },
     "examples/terminal/README.md": {
-        "npm install --no-package-lock --prefix ~/.cache/agentlightning/codex-0.169.0 @openai/codex@0.169.0": (
-            "downloads 400 MB; tests/examples/test_terminal.py compares it with what make test-clients types"
-        ),
         "agl train --agent examples/terminal/terminal_agent.py:terminal_agent --tasks my.jsonl "
         "--config examples/terminal/config.gpu.yaml --backend vllm": _GPU,
     },

@@ -132,6 +132,15 @@ def test_every_command_is_typed_or_a_line_says_why_not(page: Path) -> None:
     assert others == {key for key in OTHER_BLOCKS if key[0] == name_of(page)}
 
 
+@pytest.mark.parametrize("name", ["code", "math", "rag", "sentiment", "sql", "support", "terminal"])
+def test_the_page_has_the_commands_of_settings_for_a_gpu(name: str) -> None:
+    """In the order of the file, one after the other."""
+    file = (ROOT / "examples" / name / "config.gpu.yaml").read_text()
+    told = "\n".join(f"$ {line}" for line in re.findall(r"^#   (\S.*)$", file, flags=re.MULTILINE))
+    assert "$ agl train " in told
+    assert f"```console\n{told}\n```" in (ROOT / "docs" / "applications.md").read_text()
+
+
 def test_what_is_said_to_stand_on_several_pages_does() -> None:
     standing = Counter(command for page in ALL_PAGES for command in set(commands(page)))
     assert {command for command in SEVERAL if standing[command] < 2} == set()
