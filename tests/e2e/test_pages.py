@@ -121,16 +121,35 @@ def test_what_happens_to_one_token() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("library", ["trl", "verifiers", "art", "1.0"])
-def test_our_side_of_a_migration_trains(library: str, tmp_path: Path) -> None:
+def both_sides(library: str) -> list[str]:
+    """The two scripts of a page: as it was written for the library, and for us."""
     page = (ROOT / "docs" / f"from-{library}.md").read_text()
     theirs, ours = re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
-    assert "agentlightning" not in theirs
-    (tmp_path / "train.py").write_text(ours.replace('"Qwen/Qwen3-0.6B"', '"calc"'))
+    return [theirs, ours]
+
+
+def trains_for_two_steps(script: str, folder: Path) -> str:
+    """Run it on the shipped model; what it prints."""
+    (folder / "train.py").write_text(script.replace('"Qwen/Qwen3-0.6B"', '"calc"'))
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+        [sys.executable, "train.py"], cwd=folder, capture_output=True, text=True, check=False, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (file,) = tmp_path.glob("runs/*/metrics.jsonl")
+    (file,) = folder.glob("runs/*/metrics.jsonl")
     steps = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(m["step"], m["rollouts"], m["failed"]) for m in steps if m["step"]] == [(1, 32, 0), (2, 32, 0)]
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("library", ["trl", "verifiers", "art", "1.0"])
+def test_our_side_of_a_migration_trains(library: str, tmp_path: Path) -> None:
+    theirs, ours = both_sides(library)
+    assert "agentlightning" not in theirs
+    trains_for_two_steps(ours, tmp_path)
+
+
+@pytest.mark.parametrize("written_for", ["0.3", "today"])
+def test_both_scripts_of_the_page_for_0_3_train(written_for: str, tmp_path: Path) -> None:
+    then, now = both_sides("0.3")
+    told = trains_for_two_steps(then if written_for == "0.3" else now, tmp_path)
+    assert ("This script uses names of agentlightning 0.2/0.3." in told) == (written_for == "0.3")
