@@ -51,6 +51,7 @@ TYPED = {
         "agl store statistics runs/calc-20250101-120000",
     ],
     "examples/math/README.md": ["python -m examples.math.tasks data/math"],
+    "examples/support/README.md": ["python -m examples.support.cases data/support"],
     "prompts.md": ["python -m examples.room_booking.tune"],
     "store.md": [
         "agl store key ROLLOUT ATTEMPT --secret-file secret --scope spans",
@@ -90,6 +91,7 @@ _PACKAGES = (
 )
 _SMOLLM2 = "downloads a model; tests/examples/test_sentiment.py has its parts"
 _PROVIDER = "asks a provider; tests/clients/test_support.py has one of its own"
+_TAU2 = "needs tau2; tests/clients/test_support_training.py"
 SEVERAL = {
     "make demo": _MAKES_AN_ENVIRONMENT,
     "pip install '.[torch]'": _MAKES_AN_ENVIRONMENT,
@@ -124,7 +126,7 @@ SEVERAL = {
         "downloads 400 MB; tests/examples/test_terminal.py compares it with what make test-clients types"
     ),
     "python -m examples.sentiment.tune": _SMOLLM2,
-    "python -m examples.support.domains retail data/retail": "needs tau2; tests/clients/test_support.py types it",
+    "python -m examples.support.domains retail data/retail": _TAU2,
 }
 """Commands that stand on several pages: the test that types or does the same, or why they are not typed."""
 ELSEWHERE = {
@@ -202,6 +204,25 @@ ELSEWHERE = {
     },
     "examples/support/README.md": {
         "export SUPPORT_USER_BASE_URL=http://10.0.0.1:8000/v1": _PROVIDER,
+        "export SUPPORT_USER_MODEL=openai/user SUPPORT_USER_BASE_URL=http://gateway.agentlightning/v1 "
+        "SUPPORT_USER_API_KEY=none": "tests/clients/test_support.py",
+        "agl train --agent examples/support/support_agent.py:support_agent --tasks data/retail/train.jsonl "
+        "--config examples/support/config.gpu.yaml --backend vllm "
+        "--set 'policies=[\"assistant\"]' --set frozen=user": _GPU,
+        **{
+            f"agl train --agent examples/support/support_agent.py:support_agent --tasks data/{domain}/train.jsonl "
+            f"--val-tasks data/{domain}/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU
+            for domain in ("airline", "telecom")
+        },
+        "python -m examples.support.domains airline data/airline": _TAU2,
+        "python -m examples.support.domains telecom data/telecom": _TAU2,
+        "export AGL_STORE_KEY=a-key-of-yours": "tests/clients/test_support_training.py",
+        "agl train --remote --model $(python -m examples.tools.cached support) --tasks data/support/train.jsonl "
+        "--val-tasks data/support/val.jsonl --config examples/support/config.yaml": (
+            "tests/clients/test_support_training.py"
+        ),
+        "agl runner --server http://127.0.0.1:4747 --agent examples/support/support_agent.py:support_agent "
+        "--concurrency 64": "tests/clients/test_support_training.py",
     },
     "examples/terminal/README.md": {
         "agl train --agent examples/terminal/terminal_agent.py:terminal_agent --tasks my.jsonl "

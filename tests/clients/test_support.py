@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 from transformers import AutoTokenizer
 
-from agentlightning.gateway import Gateway
+import agentlightning as agl
+from agentlightning.gateway import Frozen, Gateway
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
@@ -198,3 +199,25 @@ async def test_the_user_can_be_a_model_behind_an_endpoint(world: World, monkeypa
     assert [body["model"] for body in asked] == ["simulator", "simulator"]
     assert case.reason in asked[0]["messages"][0]["content"], "the scenario"
     assert len(done.all_calls()) == done.exact() == len(told.turns)
+
+
+async def test_the_user_can_be_a_frozen_model_of_the_same_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tau2's own simulator asks the gateway for another model by name: that is recorded, and not trained."""
+    installed()
+    from examples.support.support_agent import support_agent
+
+    for name, value in {"MODEL": "openai/user", "BASE_URL": agl.GATEWAY_URL, "API_KEY": "none"}.items():
+        monkeypatch.setenv(f"SUPPORT_USER_{name}", value)
+    case = make_case(random.Random(0), "create")
+    told = shown(case, random.Random(0), dict.fromkeys(SKILL, 1.0))
+    lines = iter([Script(case.reason).opening(), "###STOP###"])
+    user = SayingEngine(world.process, lambda _: next(lines), max_context=65_536)
+    assistant = SayingEngine(world.process, lambda prompt: told.turns[prompt.count(TURN) - 2], max_context=65_536)
+    store, rendering = InMemoryLightningStore(), load_rendering(resolve_model("calc"))
+    gateway = Gateway(store, engine := WitnessedEngine(assistant), rendering, models={"user": Frozen(user, rendering)})
+    done = await carried_out(support_agent, [{"domain": "mock", "task": case.as_task("0")}], engine, store, gateway)
+    assert [r.attempt.outcome for r in done.rollouts] == [Outcome.OK], done.rollouts[0].attempt.error
+    assert find_final_reward(done.spans[done.rollouts[0].rollout_id]) == 1.0
+    called = [(call.info.policy, call.info.trained) for call in done.all_calls()]
+    assert called.count(("user", False)) == 2
+    assert [trained for policy, trained in called if policy != "user"] == [True] * len(told.turns)
