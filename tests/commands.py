@@ -176,6 +176,9 @@ ELSEWHERE = {
         "agl train --agent examples/code/code_agent.py:code_agent --tasks my.jsonl "
         "--config examples/code/config.gpu.yaml --backend vllm": _GPU,
     },
+    "examples/math/README.md": {
+        f"python -m examples.math.train_framework_agent{flag}": "tests/clients/test_lab.py" for flag in ("", " --debug")
+    },
     "examples/own_algorithm/README.md": {
         "python examples/own_algorithm/train.py": "tests/examples/test_own_algorithm.py",
     },
@@ -203,6 +206,7 @@ ELSEWHERE = {
         "--config examples/sql/config.gpu.yaml --backend vllm": _GPU,
     },
     "examples/support/README.md": {
+        "pip install -r examples/support/requirements-lab.txt": _PACKAGES,
         "export SUPPORT_USER_BASE_URL=http://10.0.0.1:8000/v1": _PROVIDER,
         "export SUPPORT_USER_MODEL=openai/user SUPPORT_USER_BASE_URL=http://gateway.agentlightning/v1 "
         "SUPPORT_USER_API_KEY=none": "tests/clients/test_support.py",
@@ -214,6 +218,8 @@ ELSEWHERE = {
             f"--val-tasks data/{domain}/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU
             for domain in ("airline", "telecom")
         },
+        "agl train --agent examples/support/lab_agent.py:lab_agent --tasks data/airline/train.jsonl "
+        "--val-tasks data/airline/test.jsonl --config examples/support/config.gpu.yaml --backend vllm": _GPU,
         "python -m examples.support.domains airline data/airline": _TAU2,
         "python -m examples.support.domains telecom data/telecom": _TAU2,
         "export AGL_STORE_KEY=a-key-of-yours": "tests/clients/test_support_training.py",
