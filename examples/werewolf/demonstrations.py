@@ -20,11 +20,11 @@ from .prompts import MODERATOR, MOVE_TOOL, MOVED, SYSTEM, Move, spoken
 
 _tools: Any = load_example("tools", "demonstration")
 
-SKILL = {"alive": 0.98, "loyal": 0.95, "together": 0.9, "lies": 0.4, "blunders": 0.1, "follows": 0.95, "claims": 0.9}
+SKILL = {"alive": 0.98, "loyal": 0.95, "together": 0.9, "lies": 0.4, "blunders": 0.4, "follows": 0.95, "claims": 0.9}
 SKILL |= {"shown": 5}
 MIXED = {"alive": 0.9, "loyal": 0.5, "together": 0.4, "lies": 0.1, "blunders": 0.4, "follows": 0.9, "claims": 0.9}
-"""How often a player names somebody alive; a werewolf nobody of its own, and whom its fellows name, and how often one
-says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so. And
+"""How often a player names somebody alive; a werewolf by day nobody of its own, and whom its fellows name, and how often
+one says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so. And
 how many of a player's moves are shown, all if that is not said: in later ones there is little new to learn at first.
 """
 SEER, VILLAGER, WEREWOLF = "Seer.", "Villager.", "Werewolf."
@@ -127,7 +127,7 @@ class ByRule:
 
     def _move(self, name: str, text: str) -> Move:
         seat, role = self.seats[name], self._game.roles[name]
-        why, whom = ("", self._prey(seat)) if role == WOLF else self._suspect(seat, text)
+        why, whom = ("", self._prey(seat, text)) if role == WOLF else self._suspect(seat, text)
         if "Who is it" in text:
             say = self._told(role == WOLF, bool(seat.checked) and seat.checked.get(whom) == WOLF)
         else:
@@ -141,9 +141,9 @@ class ByRule:
         as_seer = self._happens("lies") if wolf else found and self._happens("claims")
         return SEER if as_seer else VILLAGER
 
-    def _prey(self, seat: Seat) -> str:
+    def _prey(self, seat: Seat, text: str) -> str:
         """Whom a werewolf names: whom its fellows named, or else somebody who is none of them."""
-        if not self._happens("loyal"):
+        if "kill" not in text.lower() and not self._happens("loyal"):
             return self._anybody(seat)
         wolves = self._game.living(WOLF)
         prey = [name for name in self._game.alive if name not in wolves]

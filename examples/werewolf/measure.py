@@ -48,9 +48,12 @@ def measure(model: Any, renderer: Any, games: int = 60) -> str:
             role = f"{roles[seat.name].capitalize()}."
             found.setdefault("role", []).append(move.say.startswith(role))
             if "Vote." in question and seat.moves[n][1].say not in ("", role):
-                found.setdefault("follows", []).append(move.name == seat.moves[n][1].name)
+                whom = "a werewolf" if seat.moves[n][1].say.endswith(WEREWOLF) else "the seer"
+                found.setdefault(f"follows {whom}", []).append(move.name == seat.moves[n][1].name)
         if roles[seat.name] == WOLF:
-            found.setdefault("own", []).append(roles.get(move.name) == WOLF)
+            found.setdefault("own by night" if "kill" in question.lower() else "own", []).append(
+                roles.get(move.name) == WOLF
+            )
             if "Alive" not in question and "Kill" not in question:
                 found.setdefault("given away", []).append(move.say == WEREWOLF)
                 found.setdefault("as the seer", []).append(move.say == SEER)

@@ -62,7 +62,8 @@ class Moderator:
         wolves = game.living(WOLF)
         for _ in range(self._rules.discussions if len(wolves) > 1 else 0):
             await table.talk(wolves, wolves, f"Night {n}. Kill whom?")
-        killed = await self._vote(wolves, "Vote to kill.")
+        prey = [name for name in game.alive if name not in wolves]
+        killed = await self._vote(wolves, "Vote to kill.", prey)
         poisoned = None
         for witch in game.living("witch"):
             if await self._heals(witch, killed):
@@ -109,7 +110,7 @@ class Moderator:
         for _ in range(rules.discussions):
             await table.talk(game.alive, game.alive, f"{news} Who is it?".strip())
             news = ""
-        out = await self._vote(game.alive, f"{news} Vote.".strip())
+        out = await self._vote(game.alive, f"{news} Vote.".strip(), game.alive)
         if out is None:
             await table.tell(game.alive, f"{_and([])} left.")
         else:
@@ -130,8 +131,8 @@ class Moderator:
         shot = await self._name(hunter, self._among("You die. Shoot whom or nobody?"))
         return [shot] if shot in game.alive and shot not in dead else []
 
-    async def _vote(self, voters: Sequence[str], text: str) -> str | None:
-        moves = await self._table.ask(voters, self._among(text))
+    async def _vote(self, voters: Sequence[str], text: str, candidates: Sequence[str]) -> str | None:
+        moves = await self._table.ask(voters, f"{text} Alive: {' '.join(candidates)}.")
         votes = {voter: move.name for voter, move in moves.items()}
         self._table.voted(votes)
         return self._game.most(votes.values())

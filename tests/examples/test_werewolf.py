@@ -115,7 +115,11 @@ def test_a_game_that_the_wolves_win() -> None:
     winner, fake, game = played(lambda name, text: next(prey) if "kill" in text and name == "Ana" else NOBODY)
     assert winner == WOLVES
     assert game.alive == ["Ana", "Ben", "Cem", "Eli", "Gus", "Ivy"]
-    assert fake.told("Ana")[:2] == ["You are Ana, werewolf with Ben and Cem.", "Night 1. Kill whom?"]
+    assert fake.told("Ana")[:3] == [
+        "You are Ana, werewolf with Ben and Cem.",
+        "Night 1. Kill whom?",
+        "Vote to kill. Alive: Dia Eli Fay Gus Hal Ivy.",
+    ], "werewolves are not told their own among those they may kill"
     assert fake.told("Eli")[:2] == ["You are Eli, villager.", "Day 1. Dia died. Who is it?"]
     assert not any("ill" in text and "villager" not in text for text in fake.told("Eli")), (
         "the night is the wolves' own"
