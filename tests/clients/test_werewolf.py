@@ -10,12 +10,13 @@ import re
 import pytest
 from transformers import AutoTokenizer
 
+from agentlightning import Provider
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.routing.models import Frozen
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import Outcome
+from agentlightning.types import Outcome, RolloutMode
 from agentlightning.types.names import MESSAGE_BODY, REWARD_AGENT
 from agentlightning.types.reward import find_reward_spans, get_rewards
 from examples.tools.make_model import make_renderer, row_of
@@ -59,13 +60,15 @@ class _AsTheEngine(ByRule):
         return self.seats[name].answer(_move(name, text))
 
 
-async def _played(world: World, say: object, rules: dict[str, object] | None = None) -> Run:
+async def _played(
+    world: World, say: object, rules: dict[str, object] | None = None, village: Provider | None = None
+) -> Run:
     framework()
     from examples.werewolf.werewolf_agent import werewolf_agent
 
     engine = WitnessedEngine(SayingEngine(world.process, say))  # pyright: ignore[reportArgumentType]
     rendering, store = load_rendering(resolve_model("calc")), InMemoryLightningStore()
-    gateway = Gateway(store, engine, rendering, policy=WOLVES, models={VILLAGE: Frozen(engine, rendering)})
+    gateway = Gateway(store, engine, rendering, policy=WOLVES, models={VILLAGE: village or Frozen(engine, rendering)})
     tasks = [{"seed": seed, "rules": rules or {}} for seed in SEEDS]
     run = await carried_out(werewolf_agent, tasks, engine, store, gateway)
     assert {r.attempt.outcome for r in run.rollouts} == {Outcome.OK}, {r.attempt.error for r in run.rollouts}
@@ -89,6 +92,23 @@ async def test_every_decision_is_one_call_that_goes_on_from_the_players_last(wor
             assert one.info.agent in NAMES
             assert one.info.policy == roles.camp(one.info.agent)
             assert one.info.trained == (one.info.policy == WOLVES), "the village stays as it is"
+
+
+async def test_another_providers_model_may_play_the_village(world: World) -> None:
+    """The provider is a gateway of its own. What it says is heard, and only the werewolves' tokens are kept."""
+    engine = SayingEngine(world.process, _say)  # pyright: ignore[reportArgumentType]
+    rendering, store = load_rendering(resolve_model("calc")), InMemoryLightningStore()
+    async with Gateway(store, engine, rendering, policy="far") as gateway:
+        far = await store.start_rollout(input={}, mode=RolloutMode.VAL)
+        key = gateway.key_for(far.rollout_id, far.attempt.attempt_id)
+        run = await _played(world, _say, village=Provider(base_url=gateway.endpoint, api_key=key, model="far"))
+    assert run.exact() == len(run.all_calls())
+    for rollout in run.rollouts:
+        game, calls = Game.deal(rollout.input["seed"]), run.calls[rollout.rollout_id]
+        assert {game.camp(str(one.info.agent)) for one in calls} == {WOLVES}
+        told = [str(s.attributes[MESSAGE_BODY]) for s in run.spans[rollout.rollout_id] if MESSAGE_BODY in s.attributes]
+        winner, _ = await _by_rule(rollout.input["seed"])
+        assert told[-1] == f"{winner or 'Nobody'} won."
 
 
 async def test_the_small_model_is_taught_what_its_players_are_asked_and_say(world: World) -> None:
