@@ -146,7 +146,7 @@ ELSEWHERE = {
         },
         "python -m examples.sentiment.reviews data/sentiment": "downloads a package; tests/examples/test_sentiment.py",
         "agl train --agent examples/werewolf/werewolf_agent.py:werewolf_agent --tasks data/werewolf/train.jsonl "
-        "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml": _GPU,
+        "--val-tasks data/werewolf/val.jsonl --config examples/werewolf/config.gpu.yaml --backend vllm": _GPU,
     },
     "cli.md": {
         "agl run --agent my_agent.py:agent --tasks tasks.jsonl --endpoint https://api.example.com/v1 "

@@ -15,12 +15,15 @@ from rich.status import Status
 from rich.table import Table
 
 from agentlightning.algorithm import Baseline
+from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import held_checkpoint, latest_checkpoint, model_path, read_checkpoint
+from agentlightning.backend import ModelSpec
 from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.errors import ConfigError
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
 from agentlightning.metrics.intervals import expected_best, mean_interval, paired_difference
@@ -36,6 +39,11 @@ beside = Terminal(highlight=False, soft_wrap=True, stderr=True)
 """What is said on the way, so that the output itself holds the numbers alone."""
 
 
+OF_MODELS = ("max_context", "dtype")
+OF_CALLS = ("max_calls", "max_tokens", "cut_long_prompts", "renderer")
+"""Settings of a training that are those of its evaluation: a rollout ends where it ended then."""
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What is behind the gateway in a measurement."""
@@ -44,12 +52,23 @@ class Served:
     policies: Mapping[str, str | None] = field(default_factory=dict)
     """Several policies on the model: each one's adapter."""
     frozen: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Those of the run that it was trained in: what they say of contexts, calls and prompts holds here too."""
 
     @property
     def name(self) -> str:
         """Where its weights are."""
         adapters = [adapter for adapter in self.policies.values() if adapter is not None]
         return str(Path(adapters[0]).parent) if adapters else self.model
+
+    @property
+    def spec(self) -> PolicySpec:
+        """What is loaded, and how calls are answered."""
+        model = ModelSpec(model=self.model, policies=self.policies, frozen=self.frozen, **self._given(OF_MODELS))
+        return PolicySpec(model, CallSettings(**self._given(OF_CALLS)))
+
+    def _given(self, names: Sequence[str]) -> dict[str, Any]:
+        return {name: self.settings[name] for name in names if name in self.settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,13 +172,7 @@ def measure(
     served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1, progress: Console | None = None
 ) -> tuple[list[float], int]:
     """Rewards in the order of the tasks, through the gateway; and how many rollouts failed."""
-    algorithm = Baseline(
-        model=served.model,
-        policies=served.policies,
-        frozen=served.frozen,
-        repeats=repeats,
-        mode=RolloutMode.TEST,
-    )
+    algorithm = Baseline(served=served.spec, repeats=repeats, mode=RolloutMode.TEST)
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         result = Trainer(algorithm=algorithm, run_dir=folder, console=progress or SilentConsole()).fit(agent, tasks)
     if result.stopped:
@@ -179,7 +192,7 @@ def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:
     run_file = found.parent.parent / RUN_FILE
     run = json.loads(run_file.read_text()) if run_file.is_file() else {}
     weights, info = model_path(found), read_checkpoint(found)
-    base = Served(info.base_model, dict.fromkeys(info.policies), info.frozen)
+    base = Served(info.base_model, dict.fromkeys(info.policies), info.frozen, run.get("settings", {}))
     if not info.policies:
         return replace(base, model=str(weights)), base, run
     return replace(base, policies={name: str(weights / name) for name in info.policies}), base, run

@@ -23,9 +23,10 @@ _tools: Any = load_example("tools", "demonstration")
 SKILL = {"alive": 0.98, "loyal": 0.95, "together": 0.9, "lies": 0.4, "blunders": 0.4, "follows": 0.95, "claims": 0.9}
 SKILL |= {"shown": 5}
 MIXED = {"alive": 0.9, "loyal": 0.5, "together": 0.4, "lies": 0.1, "blunders": 0.4, "follows": 0.9, "claims": 0.9}
-"""How often a player names somebody alive; a werewolf by day nobody of its own, and whom its fellows name, and how often
-one says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says so. And
-how many of a player's moves are shown, all if that is not said: in later ones there is little new to learn at first.
+"""How often a player names somebody alive; a werewolf by day nobody of its own, and whom its fellows name, and how
+often one says that it is the seer, or what it is; how often the village votes for whom a seer names, and the seer says
+so. And how many of a player's moves are shown, all if that is not said: in later ones there is little new to learn at
+first. Werewolves say as often what they are in both, or finding who has said so would hardly be practised.
 """
 SEER, VILLAGER, WEREWOLF = "Seer.", "Villager.", "Werewolf."
 FIRST = 1_000_000
