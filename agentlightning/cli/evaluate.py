@@ -32,7 +32,7 @@ from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.sync import run_sync
 from agentlightning.trainer.tasks import load_tasks
-from agentlightning.types import RolloutMode
+from agentlightning.types import Outcome, RolloutMode
 
 terminal = Terminal(highlight=False, soft_wrap=True)
 beside = Terminal(highlight=False, soft_wrap=True, stderr=True)
@@ -69,6 +69,20 @@ class Served:
 
     def _given(self, names: Sequence[str]) -> dict[str, Any]:
         return {name: self.settings[name] for name in names if name in self.settings}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What came of a model's rollouts."""
+
+    rewards: list[float]
+    """In the order of the tasks."""
+    failed: int
+    truncated: int
+    """Of those that have not failed: how many were cut off by `max_context`, `max_calls` or `max_tokens`."""
+
+
+CUT_OFF = "rollouts were cut off by max_context, max_calls or max_tokens, and count with what they had earned by then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,22 +132,24 @@ def _evaluate(
     litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
     rewards: dict[str, list[list[float]]] = {}
-    failures: dict[str, int] = {}
+    found: dict[str, Measured] = {}
     models = {"base": untrained, "trained": trained}
     for label, served in models.items():
         if served is None:
             continue
         with beside.status(f"{label}: loading {served.name}") as spinner:
             progress = _Progress(f"{label}: {served.name}", spinner)
-            earned, failed = measure(served, litagent, held_out, repeats, progress)
-        rewards[label] = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
-        failures[label] = failed
-        if failed:
-            beside.print(f"[yellow]{label}: {failed} rollouts failed and count as reward 0[/yellow]")
+            found[label] = measured = measure(served, litagent, held_out, repeats, progress)
+        rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
+        if measured.failed:
+            beside.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
+        if measured.truncated:
+            beside.print(f"[yellow]{label}: {measured.truncated} {CUT_OFF}[/yellow]")
     names = {label: served and served.name for label, served in models.items()}
     if wanted.as_json:
         shown = {name: _numbers(estimate, rewards) for name, estimate in wanted.estimates().items()}
-        terminal.print_json(json.dumps({"models": names, "failed": failures, "repeats": repeats, "estimates": shown}))
+        counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", "truncated")}
+        terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return
     for name, estimate in wanted.estimates().items():
         terminal.print(_table(name, estimate, rewards, names))
@@ -170,8 +186,8 @@ class _Progress(SilentConsole):
 
 def measure(
     served: Served, agent: LitAgent[Any], tasks: list[Any], repeats: int = 1, progress: Console | None = None
-) -> tuple[list[float], int]:
-    """Rewards in the order of the tasks, through the gateway; and how many rollouts failed."""
+) -> Measured:
+    """Run the agent on the tasks, through the gateway."""
     algorithm = Baseline(served=served.spec, repeats=repeats, mode=RolloutMode.TEST)
     with tempfile.TemporaryDirectory(prefix="agl-eval-") as folder:
         result = Trainer(algorithm=algorithm, run_dir=folder, console=progress or SilentConsole()).fit(agent, tasks)
@@ -179,8 +195,12 @@ def measure(
         terminal.print("Stopped: there is nothing to compare yet.")
         exit_interrupted()
     episodes = algorithm.episodes
-    failed = sum(not e.good for e in episodes)
-    return [e.reward or 0.0 for e in episodes], failed
+    outcomes = [e.outcome for e in episodes]
+    return Measured(
+        [e.reward or 0.0 for e in episodes],
+        failed=sum(not e.good for e in episodes),
+        truncated=outcomes.count(Outcome.TRUNCATED),
+    )
 
 
 def resolve(checkpoint: Path) -> tuple[Served, Served | None, dict[str, Any]]:

@@ -85,7 +85,7 @@ async def test_both_learn_the_base_does_not_and_a_resumed_run_goes_on(tmp_path: 
     trained, untrained, _ = resolve(run)
     assert untrained is not None
     tasks = load_example("calc", "recipe").test_tasks()[:24]
-    before, after = [(await asyncio.to_thread(measure, s, example.team, tasks))[0] for s in (untrained, trained)]
+    before, after = [(await asyncio.to_thread(measure, s, example.team, tasks)).rewards for s in (untrained, trained)]
     assert mean(after) > mean(before) + 0.2, "agl eval finds the improvement"
     assert {part.version for call in calls["base"] for part in call.versions} == {0}
     assert not any(call.info.trained for call in calls["base"])
