@@ -11,6 +11,7 @@ from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.cli.evaluate import measure, resolve
+from agentlightning.cli.example import load_example
 from agentlightning.models import resolve_model
 from agentlightning.trainer.live import RUN_FILE
 from tests.cli.test_export_model import make_checkpoint
@@ -21,9 +22,7 @@ client = AsyncOpenAI(base_url=agl.GATEWAY_URL, api_key="any", max_retries=0)
 @agl.rollout
 async def asks_twice(task: dict[str, Any], llm: agl.LLM) -> float:
     for _ in range(2):
-        await client.chat.completions.create(
-            model=llm.model, messages=[{"role": "user", "content": "1 + 1"}], max_tokens=1
-        )
+        await client.chat.completions.create(model=llm.model, **load_example("calc", "recipe").request())
     return 1.0
 
 
