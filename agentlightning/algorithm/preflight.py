@@ -11,7 +11,7 @@ from typing import Any
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
-from agentlightning.algorithm.trend import chance_of_no_rise, noise_of, visible_rise
+from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of, visible_rise
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
@@ -27,6 +27,11 @@ VISIBLE = 0.12
 """No verdict while a rise of this share of the range of rewards would go unseen in the noise of the steps."""
 NEARLY_SOLVED = 0.9
 """Nothing is said of a reward that has come this far from the lowest to the highest that a rollout earned."""
+GO_BACK = (
+    "Go back to the best checkpoint, and on from there with a third of the learning_rate, schedule='linear', or "
+    "kl_coef=0.01."
+)
+"""What to do when the reward has fallen."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings that are worth a word."""
 _TOO_HARD = (
@@ -135,7 +140,7 @@ class Preflight:
             self._check_variance(usable)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
-        """After a step: say once, with the likeliest cause, when the reward has not risen.
+        """After a step: say once that the reward has fallen, or, with the likeliest cause, that it has not risen.
 
         The verdict is a statistical test on the rewards of all steps so far (`algorithm.trend`), made at
         `WATCHED_STEPS` steps and every `LOOK_AGAIN` after them.
@@ -144,6 +149,12 @@ class Preflight:
             return
         self._rewards.append(metrics["reward"])
         steps = len(self._rewards)
+        if fall := fall_of(self._rewards, max(0.0, self._highest - self._lowest)):
+            self._tell(
+                f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. {GO_BACK}",
+                key="fell",
+                verdict=True,
+            )
         if steps < WATCHED_STEPS or steps % LOOK_AGAIN or not self._stands_still():
             return
         third = steps // 3

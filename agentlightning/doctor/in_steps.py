@@ -9,8 +9,8 @@ import math
 import statistics
 from collections.abc import Iterator
 
-from agentlightning.algorithm.preflight import TREND_LEVEL, WATCHED_STEPS
-from agentlightning.algorithm.trend import chance_of_no_rise, noise_of
+from agentlightning.algorithm.preflight import GO_BACK, TREND_LEVEL, WATCHED_STEPS
+from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, warning
 
@@ -87,28 +87,29 @@ def _no_updates(evidence: Evidence) -> Iterator[Finding]:
 
 def _trend(evidence: Evidence) -> Iterator[Finding]:
     rewards = evidence.series("reward")
-    if len(rewards) < WATCHED_STEPS or evidence.solved:
+    if evidence.solved:
         return
-    third = len(rewards) // 3
-    thirds = [statistics.mean(rewards[n * third : (n + 1) * third]) for n in range(3)]
-    noise = noise_of(rewards)
-    numbers = {"first_third": thirds[0], "middle_third": thirds[1], "last_third": thirds[2], "noise": noise}
-    if max(thirds[:2]) - thirds[2] > max(noise, 0.1 * evidence.spread):
+    if fall := fall_of(rewards, evidence.spread):
         yield problem(
             "reward_fell",
-            f"The reward was {max(thirds[:2]):.3g} and has fallen to {thirds[2]:.3g}.",
-            "Go back to the best checkpoint, and on from there with a third of the learning_rate, or with "
-            "kl_coef=0.01.",
-            **numbers,
+            f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}.",
+            GO_BACK,
+            best=fall.best,
+            steps_ago=fall.since,
+            now=fall.now,
         )
-    elif chance_of_no_rise(rewards) > TREND_LEVEL:
+    elif len(rewards) >= WATCHED_STEPS and chance_of_no_rise(rewards) > TREND_LEVEL:
+        third = len(rewards) // 3
+        first, last, noise = statistics.mean(rewards[:third]), statistics.mean(rewards[-third:]), noise_of(rewards)
         yield warning(
             "not_rising",
-            f"The reward has not risen in {len(rewards)} steps: {thirds[0]:.3g} in their first third, {thirds[2]:.3g} "
-            f"in the last, ±{noise:.2g} from step to step.",
+            f"The reward has not risen in {len(rewards)} steps: {first:.3g} in their first third, {last:.3g} in the "
+            f"last, ±{noise:.2g} from step to step.",
             "Read a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try three "
             "times the learning_rate, or more rollouts per step.",
-            **numbers,
+            first_third=first,
+            last_third=last,
+            noise=noise,
         )
 
 

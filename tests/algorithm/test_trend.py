@@ -12,7 +12,7 @@ import pytest
 
 from agentlightning.algorithm.credit import CreditRule
 from agentlightning.algorithm.preflight import WATCHED_STEPS, Preflight
-from agentlightning.algorithm.trend import chance_of_no_rise, noise_of, visible_rise
+from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of, visible_rise
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 
 from .test_parts import episode
@@ -40,6 +40,35 @@ def verdict(folder: Path, rewards: Sequence[float], **metrics: Any) -> list[str]
         preflight.watch({"reward": reward, "updates": 1, **metrics})
     reporter.close()
     return words.warnings
+
+
+COLLAPSED = [0.67, 0.63, 0.71, 0.88, 0.75, 0.92, 0.88, 1.0, 0.96, 0.75, 0.88, 0.79, 0.42, 0.21, 0.0, 0.0]
+"""A run of examples/werewolf whose learning rate did not fall."""
+
+
+def test_a_reward_that_falls_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    assert verdict(tmp_path, COLLAPSED[:13]) == [], "one step says nothing"
+    (told,) = verdict(tmp_path, COLLAPSED)
+    assert told.startswith("The reward was 0.94 5 steps ago and has fallen to 0.575. Go back to the best checkpoint")
+
+
+def test_a_fall_is_one_from_a_level_and_large() -> None:
+    found = fall_of(COLLAPSED, 1.0)
+    assert found is not None
+    assert (found.best, found.since, found.now) == (pytest.approx(0.94), 7, pytest.approx(0.1575))
+    assert fall_of(COLLAPSED, 10.0) is None, "of rewards that range so far this is little"
+    assert fall_of(COLLAPSED[:9], 1.0) is None
+    assert fall_of(COLLAPSED[7:], 1.0) is not None
+    assert fall_of([*COLLAPSED[:9], 0.2, *COLLAPSED[5:9]], 1.0) is None, "it has recovered"
+    assert fall_of([1.0] * 7, 1.0) is None
+    assert fall_of([1.0] * 20, 1.0) is None
+    assert fall_of([], 1.0) is None
+
+
+def test_noise_is_no_fall() -> None:
+    noise = np.random.default_rng(0).normal(0.5, 0.15, (200, 30))
+    accused = [row for row in noise.tolist() if any(fall_of(row[:n], 1.0) for n in range(31))]
+    assert len(accused) <= 10
 
 
 def test_no_alarm_in_healthy_runs(tmp_path: Path) -> None:
