@@ -28,7 +28,8 @@ async def code_agent(task: dict[str, Any], llm: agl.LLM) -> None:
     too, else 0.0. The last code is what the final message holds in a block, or else what was tested last.
     """
     chat = client.with_options(base_url=llm.endpoint, api_key=llm.api_key).chat.completions
-    messages: list[Any] = conversation(task["problem"])
+    language = task.get("language", "Python")
+    messages: list[Any] = conversation(task["problem"], language)
     tested: list[str] = []
     handed_in: str | None = None
     for _ in range(MAX_TURNS):
@@ -41,7 +42,7 @@ async def code_agent(task: dict[str, Any], llm: agl.LLM) -> None:
         for call in message.tool_calls:
             code = code_in(call.function.arguments) if call.type == "function" else None
             tested += [] if code is None else [code]
-            result = NO_CODE if code is None else await tried(code, task["tests"])
+            result = NO_CODE if code is None else await tried(code, task["tests"], language)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     agl.emit_reward(await earned(tested, handed_in, task), primary_key="correct")
 

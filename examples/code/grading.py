@@ -22,14 +22,14 @@ def code_in(arguments: str) -> str | None:
 
 
 def code_block(text: str) -> str | None:
-    """The code of the last ```python block in a message; None if there is none."""
-    blocks = re.findall(r"```(?:python)?\n(.*?)```", text, flags=re.DOTALL)
+    """The code of the last block in a message, ```python or of another language; None if there is none."""
+    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
     return blocks[-1].strip() if blocks else None
 
 
-async def tried(code: str, tests: list[Any]) -> str:
+async def tried(code: str, tests: list[Any], language: str = "Python") -> str:
     """What the agent is told of its code."""
-    return verdict(await answer_of(code, [given for given, _ in tests]), tests)
+    return verdict(await answer_of(code, [given for given, _ in tests], language), tests)
 
 
 def verdict(answer: Answer, tests: list[Any]) -> str:
@@ -49,21 +49,22 @@ def right(found: Any, wanted: Any) -> bool:
 
 async def score(code: str | None, task: dict[str, Any]) -> float:
     """What the code earns; hidden tests are run where those that can be seen pass."""
-    if code is None or await tried(code, task["tests"]) != PASSED:
+    language = task.get("language", "Python")
+    if code is None or await tried(code, task["tests"], language) != PASSED:
         return 0.0
-    return float(await tried(code, task["hidden"]) == PASSED)
+    return float(await tried(code, task["hidden"], language) == PASSED)
 
 
 KEEP = 4096
-_known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, str], asyncio.Task[Answer]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[str, ...], asyncio.Task[Answer]]] = WeakKeyDictionary()
 
 
-async def answer_of(code: str, inputs: list[Any]) -> Answer:
+async def answer_of(code: str, inputs: list[Any], language: str = "Python") -> Answer:
     """What the code gives. The same code on the same inputs is run once, though a group often writes it at once."""
     known = _known.setdefault(asyncio.get_running_loop(), {})
-    key = (code, json.dumps(inputs))
+    key = (language, code, json.dumps(inputs))
     if key not in known:
         if len(known) >= KEEP:
             known.clear()
-        known[key] = asyncio.ensure_future(run_code(code, inputs))
+        known[key] = asyncio.ensure_future(run_code(code, inputs, language))
     return await asyncio.shield(known[key])  # one who stops waiting takes nothing from the others

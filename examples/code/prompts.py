@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-SYSTEM_PROMPT = "Write a Python function f(xs). Run the tests until they pass."
+SYSTEM_PROMPT = "Write a {} function f(xs). Run the tests until they pass."
 TEST_TOOL: Any = {
     "type": "function",
     "function": {
@@ -17,6 +17,7 @@ PASSED = "All tests pass."
 NO_CODE = "Error: give the code"
 
 
-def conversation(problem: str) -> list[dict[str, str]]:
+def conversation(problem: str, language: str = "Python") -> list[dict[str, str]]:
     """What the model is told first."""
-    return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": f"f(xs): {problem}"}]
+    system = SYSTEM_PROMPT.format(language)
+    return [{"role": "system", "content": system}, {"role": "user", "content": f"f(xs): {problem}"}]

@@ -6,22 +6,44 @@ import asyncio
 import json
 import sys
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from agentlightning.errors import AgentError
+from agentlightning.errors import AgentError, ConfigError
 from agentlightning.litagent.isolation import check_isolation, isolated
 from agentlightning.litagent.process import Limits, run_command
 
-JUDGE = Path(__file__).parent / "inside" / "judge.py"
+INSIDE = Path(__file__).parent / "inside"
 LIMITS = Limits(output_bytes=64 * 1024, memory_bytes=256 * 1024**2, file_bytes=1024**2, cpu_seconds=2)
 SECONDS = 20.0
 """By the clock; a busy machine needs more of it than `cpu_seconds`."""
 AT_ONCE = 4
 """Sandboxes at the same time: each is a process or two."""
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Language:
+    """How code of a language is run."""
+
+    judge: tuple[str, ...]
+    """A command that reads {"code", "inputs"} on stdin and, in its last line, prints the values of `f`; JSON both."""
+    limits: Limits = LIMITS
+
+
+PYTHON = (sys.executable, "-I", "-S")
+LANGUAGES: Mapping[str, Language] = {
+    "Python": Language((*PYTHON, str(INSIDE / "judge.py"))),
+    # Node reserves far more addresses than it uses, so its own limit holds its heap; and it needs threads.
+    "JavaScript": Language(
+        (*PYTHON, str(INSIDE / "few.py"), "24", "node", "--max-old-space-size=128", str(INSIDE / "judge.mjs")),
+        replace(LIMITS, memory_bytes=None),
+    ),
+}
+"""Another language is another line, and a judge for it in `inside`."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +54,17 @@ class Answer:
     error: str | None = None
 
 
-async def run_code(code: str, inputs: list[Any]) -> Answer:
-    """The values of `f` in the code. What is wrong with the code is an error in the answer, and raises nothing."""
+async def run_code(code: str, inputs: list[Any], language: str = "Python") -> Answer:
+    """The values of `f` in the code. What is wrong with the code is an error in the answer, and raises nothing.
+
+    Raises ConfigError for a language that is none of `LANGUAGES`, and where there is no sandbox.
+    """
     check_isolation("bubblewrap")
+    spoken = LANGUAGES.get(language)
+    if spoken is None:
+        raise ConfigError(f"A task's language is {language!r}; the sandbox runs {' and '.join(LANGUAGES)}.")
     given = json.dumps({"code": code, "inputs": inputs}).encode()
-    command = [sys.executable, "-I", "-S", str(JUDGE)]
+    command = list(spoken.judge)
     place = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with place:
         with tempfile.TemporaryDirectory(prefix="agl-code-") as name:
@@ -47,7 +75,7 @@ async def run_code(code: str, inputs: list[Any]) -> Answer:
                         folder=Path(name),
                         environment=wrapped.environment,
                         stdin=given,
-                        limits=LIMITS,
+                        limits=spoken.limits,
                     )
             except TimeoutError:
                 return Answer([], "it took too long")

@@ -7,12 +7,14 @@ import json
 import os
 import random
 import re
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
 from agentlightning.cli.configuration import make_algorithm
+from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from examples.code import recipe
 from examples.code.code_agent import earned, failed_tests
@@ -72,6 +74,43 @@ def _command(process: str) -> str:
         return ""
 
 
+@pytest.fixture
+def node() -> None:
+    if shutil.which("node") is None:
+        pytest.skip("node is not installed here")
+
+
+@pytest.mark.usefixtures("sandbox", "node")
+async def test_a_task_may_want_another_language() -> None:
+    task = {**TASK, "language": "JavaScript"}
+    assert await score("const f = (xs) => xs.reduce((a, b) => a + b, 0)", task) == 1.0
+    assert await score("function f(xs) { console.log([9]); return xs.length; }", task) == 0.0
+    assert await score("def f(xs): return sum(xs)", task) == 0.0, "that is Python"
+    assert await score("const f = (xs) => xs.reduce((a, b) => a + b, 0)", TASK) == 0.0, "and that is not"
+    with pytest.raises(ConfigError, match="the sandbox runs Python and JavaScript"):
+        await score("f", {**TASK, "language": "Cobol"})
+
+
+HOSTILE_SCRIPTS = {
+    "fork bomb": "const f = () => { for (;;) process.getBuiltinModule('child_process').spawn('sleep', ['9']) }",
+    "endless": "const f = () => { for (;;); }",
+    "memory": "const f = () => { const all = []; for (;;) all.push(new Array(1e6).fill(7)) }",
+    "forged": "process.getBuiltinModule('fs').writeSync(1, '[3]\n'); process.exit(0)",
+    "patched": "JSON.stringify = () => '[9,0]'; const f = () => 1",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("sandbox", "node")
+@pytest.mark.parametrize("name", HOSTILE_SCRIPTS)
+async def test_hostile_scripts_earn_nothing_and_leave_nothing(name: str, tmp_path: Path) -> None:
+    before = processes()
+    task = {**TASK, "language": "JavaScript"}
+    assert await score(f"{HOSTILE_SCRIPTS[name]} // {tmp_path.name}", task) == 0.0
+    assert not [p for p in processes() - before if "judge.mjs" in _command(p)]
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("sandbox")
 async def test_the_grader_is_neither_seen_nor_reached(tmp_path: Path) -> None:
@@ -125,6 +164,7 @@ async def test_the_same_code_is_run_once(tmp_path: Path) -> None:
     [
         ("```python\na = 1\n```", "a = 1"),
         ("So:\n```\na\n```\nor\n```python\nb\n```\nDone.", "b"),
+        ("```js\nlet a\n```", "let a"),
         ("Done.", None),
         ("```python\na = 1", None),
     ],
