@@ -137,7 +137,7 @@ def test_every_command_is_typed_or_a_line_says_why_not(page: Path) -> None:
     assert others == {key for key in OTHER_BLOCKS if key[0] == name_of(page)}
 
 
-@pytest.mark.parametrize("name", ["code", "math", "rag", "sentiment", "sql", "support", "terminal"])
+@pytest.mark.parametrize("name", ["code", "math", "rag", "sentiment", "sql", "support", "terminal", "werewolf"])
 def test_the_page_has_the_commands_of_settings_for_a_gpu(name: str) -> None:
     """In the order of the file, one after the other."""
     file = (ROOT / "examples" / name / "config.gpu.yaml").read_text()
