@@ -35,5 +35,5 @@ def test_a_rollout_ends_where_it_ended_in_training(tmp_path: Path, settings: dic
     assert base is not None
     for served in (trained, base):
         assert served.spec.model.max_context == settings.get("max_context", agl.GRPO.max_context)
-        found = measure(served, asks_twice, [{}])
-        assert (found.rewards, found.failed, found.truncated) == ([reward], 0, int(not reward))
+    found = measure(trained, asks_twice, [{}])
+    assert (found.rewards, found.failed, found.truncated) == ([reward], 0, int(not reward))
