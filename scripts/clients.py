@@ -3,7 +3,7 @@
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md] [--slow]
         [--tests EXPRESSION]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence six environments, and one for Node.
+Frameworks disagree about versions of `openai` and `mcp`, hence seven environments, and one for Node.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--tests", metavar="EXPRESSION", help="only the tests that pytest's -k chooses by it")
     options = parser.parse_args()
     names = [options.only] if options.only else list(ENVIRONMENTS)
-    if any(name not in AGENTS for name in names):
+    if any(name not in AGENTS for name in names):  # there everything runs, programs in Node, too
         build_node()
     with tempfile.TemporaryDirectory() as folder:
         report: Path = options.report or Path(folder)

@@ -155,6 +155,7 @@ class Preflight:
                 key="fell",
                 verdict=True,
             )
+            return
         if steps < WATCHED_STEPS or steps % LOOK_AGAIN or not self._stands_still():
             return
         third = steps // 3

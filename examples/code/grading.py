@@ -23,7 +23,7 @@ def code_in(arguments: str) -> str | None:
 
 def code_block(text: str) -> str | None:
     """The code of the last block in a message, ```python or of another language; None if there is none."""
-    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+    blocks = re.findall(r"```[^\s`]*\n(.*?)```", text, flags=re.DOTALL)
     return blocks[-1].strip() if blocks else None
 
 

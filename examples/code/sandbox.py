@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,37 @@ AT_ONCE = 4
 _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
+PYTHON = (sys.executable, "-I", "-S")
+
+
 @dataclass(frozen=True)
 class Language:
     """How code of a language is run."""
 
-    judge: tuple[str, ...]
-    """A command that reads {"code", "inputs"} on stdin and, in its last line, prints the values of `f`; JSON both."""
+    judge: str
+    """A file in `inside` that reads {"code", "inputs"} on stdin and, in its last line, prints the values of `f`; JSON
+    both.
+    """
+    runs: tuple[str, ...] = PYTHON
+    """What runs the judge."""
     limits: Limits = LIMITS
+    launcher: tuple[str, ...] = ()
+    """What starts that: `ALONE` where the judge does not itself see to it that the code starts no process."""
+
+    def command(self) -> list[str]:
+        """Raises ConfigError where what runs the judge is not installed. By its whole path the sandbox shows it."""
+        program = shutil.which(self.runs[0])
+        if program is None:
+            raise ConfigError(f"A task's code is run by {self.runs[0]}, which is not installed.")
+        return [*self.launcher, program, *self.runs[1:], str(INSIDE / self.judge)]
 
 
-PYTHON = (sys.executable, "-I", "-S")
-LANGUAGES: Mapping[str, Language] = {
-    "Python": Language((*PYTHON, str(INSIDE / "judge.py"))),
-    # Node reserves far more addresses than it uses, so its own limit holds its heap; and it needs threads.
+ALONE = (*PYTHON, str(INSIDE / "alone.py"))
+LANGUAGES: dict[str, Language] = {
+    "Python": Language("judge.py"),
+    # Node takes far more addresses than memory, and threads of its own.
     "JavaScript": Language(
-        (*PYTHON, str(INSIDE / "few.py"), "24", "node", "--max-old-space-size=128", str(INSIDE / "judge.mjs")),
-        replace(LIMITS, memory_bytes=None),
+        "judge.mjs", ("node", "--v8-pool-size=1"), replace(LIMITS, memory_bytes=1536 * 1024**2), ALONE
     ),
 }
 """Another language is another line, and a judge for it in `inside`."""
@@ -57,14 +72,13 @@ class Answer:
 async def run_code(code: str, inputs: list[Any], language: str = "Python") -> Answer:
     """The values of `f` in the code. What is wrong with the code is an error in the answer, and raises nothing.
 
-    Raises ConfigError for a language that is none of `LANGUAGES`, and where there is no sandbox.
+    Raises ConfigError for a language that is none of `LANGUAGES` or not installed, and where there is no sandbox.
     """
     check_isolation("bubblewrap")
     spoken = LANGUAGES.get(language)
     if spoken is None:
         raise ConfigError(f"A task's language is {language!r}; the sandbox runs {' and '.join(LANGUAGES)}.")
-    given = json.dumps({"code": code, "inputs": inputs}).encode()
-    command = list(spoken.judge)
+    command, given = spoken.command(), json.dumps({"code": code, "inputs": inputs}).encode()
     place = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE))
     async with place:
         with tempfile.TemporaryDirectory(prefix="agl-code-") as name:

@@ -10,7 +10,6 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from agentlightning.gateway import Gateway
 from agentlightning.models import resolve_model
@@ -19,7 +18,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome
 from agentlightning.types.reward import find_final_reward
 from tests.clients.conftest import Run, SayingEngine, WitnessedEngine, World, carried_out
-from tests.clients.test_support import TURN, chosen, expected, opening, served
+from tests.clients.test_support import TURN, chosen, expected, opening, served, simulator
 
 pytestmark = [
     pytest.mark.clients,
@@ -80,18 +79,7 @@ async def test_the_user_can_be_a_model_behind_an_endpoint(world: World, monkeypa
     """Its calls go elsewhere: they are neither recorded nor trained."""
     task, asked = chosen("airline")[0], []
 
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(body := await request.json())
-        text = opening(task) if len(asked) == 1 else "###STOP###"
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-            | {"choices": [choice], "usage": usage}
-        )
-
-    async with served(answer) as url:
+    async with served(simulator(opening(task), asked)) as url:
         monkeypatch.setenv("SUPPORT_USER_MODEL", "openai/simulator")
         monkeypatch.setenv("SUPPORT_USER_BASE_URL", url)
         monkeypatch.setenv("SUPPORT_USER_API_KEY", "secret")

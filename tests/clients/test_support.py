@@ -100,6 +100,23 @@ async def served(answer: Callable[[web.Request], Awaitable[web.Response]]) -> As
         await runner.cleanup()
 
 
+def simulator(opening: str, asked: list[Any]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """A language model that plays the user: it says the opening and then that it is done. Keeps what it was asked."""
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(body := await request.json())
+        text = opening if len(asked) == 1 else "###STOP###"
+        message = {"role": "assistant", "content": text}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        return web.json_response(
+            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
+            | {"choices": [choice], "usage": usage}
+        )
+
+    return answer
+
+
 async def run(world: World, tasks: list[dict[str, Any]], say: Callable[[str], str]) -> Run:
     from examples.support.support_agent import support_agent
 
@@ -177,18 +194,7 @@ async def test_the_user_can_be_a_model_behind_an_endpoint(world: World, monkeypa
     opening = Script(case.reason).opening()
     asked: list[Any] = []
 
-    async def answer(request: web.Request) -> web.Response:
-        asked.append(body := await request.json())
-        text = opening if len(asked) == 1 else "###STOP###"
-        message = {"role": "assistant", "content": text}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        return web.json_response(
-            {"id": "1", "object": "chat.completion", "created": 0, "model": body["model"]}
-            | {"choices": [choice], "usage": usage}
-        )
-
-    async with served(answer) as url:
+    async with served(simulator(opening, asked)) as url:
         monkeypatch.setenv("SUPPORT_USER_MODEL", "openai/simulator")
         monkeypatch.setenv("SUPPORT_USER_BASE_URL", url)
         monkeypatch.setenv("SUPPORT_USER_API_KEY", "secret")

@@ -17,6 +17,7 @@ from agentlightning.cli.configuration import make_algorithm
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
 from examples.code import recipe
+from examples.code import sandbox as sandboxing
 from examples.code.code_agent import earned, failed_tests
 from examples.code.demonstrations import END, MIXED, SKILL, demonstrate, held_out, run_here, spoiled
 from examples.code.grading import answer_of, code_block, code_in, right, score, tried, verdict
@@ -89,6 +90,30 @@ async def test_a_task_may_want_another_language() -> None:
     assert await score("const f = (xs) => xs.reduce((a, b) => a + b, 0)", TASK) == 0.0, "and that is not"
     with pytest.raises(ConfigError, match="the sandbox runs Python and JavaScript"):
         await score("f", {**TASK, "language": "Cobol"})
+
+
+@pytest.mark.usefixtures("sandbox", "node")
+async def test_a_scripts_memory_is_bounded_and_it_starts_no_process() -> None:
+    """Buffers are none of Node's heap."""
+    fill = (
+        "const f = (xs) => { const a = []; try { for (let i = 0; i < xs; i++) a.push(Buffer.alloc(1e8, 1)) } catch {}"
+    )
+    answer = await run_code(f"{fill} return a.length }}", [1, 20], "JavaScript")
+    assert answer.values[0] == 1
+    assert answer.values[1] < 12
+    start = "const f = (xs) => { const { spawn } = process.getBuiltinModule('child_process'); let n = 0; "
+    start += "for (let i = 0; i < xs; i++) { const c = spawn('sleep', ['1']); c.on('error', () => {}); n += !!c.pid }"
+    answer = await run_code(f"{start} return n }}", [1, 40], "JavaScript")
+    if "getBuiltinModule" in (answer.error or ""):
+        pytest.skip("this Node is too old to give code a module")
+    assert answer.values == [0, 0]
+
+
+@pytest.mark.usefixtures("sandbox")
+async def test_a_language_that_is_not_installed_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sandboxing.LANGUAGES, "Piet", sandboxing.Language("judge.py", ("no-such-program",)))
+    with pytest.raises(ConfigError, match="no-such-program, which is not installed"):
+        await score("f", {**TASK, "language": "Piet"})
 
 
 HOSTILE_SCRIPTS = {
@@ -164,7 +189,7 @@ async def test_the_same_code_is_run_once(tmp_path: Path) -> None:
     [
         ("```python\na = 1\n```", "a = 1"),
         ("So:\n```\na\n```\nor\n```python\nb\n```\nDone.", "b"),
-        ("```js\nlet a\n```", "let a"),
+        ("```c++\nint a;\n```", "int a;"),
         ("Done.", None),
         ("```python\na = 1", None),
     ],
