@@ -24,6 +24,7 @@ AgentLightningError
 from __future__ import annotations
 
 import os
+import re
 
 
 class AgentLightningError(Exception):
@@ -126,6 +127,13 @@ def message_of(error: BaseException) -> str:
         return str(error)
     except Exception as failure:  # a __str__ of the user's own
         return f"(its message cannot be shown: {type(failure).__name__})"
+
+
+def said_by_ray(error: BaseException) -> str:
+    """What Ray says of the end of a process, without the names it gives things and its guesses."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
+    return said.partition(" Some common causes")[0] or type(error).__name__
 
 
 # ---- how an error is shown -----------------------------------------------------------------------------------------

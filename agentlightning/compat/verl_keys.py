@@ -132,7 +132,7 @@ TOGETHER = {
     "algorithm.kl_ctrl.kl_coef": "kl_coef, if use_kl_in_reward is true",
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
-    SHARED_ROWS: "more than one, on GPUs: verl's workers, so many of which share a row",
+    SHARED_ROWS: "more than one, on GPUs: verl's workers in bfloat16, so many of which share a row",
     OFFLOADS[0]: "true, with several ranks on GPUs: verl's workers, with offload",
     OFFLOADS[1]: "true, with several ranks on GPUs: verl's workers, with offload; with one: offload",
     ROLLOUT + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
@@ -347,6 +347,8 @@ def _place(
     if not here and flat.get(OFFLOADS[1]) and settings.get("device") != "cpu" and gpus():
         settings["offload"] = True
     verls = _of_verls_workers(flat, settings, ignored, ranks if here else 1)
+    if "sequence_parallel" in verls:
+        settings["dtype"] = "bfloat16"  # FlashAttention, which it needs, knows no float32; VERL computes so by default
     if nodes > 1 or verls:
         options: dict[str, Any] = {"address": "auto"} if nodes > 1 else {}
         options |= {"engines": max(1, ranks // split), **verls}
@@ -375,8 +377,8 @@ def _of_verls_workers(
     why = None
     if ranks == 1 or settings.get("device") == "cpu":
         why = "the learner is one process, or on CPUs"
-    elif settings.get("lora_rank") or flat.get("algorithm.adv_estimator") == "gae":
-        why = "verl's workers train all weights, without a critic"
+    elif flat.get("algorithm.adv_estimator") == "gae":
+        why = "verl's workers have no critic"
     if why is not None:
         ignored |= {key: why for key, options in asked.items() if options}
         return {}

@@ -97,12 +97,12 @@ class Optimizer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of other parameters."""
         adamw = state["adamw"]
-        moments = {n: {k: _as(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
+        moments = {n: {k: spread(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
         self._adamw.load_state_dict({**adamw, "state": moments})
         with torch.no_grad():
             short = [stepped for parameter, stepped in self._copied if _is_short(parameter)]
             for stepped, saved in zip(short, state["copies"], strict=True):
-                stepped.copy_(_as(saved, stepped))
+                stepped.copy_(spread(saved, stepped))
             for parameter, stepped in self._copied:
                 if not _is_short(parameter):
                     stepped.copy_(parameter)
@@ -125,7 +125,7 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _as(value: Any, like: Tensor) -> Any:
+def spread(value: Any, like: Tensor) -> Any:
     """A whole tensor spread as another of the same shape is."""
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.shape != like.shape:
         return value

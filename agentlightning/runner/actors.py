@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.backend.ray.cluster import Placement, reserve, this_machine, why
+from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.room import Need
-from agentlightning.errors import AgentLightningError, message_of
+from agentlightning.errors import AgentLightningError, message_of, said_by_ray
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.runner.sending import Sent
 from agentlightning.tracer import Tracer
@@ -131,10 +131,12 @@ class RunnerActors:
                 deaths = 1 if loop.time() - began > _LIVED_SECONDS else deaths + 1
                 if deaths > self._options.restarts:
                     raise AgentLightningError(
-                        f"{name} ended {deaths} times soon after its start, last: {why(error)}"
+                        f"{name} ended {deaths} times soon after its start, last: {said_by_ray(error)}"
                     ) from error
                 logger.warning(
-                    "%s ended: %s It is started again; what it had claimed is handed out again.", name, why(error)
+                    "%s ended: %s It is started again; what it had claimed is handed out again.",
+                    name,
+                    said_by_ray(error),
                 )
                 await asyncio.sleep(_PAUSE_SECONDS)
             finally:

@@ -221,7 +221,7 @@ def test_nodes_and_gpus_say_where_it_computes(
         ({}, True, set()),
         (dict.fromkeys(OFFLOADS, False), False, set()),
         (dict.fromkeys(OFFLOADS, False) | {SHARED_ROWS: 2}, True, set()),
-        ({SHARED_ROWS: 2, "actor_rollout_ref.model.lora_rank": 8}, False, {SHARED_ROWS, *OFFLOADS}),
+        ({SHARED_ROWS: 2, "actor_rollout_ref.model.lora_rank": 8}, True, set()),
         ({SHARED_ROWS: 2, "trainer.device": "cpu"}, False, {SHARED_ROWS, *OFFLOADS}),
         ({"algorithm.adv_estimator": "gae"}, False, set(OFFLOADS)),
     ],
@@ -232,6 +232,7 @@ def test_offload_and_shared_rows_choose_verls_workers(changes: dict[str, Any], o
     options = parse_options(meaning.settings["backend_options"])
     assert options.on_verl == on_verl
     assert options.sequence_parallel == (changes.get(SHARED_ROWS, 1) if on_verl else 1)
+    assert (meaning.settings.get("dtype") == "bfloat16") == (options.sequence_parallel > 1)
     assert {*OFFLOADS, SHARED_ROWS} & set(meaning.ignored) == listed
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -144,13 +143,6 @@ def this_machine() -> str:
 
     here = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
-
-
-def why(error: BaseException) -> str:
-    """What Ray says of the end of a process, without the names it gives things and its guesses."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = " ".join(line for line in lines if line and not re.match(r"\w+: ", line))
-    return said.partition(" Some common causes")[0] or type(error).__name__
 
 
 def _machines() -> list[dict[str, float]]:

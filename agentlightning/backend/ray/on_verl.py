@@ -5,6 +5,8 @@ The driver is a model process on the cluster as any other; it computes on the CP
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 from agentlightning.backend.base import ModelSpec
@@ -20,29 +22,36 @@ def refuse_for_verl(spec: ModelSpec, options: RayOptions) -> None:
     """Raises ConfigError for what rows through verl's workers cannot do, with what to change."""
     own = "or take learner='own'."
     checks = {
-        f"train all weights: leave lora_rank and policies out, {own}": not (spec.lora_rank or spec.adapters),
+        f"train one policy: leave policies out, {own}": not spec.adapters,
         f"have no critic: take credit='broadcast', {own}": not spec.critic,
         f"compute in {' or '.join(PRECISIONS)}: set dtype, {own}": spec.dtype in PRECISIONS,
         f"share a row among {options.sequence_parallel}: let ranks be a multiple of sequence_parallel.": (
             spec.ranks % options.sequence_parallel == 0
         ),
-        "share a row on GPUs only (FlashAttention): leave sequence_parallel out, or device='cpu'.": (
-            options.sequence_parallel == 1 or spec.device != "cpu"
-        ),
         "offload by an option of the backend's: set backend_options={'offload': True}, and leave the setting out.": (
             not spec.offload
         ),
-        "have nothing to offload from a CPU: leave offload out, or device='cpu'.": (
-            not options.offload or spec.device != "cpu"
-        ),
     }
+    refuse(checks)
+
+
+def refuse(checks: Mapping[str, bool]) -> None:
     for words, holds in checks.items():
         if not holds:
             raise ConfigError(f"verl's workers {words}")
 
 
 def driver_settings(settings: Settings, options: RayOptions, gpus: float) -> Settings:
-    """What the process that drives the workers is told."""
+    """What the process that drives the workers is told. Raises ConfigError for what they cannot do on these devices."""
+    flash = (
+        "share a row on GPUs in bfloat16 only (FlashAttention): set dtype='bfloat16', or leave sequence_parallel out."
+    )
+    refuse(
+        {
+            flash: not gpus or options.sequence_parallel == 1 or settings.dtype == "bfloat16",
+            "have nothing to offload from a CPU: leave offload out.": bool(gpus) or not options.offload,
+        }
+    )
     sizes = Sizes(
         workers=settings.ranks,
         sequence_parallel=options.sequence_parallel,

@@ -16,8 +16,7 @@ import msgspec
 
 from agentlightning.backend.embedded.connection import Connection
 from agentlightning.backend.embedded.protocol import Settings, SocketAddress
-from agentlightning.backend.ray.cluster import why
-from agentlightning.errors import AgentLightningError, BackendDied, EngineError
+from agentlightning.errors import AgentLightningError, BackendDied, EngineError, said_by_ray
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +43,7 @@ class Placed:
         try:
             return await getattr(self.actor, method).remote(*arguments)
         except RayActorError as error:
-            raise BackendDied(f"{self} ended: {why(error)}") from error
+            raise BackendDied(f"{self} ended: {said_by_ray(error)}") from error
         except RayTaskError as error:
             cause = error.cause
             raise cause if isinstance(cause, AgentLightningError) else EngineError(f"{self}: {cause}") from error
@@ -66,7 +65,7 @@ async def arrived(name: str, actor: Any, seconds: float, at: str | None = None) 
     except TimeoutError:
         raise BackendDied(f"{name} found no place on the Ray cluster within {seconds:g} s.") from None
     except RayError as error:
-        raise BackendDied(f"{name} could not be started on the Ray cluster: {why(error)}") from error
+        raise BackendDied(f"{name} could not be started on the Ray cluster: {said_by_ray(error)}") from error
     return Placed(name, actor, SocketAddress(host, port, key), pid)
 
 
@@ -115,7 +114,7 @@ class RayServer(Connection):
         await asyncio.wait(self._ends)
         for other in self._ends:
             other.exception()  # whoever is told of it has it
-        how = "ended by itself" if error is None else f"ended: {why(error)}"
+        how = "ended by itself" if error is None else f"ended: {said_by_ray(error)}"
         return f"{host} {how}\nRequests that it had are lost; a run goes on from its last checkpoint."
 
 

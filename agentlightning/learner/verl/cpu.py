@@ -1,9 +1,10 @@
 """What verl 0.9.1 lacks to compute on CPUs, for tests and for runs without a GPU. It imports this by itself where
 VERL_PLATFORM is "cpu" and VERL_USE_EXTERNAL_MODULES names this module; nothing here is used on a GPU.
 
-Three things: a platform, through verl's own registry; its FSDP engine registered for the device, through that of
-engines; and one function of verl replaced, because it knows no other way. `initialize_global_process_group_ray` makes
-the backend "cpu:gloo,{device}:{backend}", which names the CPU twice, and torch refuses that.
+Four things: a platform, through verl's own registry; its FSDP engine registered for the device, through that of
+engines; FlashAttention's functions in plain PyTorch (`packed_attention`), for rows that workers share; and one
+function of verl replaced, because it knows no other way. `initialize_global_process_group_ray` makes the backend
+"cpu:gloo,{device}:{backend}", which names the CPU twice, and torch refuses that.
 """
 
 # pyright: reportMissingImports=false, reportUntypedBaseClass=false, reportUntypedFunctionDecorator=false
@@ -19,6 +20,8 @@ from typing import Any
 import torch
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
+
+from agentlightning.learner.verl.packed_attention import register as register_attention
 
 
 class Device(ModuleType):
@@ -110,4 +113,5 @@ def register_engine() -> None:
 
     EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cpu")(FSDPEngineWithLMHead)
     over_gloo = functools.partial(meeting.initialize_global_process_group_ray, backend="gloo")
+    register_attention()
     workers.initialize_global_process_group_ray = meeting.initialize_global_process_group_ray = over_gloo

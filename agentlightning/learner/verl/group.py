@@ -6,14 +6,23 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from agentlightning.errors import AgentLightningError, BackendDied, missing_extra
+from agentlightning.errors import AgentLightningError, BackendDied, missing_extra, said_by_ray
+from agentlightning.learner.policy import Policy
+from agentlightning.learner.verl.adapter import adapter_of
+from agentlightning.learner.verl.packed_attention import ATTENTION
 from agentlightning.learner.verl.sizes import Sizes
 
 PRECISION = {"float32": "fp32", "bfloat16": "bf16"}
 """verl's names of what passes compute in. Weights and optimiser are kept in float32."""
+
+
+SECONDS_TO_NAME = 3.0
+"""A dead process is known to be dead a bit after its connections are gone."""
+LOST = "The other workers are ended, too; a run goes on from its last checkpoint."
 
 
 class Workers:
@@ -21,10 +30,16 @@ class Workers:
 
     def __init__(self, group: Any) -> None:
         self._group = group
+        self._names: list[str] = []
+        """With their processes; known once they have begun."""
+
+    def begin(self) -> None:
+        """Load the model, anew if they have one."""
+        self._names = self.ask("begin")
 
     def ask(self, verb: str, *arguments: Any) -> Any:
-        """What they say when all have done it. Raises BackendDied where one ended or failed: all are ended then, since
-        the others wait for it in the middle of a pass."""
+        """What they say when all have done it. Raises BackendDied where one ended or failed, with its name: all are
+        ended then, since the others wait for it in the middle of a pass."""
         from ray.exceptions import RayError, RayTaskError
         from verl.protocol import DataProtoFuture
 
@@ -32,12 +47,33 @@ class Workers:
             said = getattr(self._group, verb)(*arguments)
             return said.get() if isinstance(said, DataProtoFuture) else said
         except RayError as error:
+            ended = self._ended()
             self.end()
+            if ended:
+                raise BackendDied(f"{' '.join(ended)}\n{LOST}") from error
             cause = error.cause if isinstance(error, RayTaskError) else error
             if isinstance(cause, AgentLightningError):
                 raise cause from None
             first = (str(cause).strip().splitlines() or [""])[0]
-            raise BackendDied(f"A worker of verl's ended in {verb}: {type(cause).__name__}: {first}") from error
+            raise BackendDied(f"A worker of verl's failed in {verb}: {type(cause).__name__}: {first}") from error
+
+    def _ended(self) -> list[str]:
+        """Those whose process is gone, in words. Of the others, some may be waiting for it for good, and some have
+        failed because it is gone, sometimes before Ray knew of it."""
+        import ray
+        from ray.exceptions import RayActorError
+
+        asked = [worker.__ray_ready__.remote() for worker in self._group.workers]
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=SECONDS_TO_NAME)
+        found = []
+        for rank, one in enumerate(asked):
+            try:
+                if one in ready:
+                    ray.get(one)
+            except RayActorError as error:
+                name = self._names[rank] if self._names else f"verl worker {rank}"
+                found.append(f"{name} ended: {said_by_ray(error)}")
+        return found
 
     def end(self) -> None:
         import ray
@@ -47,10 +83,10 @@ class Workers:
 
 
 def start_workers(
-    model: str, dtype: str, sizes: Sizes, placed: Any = None, *, gradient_checkpointing: bool = False
+    policy: Policy, dtype: str, sizes: Sizes, placed: Any = None, *, gradient_checkpointing: bool = False
 ) -> Workers:
-    """As many as `sizes` says, with the model loaded: in the first bundles of a placement group, by default the one
-    that this process is in. Raises ConfigError where verl is not installed."""
+    """As many as `sizes` says, with the policy's model loaded: in the first bundles of a placement group, by default
+    the one that this process is in. Raises ConfigError where verl is not installed."""
     environment = environment_of(sizes)
     os.environ.update(environment)  # verl reads it when it is first imported
     warnings.filterwarnings("ignore", category=UserWarning, module=r"verl\.workers\.engine")
@@ -61,13 +97,14 @@ def start_workers(
         from agentlightning.learner.verl.worker import Worker
     except ModuleNotFoundError as error:
         raise missing_extra("verl", error.name or "verl") from None
+    config = config_of(base_of(policy), dtype, sizes, adapter_of(policy), gradient_checkpointing)
     pool = RayResourcePool([sizes.workers], use_gpu=sizes.gpus > 0, max_colocate_count=1 / (sizes.gpus or 1))
     pool.pgs = [placed or ray.util.get_current_placement_group()]
-    kind = RayClassWithInitArgs(ray.remote(Worker), config_of(model, dtype, sizes, gradient_checkpointing))
+    kind = RayClassWithInitArgs(ray.remote(Worker), config)
     kind.update_options({"num_cpus": sizes.cpus})
     device = "cuda" if sizes.gpus else "cpu"
     workers = Workers(RayWorkerGroup(pool, kind, bin_pack=False, device_name=device, worker_env=environment))
-    workers.ask("begin")
+    workers.begin()
     return workers
 
 
@@ -80,13 +117,22 @@ def environment_of(sizes: Sizes) -> dict[str, str]:
     return {**found, "VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "agentlightning.learner.verl.cpu"}
 
 
-def config_of(model: str, dtype: str, sizes: Sizes, gradient_checkpointing: bool) -> Any:
-    """What verl calls it. Rows are packed where FlashAttention can be had, which a split of rows needs, else padded."""
+def base_of(policy: Policy) -> str:
+    """Where the model is that the workers load: what an adapter stands on, or the policy itself."""
+    return policy.path if policy.peft is None else str(policy.model.name_or_path)
+
+
+def config_of(model: str, dtype: str, sizes: Sizes, adapter: Mapping[str, Any], gradient_checkpointing: bool) -> Any:
+    """What verl calls it. Rows are packed where FlashAttention can be had, which a split of rows needs, else padded. It
+    computes in bfloat16 only."""
     from transformers import AutoConfig
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig, TrainingWorkerConfig
 
-    packed = sizes.sequence_parallel > 1 or (sizes.gpus > 0 and find_spec("flash_attn") is not None)
+    flash = "flash_attention_2" if sizes.gpus else ATTENTION
+    packed = sizes.sequence_parallel > 1 or (
+        sizes.gpus > 0 and dtype == "bfloat16" and find_spec("flash_attn") is not None
+    )
     given = AutoConfig.from_pretrained(model).to_dict()
     dropouts = {name: 0.0 for name, value in given.items() if name.endswith(("dropout", "_pdrop")) and value}
     precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32") | {
@@ -98,7 +144,8 @@ def config_of(model: str, dtype: str, sizes: Sizes, gradient_checkpointing: bool
             path=model,
             use_remove_padding=packed,
             enable_gradient_checkpointing=gradient_checkpointing,
-            override_config={"attn_implementation": "flash_attention_2" if packed else "sdpa", **dropouts},
+            override_config={"attn_implementation": flash if packed else "sdpa", **dropouts},
+            **adapter,
         ),
         engine_config=FSDPEngineConfig(
             strategy="fsdp2",

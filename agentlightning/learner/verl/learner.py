@@ -39,10 +39,18 @@ class VerlLearner(TorchLearner):
     def __init__(
         self, policy: Policy, options: LearnerOptions, workers: Workers, shares: int, *, row_tokens: int = ROW_TOKENS
     ) -> None:
-        """The workers began with the policy's weights; a batch is dealt among `shares` of them, each of which computes
-        about `row_tokens` tokens of rows at once."""
+        """The workers began with the policy's model, and with its weights where all of them are trained; a batch is
+        dealt among `shares` of them, each of which computes about `row_tokens` tokens of rows at once."""
         self._workers, self._shares, self._row_tokens = workers, shares, row_tokens
         super().__init__(policy, options)
+        if policy.peft is not None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """The workers' adapter has this one's weights from now on."""
+        named = [(n, p.detach()) for n, p in self.policy.model.named_parameters() if p.requires_grad]
+        for first, last in stretches([p.numel() for _, p in named]):
+            self._workers.ask("take", first, dict(named[first:last]))
 
     def _make_optimizer(self) -> Optimizer:
         return RemoteOptimizer(self._workers, self.policy)
@@ -92,7 +100,7 @@ class VerlLearner(TorchLearner):
 
 def start_verl(policy: Policy, dtype: str, sizes: Sizes, options: LearnerOptions) -> VerlLearner:
     """Workers on the Ray cluster that this process is on, and the learner they are."""
-    workers = start_workers(policy.path, dtype, sizes, gradient_checkpointing=options.gradient_checkpointing)
+    workers = start_workers(policy, dtype, sizes, gradient_checkpointing=options.gradient_checkpointing)
     return VerlLearner(policy, options, workers, sizes.workers // sizes.sequence_parallel)
 
 

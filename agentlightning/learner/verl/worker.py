@@ -9,6 +9,7 @@ that their state is written whole, and fits any number of workers and the own le
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,12 +21,16 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils.device import get_device_name
 from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
-from agentlightning.learner.optimizer import Optimizer, whole
+from agentlightning.errors import ConfigError
+from agentlightning.learner.optimizer import Optimizer, spread, whole
 
 if get_device_name() == "cpu":
     from agentlightning.learner.verl.cpu import register_engine
 
     register_engine()
+
+IN_PEFT = "base_model.model."
+"""What peft puts before the names of a model's tensors."""
 
 everywhere = register(dispatch_mode=Dispatch.ONE_TO_ALL)
 """All ranks do it together; the list of what they return begins with the first one's."""
@@ -38,13 +43,30 @@ class Worker(TinkerTrainingWorker):
         return f"verl worker {self.rank}"  # what Ray puts before each line that it prints
 
     @everywhere
-    def begin(self) -> None:
-        """Load the model."""
+    def begin(self) -> str:
+        """Load the model; an adapter is a new one, for `take`. The name of this process."""
+        import ray
+
         transformers.logging.disable_progress_bar()
         self.reset()
-        self._parameters = [p for p in self.engine.module.parameters() if p.requires_grad]
+        trained = {n: p for n, p in self.engine.module.named_parameters() if p.requires_grad}
+        self._names = [name.removeprefix(IN_PEFT) for name in trained]
+        self._parameters = list(trained.values())
+        for group in self.engine.optimizer.param_groups:  # verl's has what is frozen, too, and states number it
+            group["params"] = [p for p in group["params"] if p.requires_grad]
         self._steps = Optimizer(self._parameters, self.engine.optimizer)
         self._before: list[Tensor] = []
+        return f"{self!r} (process {os.getpid()} on {ray.util.get_node_ip_address()})"
+
+    @everywhere
+    def take(self, first: int, weights: Mapping[str, Tensor]) -> None:
+        """Let the trained tensors from `first` on, which must have these names, be these whole ones."""
+        mine = self._parameters[first : first + len(weights)]
+        if list(weights) != self._names[first : first + len(weights)]:
+            raise ConfigError("verl trains other tensors of this model than the own learner: take learner='own'.")
+        with self._loaded(), torch.no_grad():
+            for parameter, tensor in zip(mine, weights.values(), strict=True):
+                parameter.copy_(spread(tensor.to(parameter.device, parameter.dtype), parameter))
 
     @everywhere
     def clip(self, limit: float) -> float:
