@@ -91,7 +91,7 @@ class Optimizer:
         """For `load`; the copies belong to it. The same, however many ranks there are."""
         adamw = self._adamw.state_dict()
         moments = {n: {k: whole(v) for k, v in one.items()} for n, one in adamw["state"].items()}
-        copies = [whole(s.detach()) for p, s in self._copied if _is_short(p)]  # others are the weights themselves
+        copies = [whole(s.detach()) for p, s in self._copied if is_short(p)]  # others are the weights themselves
         return {"adamw": {**adamw, "state": moments}, "copies": copies}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -100,23 +100,24 @@ class Optimizer:
         moments = {n: {k: spread(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
         self._adamw.load_state_dict({**adamw, "state": moments})
         with torch.no_grad():
-            short = [stepped for parameter, stepped in self._copied if _is_short(parameter)]
+            short = [stepped for parameter, stepped in self._copied if is_short(parameter)]
             for stepped, saved in zip(short, state["copies"], strict=True):
                 stepped.copy_(spread(saved, stepped))
             for parameter, stepped in self._copied:
-                if not _is_short(parameter):
+                if not is_short(parameter):
                     stepped.copy_(parameter)
 
 
 def _stepped(parameter: nn.Parameter, keep_on: str | None) -> nn.Parameter:
     """What is stepped for a parameter: itself, or a copy."""
-    if keep_on is None and not _is_short(parameter):
+    if keep_on is None and not is_short(parameter):
         return parameter
     dtype = torch.promote_types(parameter.dtype, torch.float32)
     return nn.Parameter(parameter.detach().to(keep_on or parameter.device, dtype, copy=True))
 
 
-def _is_short(parameter: nn.Parameter) -> bool:
+def is_short(parameter: Tensor) -> bool:
+    """Whether it is trained through a copy in float32."""
     return parameter.dtype.itemsize < 4
 
 

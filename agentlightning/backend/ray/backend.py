@@ -30,16 +30,16 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.fleet import first_end
-from agentlightning.backend.ray.carry import Weights, carried
+from agentlightning.backend.ray.carry import Weights, carried, is_folder
 from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
 from agentlightning.backend.ray.engine import RayEngine
 from agentlightning.backend.ray.engines import Engines
 from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
-from agentlightning.backend.ray.host import Host, LearnerRank
+from agentlightning.backend.ray.host import Host, LearnerRank, Porter
 from agentlightning.backend.ray.on_verl import driver_settings, refuse_for_verl
 from agentlightning.backend.ray.on_vllm import vllm_servers
 from agentlightning.backend.ray.options import parse_options
-from agentlightning.backend.ray.room import Need
+from agentlightning.backend.ray.room import Need, away_from
 from agentlightning.backend.ray.server import Placed, RayServer, arrived
 from agentlightning.backend.vllm.backend import served_by
 from agentlightning.backend.vllm.engine import VLLMEngine
@@ -105,8 +105,9 @@ class RayBackend(EmbeddedBackend):
             *(self._host(LearnerRank, placement, bundle, name) for bundle, name in names.items())
         )
         stack.push_async_callback(self._clean_up, self._learners)
+        beside = await self._beside_workers(stack, placement) if on_verl else []
         settings = msgspec.structs.replace(
-            await carried(self._settings, self._learners, self._folder),
+            await carried(self._settings, self._learners, self._folder, beside=beside),
             max_context=MIN_CONTEXT,
             max_concurrency=1,
             learning_threads=max(1, int(self._options.cpus_per_rank)) * len(self._learners),
@@ -121,9 +122,23 @@ class RayBackend(EmbeddedBackend):
         stack.push_async_callback(self.process.close)
         return await self.process.start()
 
-    async def _host(self, kind: type[Host], placement: Placement, bundle: int, name: str) -> Placed:
+    async def _beside_workers(self, stack: AsyncExitStack, placement: Placement) -> list[Placed]:
+        """Who takes the model in a folder, on each machine where verl's workers will be and their driver is not."""
+        if not is_folder(self._settings.model):
+            return []
+        ranks = self._spec.ranks
+        bundles = away_from(ranks, range(ranks), await placement.machines())
+        hosts = await asyncio.gather(
+            *(self._host(Porter, placement, bundle, f"files of worker {bundle}", beside=True) for bundle in bundles)
+        )
+        stack.push_async_callback(self._clean_up, hosts)
+        return hosts
+
+    async def _host(
+        self, kind: type[Host], placement: Placement, bundle: int, name: str, *, beside: bool = False
+    ) -> Placed:
         level = logging.getLogger().getEffectiveLevel()
-        actor = placement.place(kind, bundle, name, level, self._folder)
+        actor = placement.place(kind, bundle, name, level, self._folder, beside=beside)
         self._hosts[name] = host = await arrived(name, actor, self._options.start_seconds, self._at)
         return host
 

@@ -21,9 +21,11 @@ from agentlightning.errors import AgentLightningError
 from agentlightning.models import resolve_model
 
 
-async def carried(settings: Settings, hosts: Sequence[Placed], folder: str) -> Settings:
-    """The settings with paths that all these hosts' machines have. `folder` is where carried models are; a name of the
-    hub stays as it is, each machine loads that itself."""
+async def carried(
+    settings: Settings, hosts: Sequence[Placed], folder: str, *, beside: Sequence[Placed] = ()
+) -> Settings:
+    """The settings with paths that all these hosts' machines have, and of the model also those of the hosts `beside`.
+    `folder` is where carried models are; a name of the hub stays as it is, each machine loads that itself."""
 
     async def moved(path: str) -> str:
         return await carried_folder(path, hosts, folder)
@@ -31,7 +33,7 @@ async def carried(settings: Settings, hosts: Sequence[Placed], folder: str) -> S
     reference = settings.learner.reference
     return msgspec.structs.replace(
         settings,
-        model=await moved(settings.model),
+        model=await carried_folder(settings.model, [*hosts, *beside], folder),
         policies={alias: path and await moved(path) for alias, path in settings.policies.items()},
         learner=msgspec.structs.replace(settings.learner, reference=reference and await moved(reference)),
     )

@@ -41,12 +41,13 @@ class Placement:
 
     group: Any
 
-    def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4) -> Any:
-        """An actor of this kind in a bundle, with so many calls at once; Ray starts it when there is room again."""
+    def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4, beside: bool = False) -> Any:
+        """An actor of this kind in a bundle, with so many calls at once; Ray starts it when there is room again. One
+        that is `beside` what computes there takes nothing of what is reserved."""
         import ray  # pyright: ignore[reportMissingImports]
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # pyright: ignore[reportMissingImports]
 
-        resources = self.group.bundle_specs[bundle]
+        resources = {} if beside else self.group.bundle_specs[bundle]
         return (
             ray.remote(kind)
             .options(
@@ -57,6 +58,13 @@ class Placement:
             )
             .remote(*arguments)
         )
+
+    async def machines(self) -> dict[int, str]:
+        """The machine that each bundle is on."""
+        from ray.util import placement_group_table  # pyright: ignore[reportMissingImports]
+
+        table = await asyncio.to_thread(placement_group_table, self.group)
+        return dict(table["bundles_to_node_id"])
 
     async def give_back(self) -> None:
         """End what is in it. Idempotent."""

@@ -115,6 +115,10 @@ class LearnerRank(Host):
     """So that Ray shows what it is."""
 
 
+class Porter(Host):
+    """It computes nothing: it is there for the files on its machine."""
+
+
 class EngineProcess(Host):
     """So that Ray shows what it is."""
 

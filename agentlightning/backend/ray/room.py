@@ -42,6 +42,12 @@ def has_room(needs: Sequence[Need], machines: Sequence[Resources], *, apart: boo
     return True
 
 
+def away_from(one: int, bundles: Sequence[int], machines: Mapping[int, str]) -> list[int]:
+    """Of some bundles, the first on each machine that a certain one is not on; `machines`: which each bundle is on."""
+    found = {machines[bundle]: bundle for bundle in reversed(bundles) if machines[bundle] != machines[one]}
+    return sorted(found.values())
+
+
 def too_small(needs: Sequence[Need], machines: Sequence[Resources], free: Resources, *, hint: str) -> str:
     """What is needed, what is there, and what to do."""
     needed = " and ".join(str(need) for need in needs)

@@ -20,7 +20,7 @@ from torch import Tensor
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch, PassResult
 from agentlightning.learner.catalog import compares_siblings
-from agentlightning.learner.optimizer import Optimizer
+from agentlightning.learner.optimizer import Optimizer, is_short
 from agentlightning.learner.policy import Policy
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.verl.group import Workers, start_workers
@@ -44,13 +44,7 @@ class VerlLearner(TorchLearner):
         self._workers, self._shares, self._row_tokens = workers, shares, row_tokens
         super().__init__(policy, options)
         if policy.peft is not None:
-            self._hand_over()
-
-    def _hand_over(self) -> None:
-        """The workers' adapter has this one's weights from now on."""
-        named = [(n, p.detach()) for n, p in self.policy.model.named_parameters() if p.requires_grad]
-        for first, last in stretches([p.numel() for _, p in named]):
-            self._workers.ask("take", first, dict(named[first:last]))
+            hand_over(workers, policy, policy.trainable())
 
     def _make_optimizer(self) -> Optimizer:
         return RemoteOptimizer(self._workers, self.policy)
@@ -136,20 +130,40 @@ class RemoteOptimizer(Optimizer):
         self._workers.ask("optimizer_zero_grad")
 
     def state(self) -> dict[str, Any]:
-        return self._workers.ask("optimizer_state")[0]
+        """With the workers' float32 weights where the policy's own are short, as the own learner writes its copies."""
+        state, parameters = self._workers.ask("optimizer_state")[0], self._policy.trainable()
+        if not any(map(is_short, parameters)):
+            return state
+        pairs = zip(parameters, self._whole(), strict=True)
+        return {**state, "copies": [weights for parameter, weights in pairs if is_short(parameter)]}
 
     def load(self, state: Any) -> None:
-        problem = self._workers.ask("load_optimizer", state)[0]
+        parameters, copies = self._policy.trainable(), list(state["copies"])
+        if sum(map(is_short, parameters)) != len(copies):
+            raise ValueError("it was trained in another dtype")
+        problem = self._workers.ask("load_optimizer", {**state, "copies": []})[0]
         if problem is not None:
             raise ValueError(problem)
+        if copies:
+            hand_over(self._workers, self._policy, [copies.pop(0) if is_short(p) else p for p in parameters])
 
     def _bring(self) -> None:
-        parameters = self._policy.trainable()
         with torch.no_grad():
-            for first, last in stretches([p.numel() for p in parameters]):
-                weights = self._workers.ask("weights", first, last)[0]
-                for ours, theirs in zip(parameters[first:last], weights, strict=True):
-                    ours.copy_(theirs)
+            for ours, theirs in zip(self._policy.trainable(), self._whole(), strict=True):
+                ours.copy_(theirs)
+
+    def _whole(self) -> Iterator[Tensor]:
+        """The workers' weights, one after the other."""
+        for first, last in stretches([p.numel() for p in self._policy.trainable()]):
+            yield from self._workers.ask("weights", first, last)[0]
+
+
+def hand_over(workers: Workers, policy: Policy, weights: Sequence[Tensor]) -> None:
+    """The workers' weights are these, of the policy's trained tensors, from now on."""
+    names = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    for first, last in stretches([weight.numel() for weight in weights]):
+        stretch = zip(names[first:last], weights[first:last], strict=True)
+        workers.ask("take", first, {name: weight.detach() for name, weight in stretch})
 
 
 def stretches(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from agentlightning.backend import check_backend
 from agentlightning.backend.ray.cluster import connected
 from agentlightning.backend.ray.folder import Packed, pack, unpack
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.room import Need, has_room, too_small
+from agentlightning.backend.ray.room import Need, away_from, has_room, too_small
 from agentlightning.errors import ConfigError, ModelError
 
 RANKS, ENGINE = Need("learner rank", 2, {"CPU": 1, "GPU": 1}), Need("engine", 1, {"CPU": 2})
@@ -42,6 +42,12 @@ def test_too_small_says_what_it_needs_and_what_is_there() -> None:
     words = too_small([RANKS, ENGINE], [{"CPU": 2}, {"CPU": 8, "GPU": 1}], {"CPU": 3, "GPU": 1}, hint="Wait.")
     assert "2 × learner rank with 1 CPU, 1 GPU and 1 × engine with 2 CPU" in words
     assert "2 machines (2 CPU; 8 CPU, 1 GPU), of which 3 CPU, 1 GPU are free. Wait." in words
+
+
+def test_one_bundle_on_each_other_machine() -> None:
+    """Of four workers; the fifth bundle is their driver's."""
+    assert away_from(4, range(4), {0: "a", 1: "b", 2: "b", 3: "c", 4: "a"}) == [1, 3]
+    assert away_from(4, range(4), dict.fromkeys(range(5), "a")) == []
 
 
 def test_options() -> None:

@@ -51,7 +51,7 @@ def test_the_calculator_learns(tmp_path: Path) -> None:
 
 
 def test_a_worker_that_is_killed_is_named_and_the_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    """An adapter's run, of which a worker is killed in a pass of the third step."""
+    """An adapter's run over three nodes, of which a worker is killed in a pass of the third step."""
     words = train(tmp_path, 4, json.dumps({"lora_rank": 8}), "2")
     rows = check_run(tmp_path, 4)
     killed = re.search(r"killed process (\d+)", words)

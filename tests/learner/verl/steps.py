@@ -80,10 +80,10 @@ def apart(ours: TorchLearner, theirs: TorchLearner) -> dict[str, float]:
 
 
 @contextmanager
-def workers(policy: Policy, count: int, shared: int = 1) -> Iterator[Workers]:
+def workers(policy: Policy, count: int, shared: int = 1, dtype: str = "float32") -> Iterator[Workers]:
     group = ray.util.placement_group([{"CPU": 1}] * count)
     ray.get(group.ready())
-    started = start_workers(policy, "float32", Sizes(workers=count, sequence_parallel=shared), group)
+    started = start_workers(policy, dtype, Sizes(workers=count, sequence_parallel=shared), group)
     yield started
     started.end()
     ray.util.remove_placement_group(group)
@@ -125,6 +125,34 @@ def third_step(kind: str, folder: Path) -> None:
         say(trained=kind, third=1, numbers=step(learner, LOSSES[SAVED]))
 
 
+def in_bfloat16(model: str, folder: Path) -> None:
+    """A step, and what becomes of the float32 weights that were stepped when another number of workers, or the own
+    learner, goes on."""
+
+    def policy(path: str) -> Policy:
+        return load_policy(path, device="cpu", dtype="bfloat16")
+
+    files, count = str(folder / "model"), len(policy(model).trainable())
+    own = TorchLearner(policy(model))
+    with workers(policy(model), 2, dtype="bfloat16") as started:
+        learner = VerlLearner(policy(model), LearnerOptions(), started, 2)
+        numbers = [step(one, LOSSES["ppo_clip"]) for one in (own, learner)]
+        learner.save_state(folder / "state")
+        learner.export(files)
+        stepped = started.ask("weights", 0, count)[0]
+    with workers(policy(files), 1, dtype="bfloat16") as started:
+        VerlLearner(policy(files), LearnerOptions(), started, 1).load_state(folder / "state")
+        again = started.ask("weights", 0, count)[0]
+    own = TorchLearner(policy(files))
+    own.load_state(folder / "state")
+    rounded = [weights.bfloat16().float() for weights in stepped]
+    others = {"workers": again, "own": own.state()["optimizer"]["copies"], "rounded": rounded}
+    lost = {
+        name: max(float((a - b).abs().max()) for a, b in zip(stepped, of, strict=True)) for name, of in others.items()
+    }
+    say(trained="bfloat16", numbers=numbers, lost=lost)
+
+
 def say(**what: Any) -> None:
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
@@ -136,6 +164,7 @@ def main(model: str, folder: Path) -> None:
     for kind in TRAINED:
         two_steps(model, kind, folder / kind)
         third_step(kind, folder / kind)
+    in_bfloat16(model, folder / "bfloat16")
     ray.shutdown()
 
 

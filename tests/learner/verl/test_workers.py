@@ -54,3 +54,12 @@ def test_the_own_learner_and_another_number_of_workers_go_on_from_what_was_writt
     assert set(third) == {0, 1, 2}
     assert third[0] == pytest.approx(third[2], rel=1e-5, abs=1e-6)
     assert third[1] == pytest.approx(third[2], rel=1e-5, abs=1e-6)
+
+
+def test_files_in_bfloat16_keep_the_weights_that_were_stepped(said: list[dict[str, Any]]) -> None:
+    """They are in float32; a step of 5e-4 is mostly less than the last digit of what is exported."""
+    (line,) = (line for line in said if line["trained"] == "bfloat16")
+    assert line["lost"]["rounded"] > 5e-4
+    assert (line["lost"]["workers"], line["lost"]["own"]) == (0, 0)
+    own, workers = line["numbers"]
+    assert workers[:3] == pytest.approx(own[:3], rel=0.02), "loss, gradient norm, log-probs"
