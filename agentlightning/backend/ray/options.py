@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -68,13 +69,22 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return self.sequence_parallel > 1 or self.offload
 
 
+def _what_there_is(error: msgspec.ValidationError) -> str:
+    """The values that an option can have, where one has another; else the options."""
+    at = re.search(r"at `\$\.(\w+)`", str(error))
+    hint = get_type_hints(RayOptions)[at[1]] if at else None
+    values = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
+    if at and values:
+        return f"{at[1]} can be {' or '.join(map(repr, values))}"
+    return f"There are: {', '.join(RayOptions.__struct_fields__)}"
+
+
 def parse_options(given: Mapping[str, Any]) -> RayOptions:
     """Raises ConfigError for what is no option, or cannot be."""
     try:
         options = msgspec.convert(dict(given), RayOptions, strict=True)
     except msgspec.ValidationError as error:
-        known = ", ".join(RayOptions.__struct_fields__)
-        raise ConfigError(f"backend_options of the ray backend: {error}. There are: {known}.") from None
+        raise ConfigError(f"backend_options of the ray backend: {error}. {_what_there_is(error)}.") from None
     cpus = (options.cpus_per_rank, options.cpus_per_engine, options.cpus_per_runner)
     gpus = (options.gpus_per_rank or 0, options.gpus_per_engine or 0)
     spread = options.vllm.tensor_parallel_size

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,25 @@ class VerlLearner(TorchLearner):
 
 def start_verl(policy: Policy, dtype: str, sizes: Sizes, options: LearnerOptions) -> VerlLearner:
     """Workers on the Ray cluster that this process is on, and the learner they are."""
+    refuse_shares(policy, sizes)
     workers = start_workers(policy, dtype, sizes, gradient_checkpointing=options.gradient_checkpointing)
     return VerlLearner(policy, options, workers, sizes.workers // sizes.sequence_parallel)
+
+
+def refuse_shares(policy: Policy, sizes: Sizes) -> None:
+    """Raises ConfigError for a model whose attention so many workers cannot share, or if what they need is not here."""
+    share, config = sizes.sequence_parallel, policy.model.config.get_text_config()
+    if share == 1:
+        return
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", heads)
+    if heads % share or (kv_heads % share and share % kv_heads):
+        raise ConfigError(
+            f"{share} workers cannot share the {heads} attention heads, with {kv_heads} of keys and values, of "
+            f"'{policy.path}': each takes as many. Choose another sequence_parallel."
+        )
+    if sizes.gpus and not (find_spec("flash_attn") or find_spec("kernels")):
+        raise ConfigError("On GPUs sequence_parallel needs FlashAttention on all machines: pip install flash-attn.")
 
 
 class RemoteOptimizer(Optimizer):

@@ -55,6 +55,12 @@ def test_options() -> None:
     for wrong in ({"engine": 2}, {"engines": 0}, {"placement": "APART"}, {"address": "auto", "object_store_memory": 1}):
         with pytest.raises(ConfigError, match="backend_options of the ray backend"):
             check_backend("ray", wrong)
+    for wrong, words in (
+        ({"learner": "Verl"}, "learner can be 'own' or 'verl'"),
+        ({"lerner": "verl"}, "There are: addr"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_backend("ray", wrong)
     assert RayOptions(engines=3, cpus_per_engine=2, cpus_per_rank=4).cpus(ranks=2) == 14
 
 
