@@ -23,7 +23,7 @@ from agentlightning.litagent.kubernetes import attempt
 from agentlightning.litagent.kubernetes.manifests import Work, job_of, secret_of
 from tests.deploy.schema import check
 from tests.litagent.cluster.api_server import ApiServer
-from tests.litagent.cluster.kubelet import Kubelet
+from tests.litagent.cluster.kubelet import Kubelet, expanded
 
 pytest.importorskip("helm_python", reason="Helm's library is of the dev extra, on Linux")
 
@@ -34,7 +34,7 @@ from helm_python.chart import Chart
 with Chart.load(sys.argv[1]) as chart:
     print(json.dumps(chart.render(json.load(sys.stdin), name="agl", namespace="training")))
 """
-AGENT = {"command": "python /app/agent.py --quiet", "image": "registry/agent:1"}
+AGENT = {"command": "sh -c 'python /app/agent.py $(HOME) $$'", "image": "registry/agent:1"}
 EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": [{"name": "registry"}],
     "store": {"replicas": 3},
@@ -138,7 +138,7 @@ def test_the_commands_are_commands_of_ours(manifests: list[Any]) -> None:
     commands = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
     for component, pod in pods(manifests).items():
         (container,) = pod["spec"]["containers"]
-        name, *arguments = container["args"]
+        name, *arguments = [expanded(argument, {"HOME": "/tmp"}) for argument in container["args"]]
         given = commands[name].make_context(name, arguments).params
         if component == "runner":
             assert (given["agent"], given["isolation"].value) == (AGENT["command"], "kubernetes")

@@ -33,82 +33,27 @@ from agentlightning.litagent.kubernetes.manifests import Work, job_of, process
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
-from agentlightning.types import LLM, AttemptedRollout, Outcome, RolloutConfig
+from agentlightning.types import Outcome
 from agentlightning.types.ids import random_hex
-from agentlightning.types.reward import find_final_reward
 from tests.gateway.conftest import rendering  # noqa: F401
 from tests.gateway.scripted import ScriptedEngine
 from tests.litagent.cluster.admin import Admin
 from tests.litagent.cluster.api_server import ApiServer
 from tests.litagent.cluster.kubelet import Kubelet
+from tests.litagent.cluster.place import KEY, RESOURCES, Place
 from tests.litagent.test_isolation import ASK, POST_REWARD
 
 PAGE = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 REAL = os.environ.get("AGL_TEST_KUBERNETES")
-KEY = "agl-key-of-the-attempt"
-RESOURCES: Any = {"llm": LLM(endpoint=f"http://gateway:9/key/{KEY}/v1", model="m", api_key=KEY)}
 
 
 @dataclass
-class Cluster:
-    """A store, a runner, and a cluster at `url`."""
+class Cluster(Place):
+    """One without containers."""
 
-    url: str
-    namespace: str
     kubelet: Kubelet
-    admin: Admin
-    store: InMemoryLightningStore
     server: ApiServer
     """The one in memory; it is not asked anything where there is a real one."""
-
-    def isolation(self, image: str = "agent:1", start_seconds: float = 20.0) -> Kubernetes:
-        return Kubernetes(image, server=self.url, namespace=self.namespace, start_seconds=start_seconds)
-
-    def program(self, command: Any, image: str = "agent:1", start_seconds: float = 20.0, **options: Any) -> Program:
-        return Program(command, isolation=self.isolation(image, start_seconds), **options)
-
-    async def run(self, agent: Program, task: Any = None, seconds: float = 30.0) -> AttemptedRollout:
-        runner = LitAgentRunner(DummyTracer())
-        runner.init(agent)
-        runner.init_worker(0, self.store)
-        config = RolloutConfig(timeout_seconds=seconds, max_attempts=1)
-        asked = await self.store.start_rollout(task, config=config, resources_id=await self._resources_id())
-        try:
-            async with asyncio.timeout(60):
-                await runner._execute(asked)
-        finally:
-            runner.teardown()
-        return await self.rollout(asked.rollout_id)
-
-    async def rollout(self, rollout_id: str) -> AttemptedRollout:
-        found = await self.store.get_rollout_by_id(rollout_id)
-        assert isinstance(found, AttemptedRollout)
-        return found
-
-    async def _resources_id(self) -> str:
-        update = await self.store.get_latest_resources()
-        assert update is not None
-        return update.resources_id
-
-    async def reward(self, rollout: AttemptedRollout) -> float | None:
-        return find_final_reward((await self.store.query_spans(rollout.rollout_id)).items)
-
-    async def attributes(self, rollout: AttemptedRollout) -> Any:
-        return (await self.store.query_spans(rollout.rollout_id)).items[0].attributes
-
-    async def until_empty(self) -> None:
-        async with asyncio.timeout(30):
-            while any([await self.admin.all(kind) for kind in ("jobs", "pods", "secrets")]):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-
-    async def until_running(self) -> str:
-        """The name of a pod that runs."""
-        async with asyncio.timeout(10):
-            while True:
-                for pod in await self.admin.all("pods"):
-                    if pod["status"]["phase"] == "Running":
-                        return pod["metadata"]["name"]
-                await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -126,7 +71,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
             await admin.prepare()
             node = await kubelet.join(certificate(tmp_path))
         running = asyncio.create_task(kubelet.run())
-        yield Cluster(url, namespace, kubelet, admin, store, server)
+        yield Cluster(url, namespace, admin, store, kubelet, server)
     assert not running.done(), running.result()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -165,6 +110,13 @@ async def test_the_task_arrives_and_the_last_line_rewards(cluster: Cluster, task
     assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
     assert await cluster.reward(rollout) == 6.0
     assert (await cluster.attributes(rollout))["program.stdout"] == "thinking\n6\n"
+
+
+@pytest.mark.parametrize("task_as", ["stdin", "env"])  # with a shell before it, and without
+async def test_a_command_arrives_as_it_was_given(cluster: Cluster, task_as: Any) -> None:
+    asked = "$$ $HOME $(HOME) $(hostname) $"
+    rollout = await cluster.run(cluster.program([*sh('echo "$1"; echo 1'), "sh", asked], task_as=task_as), 1)
+    assert (await cluster.attributes(rollout))["program.stdout"] == f"{asked}\n1\n"
 
 
 async def test_the_reward_may_come_in_a_file(cluster: Cluster) -> None:
@@ -217,6 +169,12 @@ async def test_each_end_of_a_pod_is_the_agents_or_the_clusters(cluster: Cluster,
     assert words in (rollout.attempt.error or "")
     assert await cluster.reward(rollout) is None
     await cluster.until_empty()
+
+
+async def test_a_program_whose_child_ran_out_of_memory_has_ended_well(cluster: Cluster) -> None:
+    rollout = await cluster.run(cluster.program(sh("echo 1"), image="childs-oom:1", reward="file"))
+    assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
+    assert await cluster.reward(rollout) == 0.5
 
 
 async def test_a_program_that_fails_is_told_with_the_end_of_its_log(cluster: Cluster) -> None:

@@ -114,7 +114,8 @@ async def _leave(api: Api, name: str, limits: Limits, unread: Captured | None) -
         async with asyncio.timeout(LEAVE_SECONDS):
             await api.remove(name)
     except (ExecutorError, TimeoutError) as error:
-        logger.warning("The Job %s is left to the cluster, which ends it at its deadline: %s", name, error)
+        why = str(error) or "it did not answer in time."
+        logger.warning("The Job %s is left to the cluster, which ends it at its deadline: %s", name, why)
 
 
 _looked: set[tuple[int, str, str]] = set()

@@ -42,7 +42,9 @@ def exit_of(job: Json, pod: Json | None) -> Json | None:
         if pod["status"].get("phase") == "Failed":
             raise ExecutorError("The pod failed, and the cluster does not say why.")
         return None
-    if ended.get("reason") == "OOMKilled":
+    if (
+        ended.get("reason") == "OOMKilled" and ended["exitCode"] != 0
+    ):  # else a child was killed, and the program lived on
         raise AgentError("The program used more memory than its pod has, and was killed (Kubernetes(memory=…)).")
     if ended.get("reason") in _NOT_STARTED or ended["exitCode"] == 127:
         raise AgentError(f"The program could not be started in its image. {ended.get('message', '')}".rstrip())

@@ -135,11 +135,12 @@ def _container(cluster: Kubernetes, work: Work) -> dict[str, Any]:
         {"name": name, "valueFrom": {"secretKeyRef": {"name": work.name, "key": f"env.{name}"}}}
         for name in work.environment
     ]
+    command = ["/bin/sh", "-c", f'exec "$@" < {task}', "sh", *work.command] if work.stdin else work.command
     limits = {"cpu": cluster.cpu, "memory": cluster.memory, "ephemeral-storage": cluster.storage}
     return {
         "name": CONTAINER,
         "image": cluster.image,
-        "command": ["/bin/sh", "-c", f'exec "$@" < {task}', "sh", *work.command] if work.stdin else [*work.command],
+        "command": [part.replace("$", "$$") for part in command],  # else $(NAME) and $$ are the cluster's to replace
         "workingDir": WORKSPACE,
         "env": [*({"name": n, "value": v} for n, v in plain.items() if n not in work.environment), *secret],
         "resources": {"limits": limits, "requests": {**limits, "cpu": cluster.cpu_request}},

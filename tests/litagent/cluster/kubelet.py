@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import ssl
 from base64 import b64decode
@@ -40,8 +41,14 @@ def _waits(reason: str, message: str) -> Json:
     return {"phase": "Pending", "containerStatuses": [_status({"waiting": {"reason": reason, "message": message}})]}
 
 
+def expanded(argument: str, environment: Mapping[str, str]) -> str:
+    """A kubelet puts variables in the place of their $(NAME), and leaves one $ of two."""
+    return re.sub(r"\$(\$|\((.*?)\))", lambda m: "$" if m[1] == "$" else environment.get(m[2], m[0]), argument)
+
+
 FATES: Mapping[str, Json] = {
     "oom": _ended(137, "OOMKilled"),
+    "childs-oom": _ended(0, "OOMKilled", '{"reward": 0.5}'),
     "no-such-program": _ended(128, "StartError", 'exec: "agent": executable file not found in $PATH'),
     "missing": _waits("ImagePullBackOff", 'Back-off pulling image "missing"'),
     "slow-pull": _waits("ContainerCreating", "the image is large"),
@@ -146,7 +153,7 @@ class Kubelet:
         self.environments[name] = dict(environment)
         for mount, place in places.items():
             environment = {n: v.replace(mount, str(place)) for n, v in environment.items()}
-        command = container["command"]
+        command = [expanded(argument, self.environments[name]) for argument in container["command"]]
         for mount, place in places.items():
             command = [argument.replace(mount, str(place)) for argument in command]
         return command, environment, self._folder / name / "workspace"
