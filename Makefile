@@ -22,10 +22,10 @@ SECONDS_SINCE = $$(( $$(date +%s) - start ))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray test-verl lint format types docs wheel bench soak kills clean
+.PHONY: help dashboard demo install dev test test-slow test-clients test-vllm test-ray test-verl test-kubernetes lint format types docs wheel bench soak kills clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/torch ## install what training on the CPU needs, then train the calculator agent
 	@$(BIN)/agl demo calc $(ARGS)
@@ -35,10 +35,10 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl" -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
-	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl" $(ARGS)
+	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl and not kubernetes" $(ARGS)
 
 test-clients: $(STAMPS)/dev ## the tests with real agent frameworks, each in an environment made for it (minutes, and gigabytes in .clients)
 	@$(BIN)/python scripts/clients.py $(ARGS)
@@ -51,6 +51,9 @@ test-ray: $(STAMPS)/ray ## the tests with a real Ray cluster on this machine (mi
 
 test-verl: $(STAMPS)/dev ## the tests with verl's workers on CPUs, in an environment made for it (minutes, and 2 GB in .verl)
 	@$(BIN)/python scripts/verl_cpu.py $(ARGS)
+
+test-kubernetes: $(STAMPS)/dev ## the tests with a real Kubernetes of one node: root on Debian 12 (a quarter of an hour, and 3.5 GB in .kubernetes)
+	@$(BIN)/python scripts/kubernetes_node.py $(ARGS)
 
 lint: $(STAMPS)/dev ## style: ruff's checks and formatting
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
