@@ -35,7 +35,7 @@ class Optimizer:
         that of the weights, and those that need no copies are stepped themselves."""
         self._parameters = parameters
         self._stepped: list[Tensor] = [_stepped(p, keep_on) for p in parameters]
-        self._adamw = torch.optim.AdamW(self._stepped, lr=0.0) if adamw is None else adamw
+        self._adamw = _adamw(self._stepped) if adamw is None else adamw
 
     @property
     def _copied(self) -> list[tuple[nn.Parameter, Tensor]]:
@@ -51,7 +51,13 @@ class Optimizer:
 
     def clip(self, limit: float) -> float:
         """Scale the gradients down to this norm (0: leave them); the norm before."""
-        return float(whole(nn.utils.clip_grad_norm_(self._stepped, limit or float("inf"))))
+        norms = [nn.utils.get_total_norm([p.grad for p in alike]) for alike in _by_mesh(self._learned()).values()]
+        norm = nn.utils.get_total_norm([whole(norm) for norm in norms])
+        nn.utils.clip_grads_with_norm_(self._learned(), limit or float("inf"), norm, foreach=_foreach(self._stepped))
+        return float(norm)
+
+    def _learned(self) -> list[Tensor]:
+        return [s for s in self._stepped if s.grad is not None]
 
     def step(self, params: OptimParams) -> None:
         """One AdamW step; zeroes the gradients."""
@@ -106,6 +112,23 @@ class Optimizer:
             for parameter, stepped in self._copied:
                 if not is_short(parameter):
                     stepped.copy_(parameter)
+
+
+def _by_mesh(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
+    """By the ranks that they are spread over: PyTorch computes several at once where these are the same."""
+    found: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return found
+
+
+def _foreach(tensors: Sequence[Tensor]) -> bool | None:
+    """What PyTorch's functions on many tensors are told: None leaves it to them."""
+    return None if len(_by_mesh(tensors)) == 1 else False
+
+
+def _adamw(stepped: Sequence[Tensor]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(stepped, lr=0.0, foreach=_foreach(stepped))
 
 
 def _stepped(parameter: nn.Parameter, keep_on: str | None) -> nn.Parameter:

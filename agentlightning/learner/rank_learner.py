@@ -5,6 +5,9 @@ its part, and all have the results. Parameters, gradients and the optimiser's st
 al., PyTorch FSDP, arXiv 2304.11277; Rajbhandari et al., ZeRO, arXiv 1910.02054, stage 3): a layer's weights are whole
 while it computes. The numbers are those of one rank but for the order of sums.
 
+With `tensor_parallel` so many neighbouring ranks compute each part together (`tensor_parallel`), and weights are shared
+out among all.
+
 Shape letters: E loss entries.
 """
 
@@ -21,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentlightning.errors import ConfigError, ModelError
@@ -30,8 +34,9 @@ from agentlightning.learner.forward import Scores, why_no_tree
 from agentlightning.learner.optimizer import whole
 from agentlightning.learner.policy import Policy
 from agentlightning.learner.split import Part, split_batch
+from agentlightning.learner.tensor_parallel import spread
 from agentlightning.learner.torch_learner import TorchLearner
-from agentlightning.learner.trial import try_trees
+from agentlightning.learner.trial import measure, relative_error, tolerance, try_trees
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
@@ -40,10 +45,17 @@ logger = logging.getLogger(__name__)
 class Sharded(nn.Module):
     """The root of a sharded model: what is computed in its forward finds embeddings and output layer whole."""
 
-    def __init__(self, model: nn.Module, ranks: int) -> None:
+    def __init__(self, model: PreTrainedModel, ranks: int, tensor_parallel: int) -> None:
         super().__init__()
         self.model = model
-        mesh = init_device_mesh(next(model.parameters()).device.type, (ranks,))
+        meshes = init_device_mesh(
+            model.device.type, (ranks // tensor_parallel, tensor_parallel), mesh_dim_names=("parts", "layers")
+        )
+        if tensor_parallel > 1:
+            # Sums over both dimensions are two operations; each rank would say that one were faster.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            spread(model, meshes["layers"])
+        mesh = meshes["parts"]
         for layer in model.modules():
             if isinstance(layer, GradientCheckpointingLayer):
                 fully_shard(layer, mesh=mesh)
@@ -63,11 +75,13 @@ class Sharded(nn.Module):
 class RankLearner(TorchLearner):
     """`TorchLearner` on this rank of the process group that there is. No critic, no rows."""
 
-    def __init__(self, policy: Policy, options: LearnerOptions) -> None:
-        """Shards the policy's model: from now on it computes in here only."""
+    def __init__(self, policy: Policy, options: LearnerOptions, *, tensor_parallel: int = 1) -> None:
+        """Shards the policy's model: from now on it computes in here only. Of so many ranks as `tensor_parallel` each
+        has some of every layer."""
         if options.critic:
             raise ConfigError("A critic is trained on one rank: leave `ranks` out, or take credit='broadcast'.")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self._tensor_parallel = tensor_parallel
         reason = why_no_tree(policy.model, 1)
         if reason is None:
             options, reason = try_trees(policy.model, options)
@@ -77,9 +91,12 @@ class RankLearner(TorchLearner):
             if (Path(options.reference) / "adapter_config.json").is_file():
                 policy.add_reference(options.reference)
             options = msgspec.structs.replace(options, reference=None)
-        self._sharded = Sharded(policy.model, self.ranks)
+        expected = None if tensor_parallel == 1 else measure(policy.model, options)
+        self._sharded = Sharded(policy.model, self.ranks, tensor_parallel)
         super().__init__(policy, options)
         self._tried = True
+        if expected is not None:
+            self._compare(*expected)
 
     def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:
         part = self._part(batch)
@@ -108,16 +125,33 @@ class RankLearner(TorchLearner):
                 if parameters is not None:
                     parameters[number].copy_(weights)
 
+    def _compare(self, logprobs_E: Tensor, norms_P: Tensor) -> None:
+        """Raises `ModelError` where ranks that share rows compute something else than the whole model did: a part
+        that its plan forgets."""
+        found_E, found_P = measure(self.policy.model, self.options, self._inside)
+        found_P = found_P / (self.ranks // self._tensor_parallel)  # each part has computed the same
+        error_P = (found_P - norms_P).abs() / norms_P.clamp(min=1e-3 * float(norms_P.max()))
+        error = torch.stack([torch.tensor(relative_error(found_E, logprobs_E)), error_P.max()]).double()
+        dist.all_reduce(error, dist.ReduceOp.MAX)
+        if not float(error.max()) <= tolerance(self.policy.model):
+            raise ModelError(
+                f"{type(self.policy.model).__name__} cannot be computed with tensor_parallel={self._tensor_parallel}: "
+                f"log-probs differ by {error[0]:.1g} and gradients by {error[1]:.1g} (relative) from those of one "
+                "rank. Leave tensor_parallel out."
+            )
+
     def _part(self, batch: PackedBatch, *, whole_groups: bool = False) -> Part:
-        return split_batch(batch, self.ranks, whole_groups=whole_groups)[self.rank]
+        parts = split_batch(batch, self.ranks // self._tensor_parallel, whole_groups=whole_groups)
+        return parts[self.rank // self._tensor_parallel]
 
     def _gathered(
         self, mine_E: Float32Array, part: Part, count: int, sums: Sequence[float] = ()
     ) -> tuple[Float32Array, list[float]]:
-        """Every entry's value, from the rank that has it, and sums over the ranks."""
+        """Every entry's value, and sums over the parts: of those that compute one together, the first says it."""
         together = torch.zeros(count + len(sums), dtype=torch.float64)
-        together[torch.from_numpy(part.entries)] = torch.from_numpy(mine_E[: len(part.entries)].astype(np.float64))
-        together[count:] = torch.tensor(sums, dtype=torch.float64)
+        if self.rank % self._tensor_parallel == 0:
+            together[torch.from_numpy(part.entries)] = torch.from_numpy(mine_E[: len(part.entries)].astype(np.float64))
+            together[count:] = torch.tensor(sums, dtype=torch.float64)
         dist.all_reduce(together)
         return together[:count].numpy().astype(np.float32), together[count:].tolist()
 

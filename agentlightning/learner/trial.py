@@ -7,6 +7,7 @@ both sides. Models are code of others: what they raise on the way is an answer, 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -15,7 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentlightning.learner.base import LearnerOptions, PackedBatch
-from agentlightning.learner.forward import as_long, leaf_rows, score, takes_flex
+from agentlightning.learner.forward import Scores, as_long, leaf_rows, score, takes_flex
+from agentlightning.learner.optimizer import whole
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,22 @@ def why_not(model: PreTrainedModel, options: LearnerOptions, *, rows: bool) -> s
     return None
 
 
+def measure(
+    model: PreTrainedModel, options: LearnerOptions, inside: Callable[[Callable[[], Scores]], Scores] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Log-probs of the forest, [E], and the norm of each trained tensor's gradient: what does not depend on how a model
+    is spread. `inside`: what all computing has to be done in."""
+    batch = _small_forest(model.get_input_embeddings().num_embeddings)  # pyright: ignore
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with torch.enable_grad():
+        logprobs_E = (inside or (lambda work: work()))(lambda: score(model, batch, options, rows=False)).logprobs_E
+        _weighted(logprobs_E).backward()
+    norms = [0.0 if p.grad is None else float(whole(torch.linalg.vector_norm(p.grad))) for p in parameters]
+    for parameter in parameters:
+        parameter.grad = None
+    return logprobs_E.detach(), torch.tensor(norms)
+
+
 def _small_forest(vocabulary: int) -> PackedBatch:
     """Two trees with a few branches; every token but the roots' first is to be predicted once."""
     starts_S = np.cumsum((0, *_LENGTHS[:-1]))
@@ -108,10 +126,14 @@ def _plain(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return torch.stack([value for value in logprobs_E if value is not None])
 
 
-def _gradients(logprobs_E: Tensor, parameters: list[torch.nn.Parameter]) -> tuple[Tensor, ...]:
-    # Not all tokens alike, so that errors of two of them do not cancel out.
+def _weighted(logprobs_E: Tensor) -> Tensor:
+    """Their sum; not all tokens alike, so that errors of two of them do not cancel out."""
     weights_E = torch.linspace(0.5, 1.5, len(logprobs_E), dtype=logprobs_E.dtype, device=logprobs_E.device)
-    return torch.autograd.grad((logprobs_E * weights_E).sum(), parameters, allow_unused=True, materialize_grads=True)
+    return (logprobs_E * weights_E).sum()
+
+
+def _gradients(logprobs_E: Tensor, parameters: list[torch.nn.Parameter]) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(_weighted(logprobs_E), parameters, allow_unused=True, materialize_grads=True)
 
 
 def worst_error(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> float:

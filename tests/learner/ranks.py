@@ -1,4 +1,5 @@
-"""`python -m tests.learner.ranks KIND MODEL FOLDER`: the same steps on one learner and on 1, 2 and 4 ranks, as JSON.
+"""`python -m tests.learner.ranks KIND MODEL FOLDER [SHARED]`: the same steps on one learner and on 1, 2 and 4 ranks, as
+JSON. Of ranks that share rows SHARED share each, and there are no fewer.
 
 One interpreter imports torch, and forks all ranks before it computes anything. A line has the loss, gradient norm,
 log-probs and metrics of two steps; that of four ranks ends with how far their state is from what two ranks wrote.
@@ -70,13 +71,14 @@ def step(learner: TorchLearner) -> list[float]:
     return [passed.loss, done.grad_norm, float(passed.logprobs.mean()), *metrics, *moved]
 
 
-def work(rank: int, ranks: int, port: int, kind: str, model: str, folder: Path) -> None:
+def work(rank: int, ranks: int, port: int, kind: str, model: str, folder: Path, shared: int) -> None:
     torch.set_num_threads(1)
-    policy = load_policy(model, device="cpu", lora=LoraSpec(rank=4) if kind == "adapter" else None)
+    dtype = "bfloat16" if kind == "bfloat16" else "float32"
+    policy = load_policy(model, device="cpu", dtype=dtype, lora=LoraSpec(rank=4) if kind == "adapter" else None)
     options = LearnerOptions(gradient_checkpointing=kind == "checkpointed")
     if ranks:
         dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    learner = RankLearner(policy, options) if ranks else TorchLearner(policy, options)
+    learner = RankLearner(policy, options, tensor_parallel=shared) if ranks else TorchLearner(policy, options)
     numbers = learned(learner, folder, ranks)
     if ranks == 4:  # what two ranks wrote is what four have
         before = learner.state()
@@ -84,7 +86,7 @@ def work(rank: int, ranks: int, port: int, kind: str, model: str, folder: Path) 
         after = learner.state()
         numbers.append(max(_gap(before, after)))
     if rank == 0:
-        sys.stdout.write(json.dumps({"ranks": ranks, "numbers": numbers}) + "\n")
+        sys.stdout.write(json.dumps({"of": ranks, "numbers": numbers}) + "\n")
         sys.stdout.flush()
     if ranks:
         dist.barrier()
@@ -100,14 +102,14 @@ def _gap(ours: object, theirs: object) -> list[float]:
     return [0.0]
 
 
-def main(kind: str, model: str, folder: str) -> None:
+def main(kind: str, model: str, folder: str, shared: str = "1") -> None:
     forked = multiprocessing.get_context("fork")
-    for ranks in (0, 1, 2, 4):
+    for ranks in (r for r in (0, 1, 2, 4) if r % int(shared) == 0):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         processes = [
-            forked.Process(target=work, args=(rank, ranks, port, kind, model, Path(folder)))
+            forked.Process(target=work, args=(rank, ranks, port, kind, model, Path(folder), int(shared)))
             for rank in range(max(1, ranks))
         ]
         for process in processes:
