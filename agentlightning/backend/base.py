@@ -55,6 +55,8 @@ class ModelSettings:
     there."""
     ranks: int = 1
     """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
+    tensor_parallel: int = 1
+    """So many of the ranks compute each token together, each with some of every layer's heads and width."""
     seed: int | None = None
     """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
     backend_options: Mapping[str, Any] = field(default_factory=dict)

@@ -34,6 +34,7 @@ VERLS_GPUS_PER_NODE = 8
 NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 OFFLOADS = tuple(f"actor_rollout_ref.actor.fsdp_config.{what}_offload" for what in ("param", "optimizer"))
 SHARED_ROWS = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
+CUT_LAYERS = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 
 DEFAULTS: dict[str, Any] = {
@@ -133,6 +134,7 @@ TOGETHER = {
     NODES: "more than one: backend='ray', with a rank of the learner and an engine on each GPU",
     GPUS: "ranks, on machines that have so many GPUs",
     SHARED_ROWS: "more than one, on GPUs: verl's workers in bfloat16, so many of which share a row",
+    CUT_LAYERS: "tensor_parallel, where the learner has so many ranks and is not verl's workers",
     OFFLOADS[0]: "true, with several ranks on GPUs: verl's workers, with offload",
     OFFLOADS[1]: "true, with several ranks on GPUs: verl's workers, with offload; with one: offload",
     ROLLOUT + "tensor_model_parallel_size": "on several nodes: so many GPUs for an engine, which holds the whole model",
@@ -273,6 +275,7 @@ def understand(flat: Mapping[str, Any], gpus: Callable[[], int]) -> Meaning:
         problems.append("actor_rollout_ref.model.path is missing: the model to train.")
     problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
     problems += _place(flat, settings, ignored, gpus)
+    _cut_layers(flat, settings, ignored)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
     algorithm, own = ESTIMATORS[estimator]
@@ -336,7 +339,7 @@ def _place(
     given = {key: flat.get(key) for key in (NODES, GPUS, several)}
     problems = [
         f"{key} is {value!r}; it must be a whole number above 0."
-        for key, value in {**given, SHARED_ROWS: flat.get(SHARED_ROWS)}.items()
+        for key, value in {**given, **{key: flat.get(key) for key in (SHARED_ROWS, CUT_LAYERS)}}.items()
         if value is not None and (not isinstance(value, int) or value < 1)
     ]
     if problems:
@@ -383,6 +386,16 @@ def _of_verls_workers(
         ignored |= {key: why for key, options in asked.items() if options}
         return {}
     return {name: value for options in asked.values() for name, value in options.items()}
+
+
+def _cut_layers(flat: Mapping[str, Any], settings: dict[str, Any], ignored: dict[str, str]) -> None:
+    """Ranks that share layers, once it is known how many there are."""
+    asked = flat.get(CUT_LAYERS) or 1
+    on_verl = {"offload", "sequence_parallel"} & set(settings.get("backend_options", {}))
+    if asked > 1 and (on_verl or settings.get("ranks", 1) % asked):
+        ignored[CUT_LAYERS] = "verl's workers keep layers whole" if on_verl else "the ranks are no multiple of it"
+    elif asked > 1:
+        settings["tensor_parallel"] = asked
 
 
 def _bound(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:

@@ -51,13 +51,13 @@ class Optimizer:
 
     def clip(self, limit: float) -> float:
         """Scale the gradients down to this norm (0: leave them); the norm before."""
-        norms = [nn.utils.get_total_norm([p.grad for p in alike]) for alike in _by_mesh(self._learned()).values()]
-        norm = nn.utils.get_total_norm([whole(norm) for norm in norms])
-        nn.utils.clip_grads_with_norm_(self._learned(), limit or float("inf"), norm, foreach=_foreach(self._stepped))
+        most = limit or float("inf")
+        by_mesh = _by_mesh([g for g in self.gradients() if g is not None])
+        if len(by_mesh) < 2:
+            return float(whole(nn.utils.clip_grad_norm_(self._stepped, most)))
+        norm = nn.utils.get_total_norm([whole(nn.utils.get_total_norm(alike)) for alike in by_mesh.values()])
+        nn.utils.clip_grads_with_norm_(self._stepped, most, norm, foreach=False)
         return float(norm)
-
-    def _learned(self) -> list[Tensor]:
-        return [s for s in self._stepped if s.grad is not None]
 
     def step(self, params: OptimParams) -> None:
         """One AdamW step; zeroes the gradients."""
@@ -115,20 +115,15 @@ class Optimizer:
 
 
 def _by_mesh(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
-    """By the ranks that they are spread over: PyTorch computes several at once where these are the same."""
+    """By the ranks that they are spread over: what computes on several tensors at once takes those of the same."""
     found: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
     return found
 
 
-def _foreach(tensors: Sequence[Tensor]) -> bool | None:
-    """What PyTorch's functions on many tensors are told: None leaves it to them."""
-    return None if len(_by_mesh(tensors)) == 1 else False
-
-
 def _adamw(stepped: Sequence[Tensor]) -> torch.optim.AdamW:
-    return torch.optim.AdamW(stepped, lr=0.0, foreach=_foreach(stepped))
+    return torch.optim.AdamW(stepped, lr=0.0, foreach=None if len(_by_mesh(stepped)) == 1 else False)
 
 
 def _stepped(parameter: nn.Parameter, keep_on: str | None) -> nn.Parameter:

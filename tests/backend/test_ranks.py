@@ -25,8 +25,9 @@ __all__ = ["group_of_conversations", "make_call"]
 STEP = OptimParams(learning_rate=1e-3, max_kl=0.05)
 
 
-def settings(ranks: int) -> Settings:
-    return Settings(model="calc", device="cpu", max_concurrency=2, max_context=64, seed=1, ranks=ranks)
+def settings(ranks: int, shared: int = 1) -> Settings:
+    model = Settings(model="calc", device="cpu", max_concurrency=2, max_context=64, seed=1)
+    return msgspec.structs.replace(model, ranks=ranks, tensor_parallel=shared)
 
 
 async def learned(process: ModelProcess, batch: PackedBatch) -> list[float]:
@@ -38,12 +39,15 @@ async def learned(process: ModelProcess, batch: PackedBatch) -> list[float]:
 
 
 @pytest.mark.slow
-def test_the_engine_samples_from_what_ranks_learned(tmp_path: Path, group_of_conversations: list[CreditedCall]) -> None:
+@pytest.mark.parametrize("shared", [1, 2])
+def test_the_engine_samples_from_what_ranks_learned(
+    shared: int, tmp_path: Path, group_of_conversations: list[CreditedCall]
+) -> None:
     """Two ranks learn, the whole model has it and is exported; one process goes on from it with the same numbers."""
     batch = pack(group_of_conversations)
 
     async def run() -> tuple[float, float]:
-        async with ModelProcess(settings(2)) as process:
+        async with ModelProcess(settings(2, shared)) as process:
             before = float((await process.forward(batch)).mean())
             *_, after = await learned(process, batch)
             await process.export(str(tmp_path / "model"))
@@ -83,3 +87,5 @@ def test_what_cannot_be_spread_is_refused() -> None:
     for spec in (ModelSpec(model="calc", ranks=2, policies=["a", "b"]), ModelSpec(model="calc", ranks=2, critic=True)):
         with pytest.raises(ConfigError, match="ranks=2 spreads one policy"):
             settings_of(spec)
+    with pytest.raises(ConfigError, match=r"tensor_parallel=2 .* let ranks \(3\) be a multiple"):
+        settings_of(ModelSpec(model="calc", ranks=3, tensor_parallel=2))

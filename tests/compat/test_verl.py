@@ -19,6 +19,7 @@ from agentlightning.algorithm.verl import VERL
 import agentlightning as agl
 from agentlightning.backend.ray.options import parse_options
 from agentlightning.compat.verl_keys import (
+    CUT_LAYERS,
     DUAL_CLIP_BOUND,
     MAPPED,
     NO_MEANING,
@@ -234,6 +235,22 @@ def test_offload_and_shared_rows_choose_verls_workers(changes: dict[str, Any], o
     assert options.sequence_parallel == (changes.get(SHARED_ROWS, 1) if on_verl else 1)
     assert (meaning.settings.get("dtype") == "bfloat16") == (options.sequence_parallel > 1)
     assert {*OFFLOADS, SHARED_ROWS} & set(meaning.ignored) == listed
+
+
+@pytest.mark.parametrize(
+    ("changes", "shared", "listed"),
+    [
+        ({CUT_LAYERS: 2}, 2, set()),
+        ({CUT_LAYERS: 3}, 1, {CUT_LAYERS}),
+        ({CUT_LAYERS: 2, SHARED_ROWS: 2}, 1, {CUT_LAYERS}),
+        ({CUT_LAYERS: 1}, 1, set()),
+    ],
+)
+def test_megatrons_tensor_parallel_size_cuts_layers(changes: dict[str, int], shared: int, listed: set[str]) -> None:
+    places = {"trainer.nnodes": 2, "trainer.n_gpus_per_node": 4, **dict.fromkeys(OFFLOADS, False)}
+    meaning = understand(flatten(CONFIG) | places | changes, lambda: 0)
+    assert agl.GRPO(**meaning.settings).tensor_parallel == shared
+    assert {CUT_LAYERS} & set(meaning.ignored) == listed
 
 
 @pytest.mark.parametrize(("gpus", "device", "ours"), [(1, "auto", True), (1, "cpu", False), (0, "auto", False)])

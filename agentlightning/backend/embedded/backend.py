@@ -95,6 +95,10 @@ def settings_of(spec: ModelSpec) -> Settings:
         raise ConfigError(f"ranks={spec.ranks} spreads one policy without a critic; {what} are learned on one rank.")
     if spec.ranks > 1 and spec.offload:
         raise ConfigError(f"offload is for one rank; ranks={spec.ranks} share the optimiser out already: leave it out.")
+    if spec.ranks % spec.tensor_parallel:
+        raise ConfigError(
+            f"tensor_parallel={spec.tensor_parallel} ranks share each layer: let ranks ({spec.ranks}) be a multiple."
+        )
     return Settings(
         model=resolve_model(spec.model),
         device=spec.device,
@@ -108,6 +112,7 @@ def settings_of(spec: ModelSpec) -> Settings:
         seed=spec.seed,
         in_flight=spec.in_flight,
         ranks=spec.ranks,
+        tensor_parallel=spec.tensor_parallel,
         learner=LearnerOptions(
             gradient_checkpointing=spec.gradient_checkpointing,
             offload=spec.offload,

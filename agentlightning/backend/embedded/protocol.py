@@ -87,6 +87,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     learner: LearnerOptions = LearnerOptions()
     ranks: int = 1
     """Processes that the learner is spread over."""
+    tensor_parallel: int = 1
+    """So many of them compute each token together."""
     place: Place | None = None
     """For one of these processes."""
     followers: list[SocketAddress] = []

@@ -166,7 +166,7 @@ def join(settings: Settings) -> RankLearner:
     lora = settings.lora
     spec = None if lora is None else LoraSpec(lora.rank, lora.alpha, lora.target_modules, settings.seed or 0)
     policy = load_policy(settings.model, device=device, dtype=settings.dtype, lora=spec)
-    return RankLearner(policy, settings.learner)
+    return RankLearner(policy, settings.learner, tensor_parallel=settings.tensor_parallel)
 
 
 def device_of(device: str, rank: int) -> str:

@@ -78,6 +78,7 @@ class Engines:
             await carried(self._settings, [host], self._weights.folder),
             learns=False,
             ranks=1,
+            tensor_parallel=1,
             sampling_threads=max(1, int(self._options.cpus_per_engine)),
         )
         process = ModelProcess(

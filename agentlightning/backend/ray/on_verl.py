@@ -23,6 +23,7 @@ def refuse_for_verl(spec: ModelSpec, options: RayOptions) -> None:
     own = "or take learner='own'."
     checks = {
         f"train one policy: leave policies out, {own}": not spec.adapters,
+        f"keep layers whole: leave tensor_parallel out, {own}": spec.tensor_parallel == 1,
         f"have no critic: take credit='broadcast', {own}": not spec.critic,
         f"compute in {' or '.join(PRECISIONS)}: set dtype, {own}": spec.dtype in PRECISIONS,
         f"share a row among {options.sequence_parallel}: let ranks be a multiple of sequence_parallel.": (
