@@ -34,7 +34,7 @@ from agentlightning.learner.forward import Scores, why_no_tree
 from agentlightning.learner.optimizer import whole
 from agentlightning.learner.policy import Policy
 from agentlightning.learner.split import Part, split_batch
-from agentlightning.learner.tensor_parallel import spread
+from agentlightning.learner.tensor_parallel import check_parallel, spread
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.trial import measure, relative_error, tolerance, try_trees
 from agentlightning.types.call import Float32Array
@@ -82,6 +82,7 @@ class RankLearner(TorchLearner):
             raise ConfigError("A critic is trained on one rank: leave `ranks` out, or take credit='broadcast'.")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self._tensor_parallel = tensor_parallel
+        check_parallel(policy.model, tensor_parallel)
         reason = why_no_tree(policy.model, 1)
         if reason is None:
             options, reason = try_trees(policy.model, options)

@@ -38,8 +38,30 @@ ADAPTERS = {"colwise": "lora_B", "rowwise": "lora_A"}
 """Which half of a low-rank adapter is cut as the layer that it is on is; the other one is whole on each rank."""
 
 
-def why_not_parallel(model: PreTrainedModel, ranks: int) -> str | None:
-    """Why so many ranks cannot share a row of a model; None if they can."""
+def check_parallel(model: PreTrainedModel, ranks: int) -> None:
+    """Raises ConfigError where so many ranks cannot share a model's layers."""
+    if ranks > 1 and (reason := _why_not(model, ranks)):
+        raise ConfigError(f"tensor_parallel={ranks} does not go with this model: {reason}. Leave it out.")
+
+
+def spread(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut the model's layers, which have been checked, over the ranks of a mesh; each keeps its share of their
+    parameters.
+    """
+    decoder, plan = decoder_of(model), _plan(model)
+    for name, module in list(decoder.named_modules()):
+        style = next((style for layers, style in plan.items() if fnmatch.fnmatchcase(name, layers)), None)
+        if style is None:
+            continue
+        if isinstance(base := getattr(module, "base_layer", None), nn.Module):
+            _cut(base, mesh, style)
+            for half in getattr(module, ADAPTERS.get(style, ""), {}).values():
+                _cut(half, mesh, style)
+        else:
+            _cut(module, mesh, style)
+
+
+def _why_not(model: PreTrainedModel, ranks: int) -> str | None:
     config = model.config.get_text_config()
     plan = _plan(model)
     if not plan:
@@ -52,26 +74,6 @@ def why_not_parallel(model: PreTrainedModel, ranks: int) -> str | None:
     if any(getattr(module, "lora_magnitude_vector", None) for module in model.modules()):
         return "its adapter is a DoRA"
     return None
-
-
-def spread(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cut the model's layers over the ranks of a mesh; each keeps its share of their parameters.
-
-    Raises ConfigError where that cannot be.
-    """
-    if reason := why_not_parallel(model, mesh.size()):
-        raise ConfigError(f"tensor_parallel={mesh.size()} does not go with this model: {reason}. Leave it out.")
-    decoder, plan = decoder_of(model), _plan(model)
-    for name, module in list(decoder.named_modules()):
-        style = next((style for layers, style in plan.items() if fnmatch.fnmatchcase(name, layers)), None)
-        if style is None:
-            continue
-        if isinstance(base := getattr(module, "base_layer", None), nn.Module):
-            _cut(base, mesh, style)
-            for half in getattr(module, ADAPTERS.get(style, ""), {}).values():
-                _cut(half, mesh, style)
-        else:
-            _cut(module, mesh, style)
 
 
 def _plan(model: PreTrainedModel) -> Mapping[str, str]:
