@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import shutil
 import sys
 import tempfile
@@ -15,6 +16,8 @@ from weakref import WeakKeyDictionary
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.litagent.isolation import check_isolation, isolated
 from agentlightning.litagent.process import Limits, run_command
+
+from .inside.alone import KINDS
 
 INSIDE = Path(__file__).parent / "inside"
 LIMITS = Limits(output_bytes=64 * 1024, memory_bytes=256 * 1024**2, file_bytes=1024**2, cpu_seconds=2)
@@ -43,7 +46,10 @@ class Language:
     """What starts that: `ALONE` where the judge does not itself see to it that the code starts no process."""
 
     def command(self) -> list[str]:
-        """Raises ConfigError where what runs the judge is not installed. By its whole path the sandbox shows it."""
+        """Raises ConfigError where what runs the judge is not installed, or the launcher does not know the machine. By
+        its whole path the sandbox shows a program."""
+        if self.launcher == ALONE and platform.machine() not in KINDS:
+            raise ConfigError(f"A task's code is run by {self.runs[0]} on {' and '.join(KINDS)} only.")
         program = shutil.which(self.runs[0])
         if program is None:
             raise ConfigError(f"A task's code is run by {self.runs[0]}, which is not installed.")
@@ -72,7 +78,7 @@ class Answer:
 async def run_code(code: str, inputs: list[Any], language: str = "Python") -> Answer:
     """The values of `f` in the code. What is wrong with the code is an error in the answer, and raises nothing.
 
-    Raises ConfigError for a language that is none of `LANGUAGES` or not installed, and where there is no sandbox.
+    Raises ConfigError for a language that is none of `LANGUAGES` or cannot be run here, and where there is no sandbox.
     """
     check_isolation("bubblewrap")
     spoken = LANGUAGES.get(language)

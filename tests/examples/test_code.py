@@ -116,6 +116,13 @@ async def test_a_language_that_is_not_installed_is_no_wrong_answer(monkeypatch: 
         await score("f", {**TASK, "language": "Piet"})
 
 
+@pytest.mark.usefixtures("sandbox")
+async def test_a_machine_without_a_filter_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandboxing.platform, "machine", lambda: "riscv64")
+    with pytest.raises(ConfigError, match="on x86_64 and aarch64 only"):
+        await score("f", {**TASK, "language": "JavaScript"})
+
+
 HOSTILE_SCRIPTS = {
     "fork bomb": "const f = () => { for (;;) process.getBuiltinModule('child_process').spawn('sleep', ['9']) }",
     "endless": "const f = () => { for (;;); }",

@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -102,22 +103,24 @@ def _gap(ours: object, theirs: object) -> list[float]:
     return [0.0]
 
 
-def main(kind: str, model: str, folder: str, shared: str = "1") -> None:
+def in_processes(work: Callable[..., None], ranks: int, *arguments: object) -> None:
+    """Call `work(rank, ranks, port, *arguments)` in a process for each rank, one at least; the port is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     forked = multiprocessing.get_context("fork")
+    processes = [forked.Process(target=work, args=(rank, ranks, port, *arguments)) for rank in range(max(1, ranks))]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(process.exitcode)
+
+
+def main(kind: str, model: str, folder: str, shared: str = "1") -> None:
     for ranks in (r for r in (0, 1, 2, 4) if r % int(shared) == 0):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        processes = [
-            forked.Process(target=work, args=(rank, ranks, port, kind, model, Path(folder), int(shared)))
-            for rank in range(max(1, ranks))
-        ]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
-            if process.exitcode:
-                raise SystemExit(process.exitcode)
+        in_processes(work, ranks, kind, model, Path(folder), int(shared))
 
 
 if __name__ == "__main__":

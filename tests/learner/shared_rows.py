@@ -7,9 +7,7 @@ by tensor), or what a model was refused with.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import runpy
-import socket
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +23,7 @@ from agentlightning.learner.policy import Policy
 from agentlightning.learner.rank_learner import RankLearner
 from agentlightning.learner.torch_learner import TorchLearner
 from agentlightning.learner.trial import worst_error
+from tests.learner.ranks import in_processes
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "architectures.py"))
 NAMES = (
@@ -34,9 +33,9 @@ NAMES = (
 SCRIPT["SMALL"]["sliding_window"] = 512  # as trees
 
 
-def work(rank: int, port: int) -> None:
+def work(rank: int, ranks: int, port: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     for name in NAMES:
         try:
             found = compare(name)
@@ -67,19 +66,5 @@ def gradients(learner: TorchLearner) -> tuple[torch.Tensor, ...]:
     return tuple(torch.zeros_like(whole(p)) if p.grad is None else whole(p.grad) for p in parameters)
 
 
-def main() -> None:
-    forked = multiprocessing.get_context("fork")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    processes = [forked.Process(target=work, args=(rank, port)) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        if process.exitcode:
-            raise SystemExit(process.exitcode)
-
-
 if __name__ == "__main__":
-    main()
+    in_processes(work, 2)
