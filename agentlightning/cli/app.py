@@ -169,6 +169,9 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
     ],
+    name: Annotated[
+        str | None, typer.Option(help="What /v1/models calls it; the run's or the model's name if not given.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
@@ -191,6 +194,7 @@ def serve(
         host=host,
         port=port,
         api_key=api_key,
+        name=name,
         max_context=max_context,
         backend=backend,
         backend_options=backend_option or [],
@@ -203,7 +207,10 @@ app.command()(agent_commands.runner)
 @app.command()
 def gateway(
     model: Annotated[
-        str | None, typer.Option(help="Serve this model as `policy`: a checkpoint, a directory, a Hugging Face id.")
+        str | None, typer.Option(help="Serve this model: a checkpoint, a directory, a Hugging Face id.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="What clients call --model; the run's or the model's name if not given.")
     ] = None,
     upstream: Annotated[
         list[str] | None,
@@ -235,6 +242,7 @@ def gateway(
 
     run_gateway(
         model=model,
+        name=name,
         upstreams=upstream or [],
         upstream_key=upstream_key,
         upstream_prices=upstream_price or [],

@@ -11,10 +11,12 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import ModelSpec
 from agentlightning.cli.interrupt import interrupted
+from agentlightning.cli.serve import aliases_of, model_names
 from agentlightning.cli.store import read_secret
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
+from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.keys import derived_secret, not_empty
 from agentlightning.serving import LoopServer
@@ -29,6 +31,7 @@ console = Console(highlight=False, soft_wrap=True)
 def run_gateway(
     *,
     model: str | None,
+    name: str | None,
     upstreams: list[str],
     upstream_key: str | None,
     upstream_prices: list[str],
@@ -53,12 +56,13 @@ def run_gateway(
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
-    run_sync(_serve(store, model, models, secret, host, port, api_key, server or str(path)))
+    run_sync(_serve(store, model, name, models, secret, host, port, api_key, server or str(path)))
 
 
 async def _serve(
     store: LightningStore,
     model: str | None,
+    name: str | None,
     models: dict[str, Provider],
     secret: bytes | None,
     host: str,
@@ -69,11 +73,14 @@ async def _serve(
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
-        policy = None
+        policy, served = None, dict[str, Model](models)
         if model is not None:
+            served = {**aliases_of(model_names(model, name)), **models}
             policy = PolicySpec(ModelSpec(model=stack.enter_context(served_model(model))))
         with console.status(f"loading {model}") if model else nullcontext():
-            gateway = (await serve_models(stack, store, policy, models=models, secret=secret)).gateway
+            gateway = (
+                await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
+            ).gateway
         app = AnonymousAccess(gateway, store, api_key)
         front = LoopServer(app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts)
         await front.start()

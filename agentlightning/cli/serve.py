@@ -6,13 +6,14 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path, PurePath
 
 import typer
 from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
-from agentlightning.backend import Backend, ModelSpec, check_backend
+from agentlightning.backend import POLICY, Backend, ModelSpec, check_backend
 from agentlightning.cli.configuration import backend_settings
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
@@ -39,6 +40,7 @@ def run_server(
     host: str,
     port: int,
     api_key: str | None,
+    name: str | None = None,
     max_context: int = ModelSpec.max_context,
     backend: str | None = None,
     backend_options: Sequence[str] = (),
@@ -52,16 +54,36 @@ def run_server(
     check_backend(kind, options)
     with served_model(model) as path:
         spec = PolicySpec(ModelSpec(model=path, max_context=max_context, backend_options=options), backend=kind)
-        run_sync(_serve(spec, host, port, api_key))
+        run_sync(_serve(spec, model_names(model, name), host, port, api_key))
 
 
-async def _serve(spec: PolicySpec, host: str, port: int, api_key: str | None) -> None:
+def model_names(model: str, name: str | None = None) -> list[str]:
+    """What clients may call a model that is served, the name to show first: the given `name`, that of the run it
+    belongs to, what was typed, and the last part of that.
+
+    >>> model_names("runs/mail/checkpoints/step-000010")[0]
+    'mail'
+    >>> model_names("Qwen/Qwen3-0.6B")
+    ['Qwen/Qwen3-0.6B', 'Qwen3-0.6B']
+    """
+    path = PurePath(model)
+    run = path.parts[path.parts.index("checkpoints") - 1] if "checkpoints" in path.parts[1:] else None
+    local = [path.name, model] if Path(model).is_dir() else [model, path.name]
+    return [n for n in dict.fromkeys([name, run, *local]) if n and not PurePath(n).is_absolute()]
+
+
+def aliases_of(names: Sequence[str]) -> dict[str, str]:
+    """The names as other names of the policy."""
+    return {name: POLICY for name in names if name != POLICY}
+
+
+async def _serve(spec: PolicySpec, names: Sequence[str], host: str, port: int, api_key: str | None) -> None:
     model = spec.model.model
     async with AsyncExitStack() as stack:
         store = InMemoryLightningStore()
         stack.push_async_callback(store.close)
         with console.status(f"loading {model}"):
-            served = await serve_models(stack, store, spec)
+            served = await serve_models(stack, store, spec, models=aliases_of(names), any_model_name=True)
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
         app = AnonymousAccess(gateway, store, api_key)
@@ -69,8 +91,11 @@ async def _serve(spec: PolicySpec, host: str, port: int, api_key: str | None) ->
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"
-        console.print(f"Serving [bold]{model}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n\nTry it:")
-        typer.echo(f"  {await curl_command(model, url, with_key=api_key is not None)}")
+        console.print(
+            f"Serving [bold]{names[0]}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n"
+            "It is the only model here, so it answers whatever model a request names.\n\nTry it:"
+        )
+        typer.echo(f"  {await curl_command(model, url, named=names[0], with_key=api_key is not None)}")
         beside = [
             asyncio.create_task(_forget_old_requests(store)),
             asyncio.create_task(_keep_running(backend, gateway)),

@@ -75,6 +75,7 @@ class Gateway:
         max_calls: int | None = None,
         max_tokens: int | None = None,
         models: Mapping[str, Model] | None = None,
+        any_model_name: bool = False,
         spent: Mapping[str, Spent] | None = None,
         dialects: Sequence[Dialect] = DIALECTS,
         rerender: bool = False,
@@ -105,6 +106,7 @@ class Gateway:
             max_tokens: How many tokens an attempt may have sampled.
             models: Other models by alias: a `Provider`, a `Frozen` engine, another policy (`Trained`), or another
                 name for one that exists.
+            any_model_name: Where only one model is served, let every name mean it, also one that was never given.
             spent: What was asked of other providers before, by alias; it counts towards their limits for all
                 rollouts.
             dialects: The wire formats that are spoken; `(*DIALECTS, MyDialect())` adds one of your own.
@@ -139,6 +141,7 @@ class Gateway:
         self._selection = Selection.of(train_agents, train_prompts)
         self._limits = AttemptLimits(max_calls, max_tokens)
         self._models = self._check(models or {})
+        self._any_model_name = any_model_name
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
         self._filter_replay = filter_replay
@@ -357,6 +360,12 @@ class Gateway:
     def names(self) -> Sequence[str]:
         """The models that clients may name. The directory of a model on this machine is none of their business."""
         return [name for name in dict.fromkeys([*self._samplers, *self._models]) if not PurePath(name).is_absolute()]
+
+    @property
+    def takes_any_name(self) -> bool:
+        """Whether a name that was never given means the only model that is served."""
+        served = {id(model) for model in (*self._samplers.values(), *self._upstreams.values())}
+        return self._any_model_name and len(served) == 1
 
     async def _make_sampler(self, name: str, engine: Engine, rendering: Rendering, *, trained: bool) -> Sampler:
         return Sampler(

@@ -27,18 +27,18 @@ async def test_of_a_run(tmp_path: Path) -> None:
     await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
     await store.close()
     for place in (model, tmp_path, tmp_path / "checkpoints" / "step-000001"):
-        command = await curl_command(str(place), "http://127.0.0.1:8000/v1", with_key=False)
+        command = await curl_command(str(place), "http://127.0.0.1:8000/v1", named="mail", with_key=False)
         assert "\n" not in command
         request = json.loads(shlex.split(command)[-1])
         assert request == {
-            "model": "policy",
+            "model": "mail",
             "messages": [{"role": "system", "content": "Don't guess."}, {"role": "user", "content": "6 * 7"}],
             "max_tokens": 9,
         }
 
 
 async def test_of_a_model_without_a_run(tmp_path: Path) -> None:
-    command = await curl_command(str(tmp_path), "http://127.0.0.1:8000/v1", with_key=True)
+    command = await curl_command(str(tmp_path), "http://127.0.0.1:8000/v1", named="mail", with_key=True)
     assert "What is 12 + 30?" in command
     assert '"Authorization: Bearer $AGL_API_KEY"' in command
-    assert '"calc"' in await curl_command("calc", "http://127.0.0.1:8000/v1", with_key=False)
+    assert '"calc"' in await curl_command("calc", "http://127.0.0.1:8000/v1", named="calc", with_key=False)

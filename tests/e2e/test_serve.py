@@ -16,6 +16,8 @@ import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
+from agentlightning.cli.serve import model_names
+
 KEY = "a-key"
 
 
@@ -23,7 +25,7 @@ KEY = "a-key"
 def served() -> Iterator[tuple[str, str]]:
     """The base URL, and the command that is printed to try it."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "AGL_API_KEY": KEY, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "agentlightning", "serve", "calc", "--port", "0"]
+    command = [sys.executable, "-m", "agentlightning", "serve", "calc", "--port", "0", "--name", "sums"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     with process.stdout:
@@ -65,6 +67,37 @@ def test_a_chat_with_a_tool(url: str) -> None:
                 assert list(answer)[-1].choices[0].finish_reason in ("stop", "length", "tool_calls")  # pyright: ignore
             else:
                 assert answer.usage.completion_tokens > 0  # pyright: ignore
+
+
+def test_it_lists_its_names_and_answers_to_any(url: str) -> None:
+    with OpenAI(base_url=url, api_key=KEY) as client:
+        assert {"sums", "calc", "policy"} <= {model.id for model in client.models.list()}
+        for name in ("sums", "calc", "gpt-5-mini", "runs/mail"):
+            answer = client.chat.completions.create(
+                model=name, messages=[{"role": "user", "content": "hi"}], max_tokens=2
+            )
+            assert answer.model == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "first"),
+    [
+        ("calc", "calc"),
+        ("runs/mail", "mail"),
+        ("runs/mail/checkpoints/step-000010", "mail"),
+        ("/srv/models/small", "small"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B"),
+    ],
+)
+def test_a_model_is_called_by_what_people_know_of_it(
+    typed: str, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mail" / "checkpoints" / "step-000010").mkdir(parents=True)
+    names = model_names(typed)
+    assert names[0] == first
+    assert not any(Path(name).is_absolute() for name in names)
+    assert model_names(typed, "own")[0] == "own"
 
 
 def test_a_wrong_key_is_refused(url: str) -> None:

@@ -198,6 +198,26 @@ async def test_names_that_mean_nothing_are_errors(site: Site) -> None:
             await client.chat.completions.create(model="gpt-far", messages=ASK)
 
 
+@pytest.mark.parametrize("others", [0, 1])
+async def test_any_name_means_the_only_model_where_that_is_wanted(
+    store: InMemoryLightningStore, site: Site, others: int
+) -> None:
+    """With a second model a name that means nothing is refused again. Another name for the same model is no second."""
+    rendering = site.engine.rendering
+    models = {"twin": "policy"} | ({"judge": Frozen(site.engine, rendering)} if others else {})
+    async with Gateway(store, site.engine, rendering, models=models, any_model_name=True) as gateway:
+        claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
+        own = Site(store, site.engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        async with own.client() as client:
+            if others:
+                with pytest.raises(openai.NotFoundError):
+                    await client.chat.completions.create(model="claude-haiku", messages=ASK)
+            else:
+                reply = await client.chat.completions.create(model="claude-haiku", messages=ASK)
+                assert reply.model == "claude-haiku"
+        assert len(await own.close()) == 1 - others
+
+
 async def test_a_provider_that_is_away_is_not_the_agents_fault(site: Site, provider: Site) -> None:
     provider.engine.fail = EngineError("out of memory")
     nowhere = Provider(base_url="http://127.0.0.1:9/v1")

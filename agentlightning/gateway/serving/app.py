@@ -272,7 +272,8 @@ class GatewayApp:
         `own_key` is for a provider of which the gateway knows no key.
         """
         start = time.time()
-        incoming = Incoming(dialect, found["rest"], body, live, place, knows_models=found["key"] is None)
+        knows_models = found["key"] is None and not self._router.takes_any_name
+        incoming = Incoming(dialect, found["rest"], body, live, place, knows_models=knows_models)
         try:
             self._check_open(live)
             asked = await self._reader.read(incoming, receive)

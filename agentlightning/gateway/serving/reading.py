@@ -29,6 +29,9 @@ class Router(Protocol):
 
     def names(self) -> Sequence[str]: ...
 
+    @property
+    def takes_any_name(self) -> bool: ...
+
     def measures(self) -> Mapping[str, Measure]:
         """Of the models whose requests can be read in another process, by all names that mean them."""
         ...
@@ -44,7 +47,8 @@ class Incoming:
     live: LiveAttempt
     place: Place
     knows_models: bool
-    """False for a client that was given nothing but a URL: a name it makes up means the policy."""
+    """False for a client that was given nothing but a URL, and where there is one model only: a name that it makes up
+    means the first model."""
     model: str = "unknown"
     """What is asked, once it is known."""
 
