@@ -34,12 +34,11 @@ from agent_lightning.settings import ALGORITHMS, Settings, device_of, make_algor
 from agent_lightning.trainings import CLIENT_SECONDS, Trainings
 from agentlightning.algorithm.checkpoint import model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
+from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutConfig
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def create_app(trainings: Trainings, api_key: str | None) -> FastAPI:
@@ -119,7 +118,7 @@ async def serve(
 ) -> None:
     """Serve until cancelled, or until SIGINT or SIGTERM; what runs then ends at once."""
     not_empty(api_key, "AGENT_LIGHTNING_API_KEY")
-    if host not in LOOPBACK and api_key is None:
+    if not is_local_name(host) and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: set AGENT_LIGHTNING_API_KEY, or listen on 127.0.0.1.")
     make_algorithm(settings, RolloutConfig())  # what is wrong with the settings shows now
     trainings = Trainings(settings, host, runs or Path("runs"), client_seconds)

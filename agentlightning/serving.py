@@ -10,7 +10,7 @@ import logging
 import socket
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from agentlightning.arguments import explained_class
 from agentlightning.descriptors import file_descriptors, raise_file_limit
 from agentlightning.errors import AgentLightningError, ConfigError
+from agentlightning.guard import Guard
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +111,8 @@ class LoopServer:
     """Serves an ASGI application on `host:port`; port 0 takes a free one.
 
     `what` it is stands in messages; they are raised as `error`. `limits` keep clients from taking all of it; requests
-    that are `trusted` may have the connections in reserve.
+    that are `trusted` may have the connections in reserve. A `Guard` keeps web pages of others out; `allow_hosts` are
+    names of this server that it cannot know.
     """
 
     def __init__(
@@ -123,12 +125,13 @@ class LoopServer:
         error: type[AgentLightningError],
         limits: ConnectionLimits | None = None,
         trusted: Callable[[Scope], bool] = asks_for_health,
+        allow_hosts: Sequence[str] = (),
     ):
         self._limits = limits or ConnectionLimits()
         self._trusted = trusted
         self._idle: OrderedDict[_Protocol, None] = OrderedDict()
         self._said_full = -_SAY_AGAIN_SECONDS
-        self._app = app
+        self._app = Guard(app, host, allow_hosts)
         self._what = what
         self._error = error
         self.host = host
@@ -146,6 +149,7 @@ class LoopServer:
             lifespan="off",
             log_config=None,
             http=self._protocol,  # pyright: ignore[reportArgumentType]
+            ws="none",
             server_header=False,
             timeout_keep_alive=75,
             timeout_graceful_shutdown=GRACE_SECONDS,

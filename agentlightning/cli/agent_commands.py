@@ -72,6 +72,10 @@ Backend = Annotated[
 BackendOption = Annotated[
     list[str] | None, typer.Option(help="NAME=VALUE of a setting of the backend's own; may be given many times.")
 ]
+AllowHost = Annotated[
+    list[str] | None,
+    typer.Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),
+]
 UpstreamPrice = Annotated[
     list[str] | None,
     typer.Option(help="NAME=INPUT,OUTPUT[,CACHED_INPUT]: what such a provider asks for a million tokens."),

@@ -151,6 +151,7 @@ def dashboard(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
     key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="What one logs in with.")] = None,
+    allow_host: agent_commands.AllowHost = None,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
     """Show runs, rollouts, tokens and groups in a browser; also of a run that is going on.
@@ -161,7 +162,7 @@ def dashboard(
     """
     from agentlightning.cli.dashboard import show_dashboard
 
-    show_dashboard(where, host, port, key, browser=browser)
+    show_dashboard(where, host, port, key, browser=browser, allow_hosts=allow_host or [])
 
 
 @app.command()
@@ -175,6 +176,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    allow_host: agent_commands.AllowHost = None,
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
@@ -195,6 +197,7 @@ def serve(
         port=port,
         api_key=api_key,
         name=name,
+        allow_hosts=allow_host or [],
         max_context=max_context,
         backend=backend,
         backend_options=backend_option or [],
@@ -231,6 +234,7 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    allow_host: agent_commands.AllowHost = None,
 ) -> None:
     """Run the gateway alone, in front of a model or of other providers: every call is recorded in a store.
 
@@ -254,6 +258,7 @@ def gateway(
         host=host,
         port=port,
         api_key=api_key,
+        allow_hosts=allow_host or [],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,13 +21,15 @@ from agentlightning.trainer.sync import run_sync
 console = Console(highlight=False, soft_wrap=True)
 
 
-def show_dashboard(where: str | None, host: str, port: int, key: str | None, *, browser: bool) -> None:
+def show_dashboard(
+    where: str | None, host: str, port: int, key: str | None, *, browser: bool, allow_hosts: Sequence[str]
+) -> None:
     """Serve the dashboard until Ctrl-C; of a run that goes on, and of a store that is served, say where it is."""
     if where is not None and where.startswith(("http://", "https://")):
         _tell(dashboard_url(where.rstrip("/").removesuffix(PAGES)), browser)
         return
     location = Location(None, where) if where and "://" in where else Location(_store_file(where), None)
-    run_sync(_show(location, host, port, key, browser))
+    run_sync(_show(location, host, port, key, browser, allow_hosts))
 
 
 def _store_file(where: str | None) -> Path:
@@ -45,7 +48,9 @@ def _store_file(where: str | None) -> Path:
     return found[-1]
 
 
-async def _show(location: Location, host: str, port: int, key: str | None, browser: bool) -> None:
+async def _show(
+    location: Location, host: str, port: int, key: str | None, browser: bool, allow_hosts: Sequence[str]
+) -> None:
     folder = location.path and location.path.parent
     if folder is not None and (live := await find_live(folder) or await find_live(folder, SERVED_FILE)) is not None:
         _tell(dashboard_url(live.url), browser)
@@ -53,7 +58,9 @@ async def _show(location: Location, host: str, port: int, key: str | None, brows
     beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
     async with location.opened() as store:
         live = location.dsn is not None
-        server = served_with_dashboard(store, host, port, admin_key=key, live=live, folder=beside)
+        server = served_with_dashboard(
+            store, host, port, admin_key=key, live=live, folder=beside, allow_hosts=allow_hosts
+        )
         await server.start()
         try:
             with nullcontext() if location.path is None else announced(location.path.parent, server.endpoint, key):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
 from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.guard import is_local_name
 from agentlightning.keys import derived_secret, not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
@@ -43,10 +45,11 @@ def run_gateway(
     host: str,
     port: int,
     api_key: str | None,
+    allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until Ctrl-C."""
     not_empty(api_key, "--api-key")
-    if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
+    if not is_local_name(host) and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
     not_empty(store_key, "--key")
     models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
@@ -56,7 +59,7 @@ def run_gateway(
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
-    run_sync(_serve(store, model, name, models, secret, host, port, api_key, server or str(path)))
+    run_sync(_serve(store, model, name, models, secret, host, port, api_key, server or str(path), allow_hosts))
 
 
 async def _serve(
@@ -69,6 +72,7 @@ async def _serve(
     port: int,
     api_key: str | None,
     place: str,
+    allow_hosts: Sequence[str],
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
@@ -82,7 +86,9 @@ async def _serve(
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
         app = AnonymousAccess(gateway, store, api_key)
-        front = LoopServer(app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts)
+        front = LoopServer(
+            app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
+        )
         await front.start()
         stack.push_async_callback(front.stop)
         console.print(

@@ -20,6 +20,7 @@ from agentlightning.cli.sample import curl_command
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
@@ -44,17 +45,18 @@ def run_server(
     max_context: int = ModelSpec.max_context,
     backend: str | None = None,
     backend_options: Sequence[str] = (),
+    allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until Ctrl-C."""
     not_empty(api_key, "--api-key")
-    if host not in ("127.0.0.1", "localhost", "::1") and api_key is None:
+    if not is_local_name(host) and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
     given = backend_settings(backend, backend_options)
     kind, options = given.get("backend", "embedded"), given.get("backend_options", {})
     check_backend(kind, options)
     with served_model(model) as path:
         spec = PolicySpec(ModelSpec(model=path, max_context=max_context, backend_options=options), backend=kind)
-        run_sync(_serve(spec, model_names(model, name), host, port, api_key))
+        run_sync(_serve(spec, model_names(model, name), host, port, api_key, allow_hosts))
 
 
 def model_names(model: str, name: str | None = None) -> list[str]:
@@ -77,7 +79,9 @@ def aliases_of(names: Sequence[str]) -> dict[str, str]:
     return {name: POLICY for name in names if name != POLICY}
 
 
-async def _serve(spec: PolicySpec, names: Sequence[str], host: str, port: int, api_key: str | None) -> None:
+async def _serve(
+    spec: PolicySpec, names: Sequence[str], host: str, port: int, api_key: str | None, allow_hosts: Sequence[str]
+) -> None:
     model = spec.model.model
     async with AsyncExitStack() as stack:
         store = InMemoryLightningStore()
@@ -87,7 +91,9 @@ async def _serve(spec: PolicySpec, names: Sequence[str], host: str, port: int, a
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
         app = AnonymousAccess(gateway, store, api_key)
-        server = LoopServer(app, host, port, what="model", error=GatewayError, trusted=gateway.trusts)
+        server = LoopServer(
+            app, host, port, what="model", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
+        )
         await server.start()
         stack.push_async_callback(server.stop)
         url = f"http://{host}:{server.port}/v1"

@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,15 +147,24 @@ def location_of(run: Path) -> Location:
 # ---- serving ---------------------------------------------------------------------------------------------------------
 
 
-def serve(location: Location, host: str, port: int, key: str | None, secret_file: Path | None) -> None:
+def serve(
+    location: Location,
+    host: str,
+    port: int,
+    key: str | None,
+    secret_file: Path | None,
+    allow_hosts: Sequence[str] = (),
+) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     secret = None if secret_file is None else read_secret(secret_file, create=True)
-    run_sync(_serve(location, host, port, key, secret))
+    run_sync(_serve(location, host, port, key, secret, allow_hosts))
 
 
-async def _serve(location: Location, host: str, port: int, key: str | None, secret: bytes | None) -> None:
+async def _serve(
+    location: Location, host: str, port: int, key: str | None, secret: bytes | None, allow_hosts: Sequence[str]
+) -> None:
     async with location.opened(create=True) as store:
-        server = served_with_dashboard(store, host, port, admin_key=key, secret=secret)
+        server = served_with_dashboard(store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts)
         await server.start()
         try:
             console.print(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agentlightning.cli.agent_commands import Json
+from agentlightning.cli.agent_commands import AllowHost, Json
 
 if TYPE_CHECKING:
     from agentlightning.cli.store import Location
@@ -39,6 +39,7 @@ def root(
     secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
     ] = None,
+    allow_host: AllowHost = None,
     backend: Annotated[
         str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
     ] = None,
@@ -65,7 +66,7 @@ def root(
     context.obj = Location(path, dsn, "mongo" if mongo_uri else backend)
     log_at(log_level)
     if context.invoked_subcommand is None:
-        serve(context.obj, host, port, key, secret_file)
+        serve(context.obj, host, port, key, secret_file, allow_host or [])
 
 
 @store_app.command("statistics")

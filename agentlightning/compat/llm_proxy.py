@@ -20,6 +20,7 @@ from agentlightning.compat.row import Old
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import AttemptSummary, Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.guard import is_local_name
 from agentlightning.keys import ALL_SCOPES, CALLS, PREFIX, new_secret
 from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
@@ -107,7 +108,6 @@ def _value(text: str) -> str:
 
 
 _ATTEMPT = re.compile(r"/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+)(?!/key/)/.*")
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class _WithoutKeys:
@@ -191,7 +191,7 @@ class LLMProxy:
             raise ConfigError("The LLMProxy has no store to record in; give LLMProxy(store=…), or call set_store.")
         gateway = Gateway(self.store, None, None, secret=self._secret, models=self._models)
         await gateway.start()
-        app = _WithoutKeys(gateway, self.store) if self.host in _LOOPBACK else gateway.app
+        app = _WithoutKeys(gateway, self.store) if is_local_name(self.host) else gateway.app
         front = LoopServer(app, self.host, self.port, what="LLMProxy", error=GatewayError)
         try:
             await front.start()

@@ -1,15 +1,13 @@
 """Who may look: on loopback whoever is on this machine, elsewhere who logged in with the store's key.
 
-A login is answered with a cookie that scripts cannot read and other sites cannot send. Keys never stand in URLs. On
-loopback a page of another site is kept out by what its requests say of themselves: the name they ask for (a name of its
-own that leads here is refused) and where they come from.
+A login is answered with a cookie that scripts cannot read and other sites cannot send. Keys never stand in URLs. Pages
+of other sites are kept out by the `Guard` in front of every server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import secrets
 import time
 from collections import OrderedDict
@@ -31,15 +29,6 @@ class Access:
         self._loopback = loopback
         self._sessions: OrderedDict[str, float] = OrderedDict()
         self._wrong = asyncio.Lock()
-
-    def is_foreign(self, request: Request) -> bool:
-        """Whether a page of another site asks, or one under a name that only leads here."""
-        if (
-            request.headers.get("sec-fetch-site") == "cross-site"
-            and request.headers.get("sec-fetch-mode") != "navigate"
-        ):
-            return True
-        return self._loopback and not is_local_name(request.url.hostname or "")
 
     def allows(self, request: Request) -> bool:
         if self._loopback:
@@ -67,13 +56,3 @@ class Access:
 
     def _matches(self, key: str) -> bool:
         return self._key is not None and hmac.compare_digest(key.encode(), self._key.encode())
-
-
-def is_local_name(host: str) -> bool:
-    """Whether this name of a server means this machine, whoever resolves it."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,13 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from agentlightning.dashboard import groups, rollouts, runs, scores, tokens
-from agentlightning.dashboard.access import COOKIE, SESSION_SECONDS, Access, is_local_name
+from agentlightning.dashboard.access import COOKIE, SESSION_SECONDS, Access
 from agentlightning.dashboard.curves import Curves
 from agentlightning.dashboard.diagnoses import Diagnoses
 from agentlightning.dashboard.news import News
 from agentlightning.dashboard.plain import as_json
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.guard import is_local_name
 from agentlightning.store import LightningStoreServer
 from agentlightning.store.http.server import DEFAULT_PORT, PAGES
 from agentlightning.store.sql import SqlLightningStore
@@ -137,8 +138,6 @@ class Dashboard:
         return self._refusal(request) or _problem(404, "There is nothing at this address of the dashboard.")
 
     def _refusal(self, request: Request) -> Response | None:
-        if self._access.is_foreign(request):
-            return _problem(403, "Open the dashboard by its own address; other sites may not read it.")
         if not self._access.allows(request):
             return _problem(401, "Log in with the store's key.")
         return None
@@ -146,16 +145,12 @@ class Dashboard:
     # ---- who reads ---------------------------------------------------------------------------------------------------
 
     async def _session(self, request: Request) -> Response:
-        if self._access.is_foreign(request):
-            return _problem(403, "Open the dashboard by its own address; other sites may not read it.")
         from agentlightning import __version__
 
         known = self._access.allows(request)
         return _json({"allowed": known, "can_log_out": not self._loopback, "live": self._live, "version": __version__})
 
     async def _log_in(self, request: Request) -> Response:
-        if self._access.is_foreign(request):
-            return _problem(403, "Log in on the dashboard's own page.")
         try:
             body = b""
             async for part in request.stream():
@@ -243,13 +238,16 @@ def served_with_dashboard(
     secret: bytes | None = None,
     live: bool = True,
     folder: Path | None = None,
+    allow_hosts: Sequence[str] = (),
 ) -> LightningStoreServer:
     """A store's server, not yet started, that shows the dashboard too, at `dashboard_url`.
 
     On loopback it is open to whoever uses this machine; elsewhere one logs in with `admin_key`.
     """
     dashboard = Dashboard(store, key=admin_key, loopback=is_local_name(host), live=live, folder=folder)
-    return LightningStoreServer(store, host, port, admin_key=admin_key, secret=secret, pages=dashboard)
+    return LightningStoreServer(
+        store, host, port, admin_key=admin_key, secret=secret, pages=dashboard, allow_hosts=allow_hosts
+    )
 
 
 def dashboard_url(endpoint: str) -> str:

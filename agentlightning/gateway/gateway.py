@@ -86,6 +86,7 @@ class Gateway:
         read_seconds: float = 60.0,
         request_limits: RequestLimits | None = None,
         connection_limits: ConnectionLimits | None = None,
+        allow_hosts: Sequence[str] = (),
         journal: str | Path | None = None,
     ) -> None:
         """A gateway, not started yet.
@@ -122,6 +123,7 @@ class Gateway:
             read_seconds: How long a client may take to send a request.
             request_limits: How large one request may be, and how many an attempt may have open.
             connection_limits: How long a client may take for the head of a request, and how many may be connected.
+            allow_hosts: Names of this machine that agents ask for the gateway by and that it cannot know itself.
             journal: A file that outlives this process. With it, and the same secret, store and port, the next
                 gateway lets attempts go on where they were, but for those whose last answers were not stored, which
                 are done again.
@@ -177,6 +179,7 @@ class Gateway:
             error=GatewayError,
             limits=connections,
             trusted=self._app.trusts,
+            allow_hosts=allow_hosts,
         )
         self._sweeper: asyncio.Task[None] | None = None
 

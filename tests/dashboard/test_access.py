@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 
 from agentlightning.dashboard import Dashboard, served_with_dashboard
-from agentlightning.dashboard.access import is_local_name
 from agentlightning.errors import StoreError
+from agentlightning.guard import is_local_name
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from tests.dashboard.conftest import Ask, send
@@ -38,7 +38,7 @@ async def test_a_network_logs_in_with_the_key(network: str) -> None:
             assert await status("GET", path) == 401, path
         assert '"allowed":false' in (await send(session, "GET", f"{network}/session"))[2]
         assert await status("POST", "/login", json={"key": "another"}) == 401
-        assert await status("POST", "/login", data=b"x" * 10_000) == 413
+        assert await status("POST", "/login", json={"key": "x" * 10_000}) == 413
         assert await status("POST", "/login", json=["the-key"]) == 422
         _, headers, _ = await send(session, "POST", f"{network}/login", json={"key": "the-key"})
         cookie = headers["set-cookie"].lower()

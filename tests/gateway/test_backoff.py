@@ -100,7 +100,8 @@ async def test_a_request_that_waits_too_long_is_told_why(
         assert await post(site, REFUSED) == 400
         assert await post(site, ASK) == 429
         reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(site.gateway.endpoint).port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.key}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer {site.key}\r\n"
+        head += "content-type: application/json\r\n"
         writer.write(f"{head}content-length: 1000000\r\n\r\n".encode())
         async with asyncio.timeout(10):  # it is told before it has sent its body, which nobody reads
             assert b" 429 " in await reader.readline()

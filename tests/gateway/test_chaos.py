@@ -210,7 +210,9 @@ async def _wire(site: Site) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio
 
 
 def _request(site: Site, body: bytes, length: int | None = None) -> bytes:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.key}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\nauthorization: Bearer {site.key}\r\n"
+    )
     return f"{head}Content-Length: {len(body) if length is None else length}\r\n\r\n".encode() + body
 
 

@@ -25,8 +25,9 @@ from tests.gateway.scripted import ScriptedEngine
 
 ASK = [{"role": "user", "content": "What is 2 + 3?"}]
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
-DRIP = b"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer KEY\r\ncontent-length: 100\r\n\r\n{"
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+DRIP = b"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\n"
+DRIP += b"authorization: Bearer KEY\r\ncontent-length: 100\r\n\r\n{"
 
 
 async def served(store: InMemoryLightningStore, rendering: RenderersRendering, limits: ConnectionLimits) -> Site:
@@ -73,7 +74,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 async def test_dripping_a_second_head_ends_it_too(store: InMemoryLightningStore, rendering: RenderersRendering) -> None:
     site = await served(store, rendering, ConnectionLimits(header_seconds=0.5))
     reader, writer = await connect(site)
-    writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
     assert b"200 OK" in await reader.readuntil(b'ok"}')
     closed = asyncio.create_task(rest_of(reader))
     async with asyncio.timeout(30):
@@ -100,7 +101,9 @@ async def busy(site: Site) -> Connection:
     """A connection with a request of the attempt's under way."""
     reader, writer = await connect(site)
     body = json.dumps({"model": "policy", "messages": ASK}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.key}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\nauthorization: Bearer {site.key}\r\n"
+    )
     before = len(site.engine.params)
     writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     async with asyncio.timeout(30):
@@ -213,7 +216,9 @@ async def test_a_body_that_is_dripped_to_who_refused_it_ends(
 ) -> None:
     site = await served(store, rendering, ConnectionLimits(body_seconds=0.5))
     reader, writer = await connect(site)
-    writer.write(b"POST /v1/close HTTP/1.1\r\nexpect: x\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+    writer.write(
+        b"POST /v1/close HTTP/1.1\r\nexpect: x\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n"
+    )
     assert b"401" in await reader.readuntil(b"\r\n")
     closed = asyncio.create_task(rest_of(reader))
     async with asyncio.timeout(30):

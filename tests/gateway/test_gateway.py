@@ -58,7 +58,10 @@ async def raw(site: Site, head: str, body: bytes = b"") -> tuple[int, bytes]:
     """Send bytes as they are; the status and the body."""
     port = int(site.gateway.endpoint.split(":")[2].split("/")[0])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(f"{head}\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    writer.write(
+        f"{head}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        + body
+    )
     answer = await reader.read()
     writer.close()
     return int(answer[9:12]), answer.partition(b"\r\n\r\n")[2]
@@ -205,7 +208,9 @@ async def test_a_call_is_recorded_though_nobody_reads_the_answer(site: Site) -> 
     body = json.dumps({"model": "policy", "messages": ASK}).encode()
     port = int(site.gateway.endpoint.split(":")[2].split("/")[0])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {site.key}\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\nauthorization: Bearer {site.key}\r\n"
+    )
     writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     await writer.drain()
     await _until(lambda: len(site.engine.sampled) == 1)

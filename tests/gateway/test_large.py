@@ -208,7 +208,8 @@ async def test_what_an_attempt_has_waiting_is_bounded(
         claimed = await store.start_rollout(input={})
         site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
         reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.endpoint.split(":")[2].split("/")[0]))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {site.key}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer {site.key}\r\n"
+        head += "content-type: application/json\r\n"
         writer.write(f"{head}content-length: 50000\r\n\r\n{'x' * 49_000}".encode())
         waiting = gateway._app._waiting._held  # pyright: ignore[reportPrivateUsage]
         await until(lambda: sum(waiting.values()) == 49_000)
@@ -226,7 +227,9 @@ async def test_a_refused_body_is_read_in_pieces_and_then_answered(site: Site) ->
     port = int(site.gateway.endpoint.split(":")[2].split("/")[0])
     for key, length, status in ((site.key, 2**30, b"413"), ("wrong", 300_000, b"401")):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
+        head = (
+            f"POST /v1/chat/completions HTTP/1.1\r\ncontent-type: application/json\r\nauthorization: Bearer {key}\r\n"
+        )
         if length > 300_000:  # it says so, and would take for ever; asked to wait, it is refused at once
             head += "expect: 100-continue\r\n"
         writer.write(f"{head}content-length: {length}\r\n\r\n".encode())

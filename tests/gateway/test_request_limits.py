@@ -76,7 +76,8 @@ async def test_a_client_that_writes_megabytes_too_many_reads_why_they_are_refuse
     """It writes all of it before it reads; what it wrote is taken in, and the connection goes on."""
     port = urlsplit(limited.gateway.endpoint).port
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {limited.key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nauthorization: Bearer {limited.key}\r\n"
+    head += "content-type: application/json\r\n"
     piece = b"x" * 2**20
     async with asyncio.timeout(60):
         how = f"content-length: {8 * len(piece)}" if declared else "transfer-encoding: chunked"

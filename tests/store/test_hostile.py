@@ -118,7 +118,7 @@ async def test_who_is_refused_waits_and_nobody_else(server: LightningStoreServer
 
 @pytest.mark.parametrize("body", [b"[" + b"{}," * 300_000 + b"{}]", b"[" + b"{}," * size.MAX_SPANS + b"{}]"])
 async def test_a_heap_of_spans_is_too_large(agent: aiohttp.ClientSession, body: bytes) -> None:
-    async with agent.post("/v1/agl/spans", data=body) as response:
+    async with agent.post("/v1/agl/spans", data=body, headers=JSON) as response:
         assert response.status == 413, await response.text()
 
 
@@ -301,7 +301,10 @@ async def drip(server: LightningStoreServer, headers: dict[str, str], sent: byte
     parts = urlsplit(server.endpoint)
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    writer.write(f"POST {SPANS_PATH} HTTP/1.1\r\n{lines}content-length: 1000\r\n\r\n".encode() + sent)
+    writer.write(
+        f"POST {SPANS_PATH} HTTP/1.1\r\n{lines}content-type: application/json\r\ncontent-length: 1000\r\n\r\n".encode()
+        + sent
+    )
     await writer.drain()
     return reader, writer
 
@@ -321,7 +324,7 @@ async def test_what_one_agent_sends_at_once_is_bounded(
     monkeypatch.setattr("agentlightning.store.http.access.MAX_HELD_BYTES", 150)
     _, writer = await drip(server, dict(agent.headers), b"[" + b" " * 99)
     await asyncio.sleep(0.2)
-    async with agent.post(SPANS_PATH, data=b"[" + b" " * 100 + b"]") as answer:
+    async with agent.post(SPANS_PATH, data=b"[" + b" " * 100 + b"]", headers=JSON) as answer:
         assert (answer.status, "together" in await answer.text()) == (429, True)
     writer.close()
     await writer.wait_closed()

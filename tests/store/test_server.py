@@ -57,7 +57,9 @@ async def test_errors_are_problem_details(http: aiohttp.ClientSession) -> None:
         assert response.status == 404
         assert response.content_type == "application/problem+json"
         assert "no rollout 'no'" in (await response.json())["detail"]
-    async with http.post("/v1/agl/queues/rollouts/enqueue", data=b"{") as response:
+    async with http.post(
+        "/v1/agl/queues/rollouts/enqueue", data=b"{", headers={"Content-Type": "application/json"}
+    ) as response:
         assert response.status == 422
         assert response.content_type == "application/problem+json"
     async with http.post("/v1/agl/queues/rollouts/enqueue", json={"rollouts": [{"inputs": 1}]}) as response:
@@ -66,7 +68,9 @@ async def test_errors_are_problem_details(http: aiohttp.ClientSession) -> None:
     async with http.get("/v1/agl/rollouts?sort_by=input") as response:
         assert response.status == 422
         assert "Cannot sort" in (await response.json())["detail"]
-    async with http.post("/v1/agl/calls", data=b"nonsense") as response:
+    async with http.post(
+        "/v1/agl/calls", data=b"nonsense", headers={"Content-Type": "application/vnd.msgpack"}
+    ) as response:
         assert response.status == 422
 
 

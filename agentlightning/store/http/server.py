@@ -5,14 +5,15 @@ The server owns its socket, not the store: closing that is the caller's business
 
 from __future__ import annotations
 
-import ipaddress
 import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError, StoreError
+from agentlightning.guard import is_local_name
 from agentlightning.keys import SECRET, not_empty, sign_attempt_key
 from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_health
 from agentlightning.store.http.access import AccessControl
@@ -44,7 +45,8 @@ class LightningStoreServer:
     `admin_key` opens everything. With a `secret`, `key_for` makes keys that open one attempt only, to be given to
     agents that are not trusted. Addresses other than loopback need an `admin_key`. `pages` answers `/` and what is
     under `/dashboard`, and decides itself who may see it. `connection_limits`: how long clients may take for their
-    requests, and how many may be connected.
+    requests, and how many may be connected. `allow_hosts`: names of this server that it cannot know, as those that a
+    proxy is asked by.
     """
 
     @explained
@@ -58,10 +60,11 @@ class LightningStoreServer:
         secret: bytes | None = None,
         pages: Pages | None = None,
         connection_limits: ConnectionLimits | None = None,
+        allow_hosts: Sequence[str] = (),
     ):
         not_empty(admin_key, "The store's admin key (agl store --key)")
         not_empty(secret, SECRET)
-        if admin_key is None and not _is_loopback(host):
+        if admin_key is None and not is_local_name(host):
             raise ConfigError(
                 f"Serving the store on {host} lets everybody on that network read and write it. Give an admin_key "
                 "(agl store --key …), or serve on 127.0.0.1."
@@ -80,7 +83,8 @@ class LightningStoreServer:
         self._pages = pages
         if pages is not None:
             app = _beside(pages, app)
-        self._server = LoopServer(app, host, port, what="store", error=StoreError, limits=limits, trusted=trusted)
+        named = {"what": "store", "error": StoreError, "limits": limits, "trusted": trusted}
+        self._server = LoopServer(app, host, port, **named, allow_hosts=allow_hosts)
 
     @property
     def endpoint(self) -> str:
@@ -126,12 +130,3 @@ def _beside(pages: Pages, api: ASGIApp) -> ASGIApp:
         await (pages if of_pages else api)(scope, receive, send)
 
     return app
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -58,3 +58,11 @@ readinessProbe:
 {{- define "agl.server" -}}
 {{ .Values.runner.server | default (printf "http://%s-store:4747" .Release.Name) }}
 {{- end }}
+
+{{- define "agl.hosts" -}}
+{{- $name := .service }}
+{{- $within := printf "%s.%s" $name .root.Release.Namespace }}
+{{- $hosts := list (printf ".%s" $name) (printf ".%s" $within) (printf ".%s.svc" $within) (printf ".%s.svc.cluster.local" $within) }}
+{{- if and .root.Values.ingress.enabled .root.Values.ingress.host }}{{ $hosts = append $hosts .root.Values.ingress.host }}{{ end }}
+{{- join "," (concat $hosts .root.Values.allowHosts) }}
+{{- end }}
