@@ -25,6 +25,7 @@ from agent_lightning.runtime import current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
+from agentlightning.outgoing import http_session
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.tracer import DummyTracer, OtelTracer
 from agentlightning.trainer.sync import run_sync
@@ -238,7 +239,7 @@ class Client:
         timeout = aiohttp.ClientTimeout(total=seconds, sock_read=330.0)
         try:
             async with (
-                aiohttp.ClientSession(headers=headers, timeout=timeout) as session,
+                http_session(headers=headers, timeout=timeout) as session,
                 session.post(self.url + path, json=body) as response,
             ):
                 if response.status != 200:

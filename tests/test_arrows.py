@@ -31,6 +31,7 @@ LAYERS: list[set[str]] = [
         "backoff",
         "beside",
         "guard",
+        "outgoing",
         "serving",
     },
     {"store", "adapter", "learner", "metrics", "models", "rendering"},

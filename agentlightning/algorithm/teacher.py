@@ -38,12 +38,14 @@ class EndpointTeacher:
         """Of each call's response tokens, in their order. Raises JudgeError where the endpoint cannot say."""
         import aiohttp
 
+        from agentlightning.outgoing import http_session
+
         whole = [np.concatenate([c.prompt_ids, c.response_ids]) for c in calls]
         asked = longest_of(whole)
         turns = asyncio.Semaphore(AT_ONCE)
         headers = {"Authorization": f"Bearer {os.environ[KEY]}"} if KEY in os.environ else {}
         timeout = aiohttp.ClientTimeout(total=SECONDS)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        async with http_session(headers=headers, timeout=timeout) as session:
 
             async def one(ids: Int32Array) -> Float32Array:
                 async with turns:
@@ -75,6 +77,8 @@ class EndpointTeacher:
     async def _post(self, session: Any, ids: Int32Array, how: dict[str, Any]) -> Any:
         import aiohttp
 
+        from agentlightning.outgoing import RedirectError
+
         body = {"model": self._name, "prompt": ids.tolist(), "max_tokens": 1, "temperature": 0.0, **how}
         said = ""
         for tried in range(TRIES):
@@ -91,6 +95,8 @@ class EndpointTeacher:
                         break
             except (aiohttp.ClientError, TimeoutError, ValueError) as error:
                 said = str(error) or type(error).__name__
+                if isinstance(error, RedirectError):
+                    break
             if tried + 1 < TRIES:
                 await asyncio.sleep(2.0**tried)
         raise JudgeError(

@@ -30,6 +30,7 @@ from agentlightning.keys import (
     sign_url_key,
 )
 from agentlightning.litagent import LitAgent
+from agentlightning.outgoing import RedirectError, http_session
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
 from agentlightning.tracer import OtelTracer, Tracer
@@ -147,7 +148,7 @@ class RemoteGateway:
             try:
                 return await ask()
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                if self._closed or time.monotonic() > end:
+                if self._closed or time.monotonic() > end or isinstance(error, RedirectError):
                     why = str(error) or type(error).__name__
                     raise StoreError(redacted(f"The gateway at {endpoint} cannot be reached: {why}.")) from error
             await asyncio.sleep(1.0)
@@ -174,7 +175,7 @@ class RemoteGateway:
         if self._closed:
             raise StoreError("The gateway was out of reach when the runner stopped.")
         if self._http is None:
-            self._http = aiohttp.ClientSession(
+            self._http = http_session(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS),
             )

@@ -36,7 +36,7 @@ POST_REWARD = """
 import json, os, sys, urllib.request
 request = urllib.request.Request(
     os.environ["AGL_REWARD_URL"], json.dumps({"reward": json.load(sys.stdin)}).encode(),
-    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]})
+    {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"})
 print(urllib.request.urlopen(request).status)
 """
 ASK = """

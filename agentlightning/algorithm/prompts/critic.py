@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
+from agentlightning.outgoing import RedirectError, http_session
+
 Message = Mapping[str, str]
 Failure = Literal["timeout", "refused", "empty", "error"]
 
@@ -80,7 +82,7 @@ class HttpCritic:
 
     async def complete(self, question: Question) -> Mapping[str, Any]:
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=True)
+            self._session = http_session(trust_env=True)
         async with self._session.post(self._url, json=question.body, headers=self._headers) as response:
             if response.status >= 400:
                 text = (await response.text())[:500]
@@ -132,6 +134,8 @@ async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswe
 
 def _passing(error: Exception) -> bool:
     """Whether it is worth another try: connections that broke, and what a provider says of itself."""
+    if isinstance(error, RedirectError):
+        return False
     if isinstance(error, _Refused):
         return error.passing
     status = getattr(error, "status_code", None)  # of OpenAI's client

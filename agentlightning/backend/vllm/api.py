@@ -13,6 +13,7 @@ import msgspec
 
 from agentlightning.backend.vllm.wire import Answer, read_answer
 from agentlightning.errors import BackendDied, ConfigError, EngineError
+from agentlightning.outgoing import http_session
 
 HEALTH_SECONDS = 40.0
 """How long a server may take to say that it is well; on a busy machine a good one may need many."""
@@ -167,7 +168,7 @@ class Api:
 
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
+            self._session = http_session(
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=30.0),
                 headers=self._headers,

@@ -32,6 +32,7 @@ from agentlightning.gateway.routing.overheard import answer_in, overhear
 from agentlightning.gateway.routing.settings import Settings
 from agentlightning.gateway.routing.spending import Account, SpendingLimits, TokenPrice, Usage
 from agentlightning.keys import not_empty
+from agentlightning.outgoing import http_session
 from agentlightning.places import Places
 from agentlightning.types import Attributes, Span
 from agentlightning.types.spending import Spent
@@ -187,9 +188,7 @@ class Upstream:
         if self._session is None:
             limit = self._provider.timeout_seconds
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0, sock_read=limit)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=True
-            )
+            self._session = http_session(connector=aiohttp.TCPConnector(limit=0), timeout=timeout, trust_env=True)
         return self._session
 
     def _record(self, live: LiveAttempt, place: Place, call: Forwarded, heard: _Heard, error: str | None) -> None:

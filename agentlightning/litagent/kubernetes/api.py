@@ -53,11 +53,13 @@ class Api:
     async def opened(cls, cluster: Kubernetes) -> AsyncIterator[Api]:
         import aiohttp
 
+        from agentlightning.outgoing import http_session
+
         url, inside = server_of(cluster)
         namespace = cluster.namespace or (_account("namespace") if inside else "default")
         trusted = ssl.create_default_context(cafile=str(ACCOUNT / "ca.crt")) if inside else True
         connector = aiohttp.TCPConnector(ssl=trusted)
-        async with aiohttp.ClientSession(connector=connector, read_bufsize=2**20) as http:  # a watched pod is one line
+        async with http_session(connector=connector, read_bufsize=2**20) as http:  # a watched pod is one line
             yield cls(http, url, namespace, inside=inside)
 
     @property
@@ -126,6 +128,8 @@ class Api:
     ) -> T:
         import aiohttp
 
+        from agentlightning.outgoing import RedirectError
+
         end, pause = time.monotonic() + API_SECONDS, 0.25
         while True:
             after = 0.0
@@ -145,6 +149,8 @@ class Api:
                 ValueError,
             ) as error:  # a proxy may answer what is no JSON
                 why = str(error) or type(error).__name__
+                if isinstance(error, RedirectError):
+                    end = 0.0
             if time.monotonic() + after > end:
                 raise ExecutorError(f"The cluster's API server at {self.url} cannot be used. {why}")
             await asyncio.sleep(max(pause, after))

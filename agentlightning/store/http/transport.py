@@ -27,6 +27,7 @@ from agentlightning.errors import (
     StoreUnavailableError,
 )
 from agentlightning.keys import not_empty
+from agentlightning.outgoing import RedirectError, http_session
 from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class Http:
             except StoreClosedError:
                 raise
             except (aiohttp.ClientError, TimeoutError, OSError, StoreUnavailableError) as error:
-                if self._closed or time.monotonic() + pause > end:
+                if self._closed or time.monotonic() + pause > end or isinstance(error, RedirectError):
                     raise self._unreachable(error) from error
                 logger.debug("%s %s failed (%s); trying again in %.2f s", method, path, error, pause)
             # Many clients must not come back at the same moment.
@@ -105,7 +106,7 @@ class Http:
         sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
         if pool not in sessions:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS[pool], keepalive_timeout=60.0)
-            sessions[pool] = aiohttp.ClientSession(connector=connector, headers=self._headers)
+            sessions[pool] = http_session(connector=connector, headers=self._headers)
         return sessions[pool]
 
     def _unreachable(self, error: Exception) -> StoreError:

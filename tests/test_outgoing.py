@@ -1,0 +1,173 @@
+"""Requests of ours stay where they are sent: no client follows a redirect, so keys stay home."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+import agentlightning
+from agent_lightning import Client
+from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, ask
+from agentlightning.algorithm.teacher import KEY, EndpointTeacher
+from agentlightning.backend.vllm.api import Api as VllmApi
+from agentlightning.errors import AgentLightningError
+from agentlightning.gateway import Gateway, Provider
+from agentlightning.litagent import Kubernetes
+from agentlightning.litagent.kubernetes.api import Api as ClusterApi
+from agentlightning.runner.remote import Address, RemoteGateway
+from agentlightning.serving import LoopServer
+from agentlightning.store import InMemoryLightningStore, LightningStoreClient
+from agentlightning.types import ProxyLLM
+from tests.algorithm.test_teacher import conversation
+
+ASK: Any = {"model": "gpt", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+
+
+class Recording:
+    """An ASGI application that answers all requests alike and keeps what came."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status, self.headers = status, headers
+        self.seen: list[dict[bytes, bytes]] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.seen.append(dict(scope["headers"]))
+        await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
+        await send({"type": "http.response.body", "body": b'{"of": "the other host"}'})
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    server = LoopServer(app, "127.0.0.1", 0, what="other", error=AgentLightningError)
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        await server.stop()
+
+
+async def of_a_provider(url: str) -> str:
+    said = ""
+    async with AsyncExitStack() as stack:
+        store = InMemoryLightningStore()
+        stack.push_async_callback(store.close)
+        models = {"gpt": Provider(base_url=f"{url}/v1", api_key="secret", headers={"x-custom": "secret"})}
+        async with Gateway(store, None, None, models=models) as gateway, aiohttp.ClientSession() as session:
+            for path in ("chat/completions", "messages", "responses", "completions", "embeddings"):
+                for stream in (False, True):
+                    claimed = await store.start_rollout(input={})
+                    ids = claimed.rollout_id, claimed.attempt.attempt_id
+                    headers = {"authorization": f"Bearer {gateway.key_for(*ids)}"}
+                    body = {**ASK, "input": "hi", "prompt": "hi", "stream": stream}
+                    async with session.post(f"{gateway.endpoint}/{path}", json=body, headers=headers) as answer:
+                        said += await answer.text()
+                        assert answer.status == 502, path
+    return said
+
+
+async def of_a_teacher(url: str) -> str:
+    with pytest.raises(AgentLightningError) as said:
+        await EndpointTeacher(f"{url}/v1", "teacher").logprobs(conversation())
+    return str(said.value)
+
+
+async def of_a_critic(url: str) -> str:
+    critic = HttpCritic(f"{url}/v1", "secret")
+    found = await ask(
+        critic, Question(model="gpt", messages=[{"role": "user", "content": "?"}], temperature=1.0, max_tokens=10), 10.0
+    )
+    await critic.close()
+    assert isinstance(found, CriticFailure)
+    return str(found)
+
+
+async def of_a_store(url: str) -> str:
+    store = LightningStoreClient(url, key="secret")
+    with pytest.raises(AgentLightningError) as said:
+        await store.statistics()
+    with pytest.raises(AgentLightningError):
+        await store.enqueue_rollout("task")
+    await store.close()
+    return str(said.value)
+
+
+async def of_a_gateway(url: str) -> str:
+    gateway = RemoteGateway(Address(url, "secret"))
+    gateway.bind(ProxyLLM(endpoint=f"{url}/v1", model="policy"), "ro", "at", ())
+    with pytest.raises(AgentLightningError) as said:
+        await gateway.open_attempt("ro", "at")
+    await gateway.close()
+    return str(said.value)
+
+
+async def of_vllm(url: str) -> str:
+    api = VllmApi(url, "secret")
+    with pytest.raises(AgentLightningError) as said:
+        await api.adapters()
+    with pytest.raises(AgentLightningError):
+        await api.forget_contexts()
+    assert not await api.is_healthy()
+    await api.close()
+    return str(said.value)
+
+
+async def of_a_cluster(url: str) -> str:
+    async with ClusterApi.opened(Kubernetes("image", server=url)) as api:
+        with pytest.raises(AgentLightningError) as said:
+            await api.ask("GET", "jobs")
+    return str(said.value)
+
+
+async def of_a_small_client(url: str) -> str:
+    client = Client(url, api_key="secret")
+    with pytest.raises(Exception, match="redirect") as said:
+        await client._post("/status", {})  # pyright: ignore[reportPrivateUsage]
+    return str(said.value)
+
+
+CLIENTS: list[Callable[[str], Awaitable[str]]] = [
+    of_a_provider,
+    of_a_teacher,
+    of_a_critic,
+    of_a_store,
+    of_a_gateway,
+    of_vllm,
+    of_a_cluster,
+    of_a_small_client,
+]
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("ask_it", CLIENTS)
+async def test_keys_stay_home(
+    ask_it: Callable[[str], Awaitable[str]], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY, "secret")
+    internal = Recording(200, [(b"content-type", b"application/json")])
+    async with served(internal) as there:
+        first = Recording(status, [(b"location", f"{there}/stolen".encode())])
+        async with served(first) as here:
+            said = await ask_it(here)
+    assert first.seen
+    assert not internal.seen
+    assert "redirects are not followed" in said
+    assert "the other host" not in said
+
+
+def test_every_client_is_made_in_one_place() -> None:
+    root = Path(agentlightning.__file__).parent
+    making = {"ClientSession", "urlopen", "build_opener", "AsyncClient", "HTTPConnection", "HTTPSConnection"}
+    found = set()
+    for file in [*root.rglob("*.py"), *(root.parent / "agent_lightning").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                if called in making:
+                    found.add(file.relative_to(root.parent).as_posix())
+    assert found == {"agentlightning/outgoing.py"}
