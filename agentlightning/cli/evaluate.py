@@ -79,10 +79,15 @@ class Measured:
     """In the order of the tasks."""
     failed: int
     truncated: int
-    """Of those that have not failed: how many were cut off by `max_context`, `max_calls` or `max_tokens`."""
+    """Of those that have not failed: how many were ended by `max_context`, `max_calls` or `max_tokens`."""
+    cut_off: int
+    """Answers that ended at the `max_tokens` of their request."""
 
 
-CUT_OFF = "rollouts were cut off by max_context, max_calls or max_tokens, and count with what they had earned by then"
+_MARKS = {
+    "truncated": "rollouts were ended by max_context, max_calls or max_tokens, and count with what they had earned",
+    "cut_off": "answers were cut off at the max_tokens of their request",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,12 +148,13 @@ def _evaluate(
         rewards[label] = [measured.rewards[i : i + repeats] for i in range(0, len(measured.rewards), repeats)]
         if measured.failed:
             beside.print(f"[yellow]{label}: {measured.failed} rollouts failed and count as reward 0[/yellow]")
-        if measured.truncated:
-            beside.print(f"[yellow]{label}: {measured.truncated} {CUT_OFF}[/yellow]")
+        for mark, words in _MARKS.items():
+            if count := getattr(measured, mark):
+                beside.print(f"[yellow]{label}: {count} {words}[/yellow]")
     names = {label: served and served.name for label, served in models.items()}
     if wanted.as_json:
         shown = {name: _numbers(estimate, rewards) for name, estimate in wanted.estimates().items()}
-        counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", "truncated")}
+        counts = {what: {label: getattr(one, what) for label, one in found.items()} for what in ("failed", *_MARKS)}
         terminal.print_json(json.dumps({"models": names, **counts, "repeats": repeats, "estimates": shown}))
         return
     for name, estimate in wanted.estimates().items():
@@ -200,6 +206,7 @@ def measure(
         [e.reward or 0.0 for e in episodes],
         failed=sum(not e.good for e in episodes),
         truncated=outcomes.count(Outcome.TRUNCATED),
+        cut_off=sum(c.info.finish_reason == "length" for e in episodes if e.outcome is Outcome.OK for c in e.calls),
     )
 
 

@@ -199,12 +199,20 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
     if cut and len(cut) >= MANY * len(episodes):
         yield (problem if len(cut) >= MOST * len(episodes) else warning)(
             "truncated",
-            f"{share(len(cut), len(episodes))} rollouts were cut off at a limit of tokens before they had come to an "
-            "end.",
-            "Raise max_tokens in the agent's request or in the settings; if answers run on and on, set "
-            "overlong_tokens, "
-            "which punishes length.",
+            f"{share(len(cut), len(episodes))} rollouts were ended by a limit of the run (max_calls, max_tokens or "
+            "max_context) before they had come to an end.",
+            "Raise the limit; if answers run on and on, set overlong_tokens, which punishes length.",
             rollouts=ids(cut),
+        )
+    trained = [(e, c) for e in episodes if e not in cut for c in e.calls if c.info.trained]
+    short = [(e, c) for e, c in trained if c.info.finish_reason == "length"]
+    if short and len(short) >= MANY * len(trained):
+        yield warning(
+            "answers_cut_off",
+            f"{share(len(short), len(trained))} answers were cut off at the max_tokens of their request.",
+            "Raise max_tokens in the agent's request or in train_sampling; if answers run on and on, set "
+            "overlong_tokens, which punishes length.",
+            rollouts=ids(list({e.rollout.rollout_id: e for e, _ in short}.values())),
         )
 
 

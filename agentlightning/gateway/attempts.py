@@ -46,10 +46,9 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     calls: int = 0
     """Responses that were sampled; with n > 1 each choice counts."""
     failed: int = 0
-    truncated: bool = False
-    """Whether a response ran into a token limit, or a prompt did not fit the model's context."""
     limit: str | None = None
-    """What a call ran into that was refused or cut off at a limit of the run (calls, tokens, the model's context)."""
+    """The limit of the run (calls, tokens, the model's context) that a call was refused or cut off at, unless the
+    agent went on afterwards: it then ended the attempt. The request's own `max_tokens` is no such limit."""
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
     refused_elsewhere: str | None = None
@@ -75,6 +74,8 @@ class LiveAttempt:
     used: float
     requests: int = 0
     """Numbers the calls, for seeds."""
+    limited_at: int = 0
+    """How many requests there had been when one last ran into a limit of the run."""
     summary: AttemptSummary = field(default_factory=AttemptSummary)
     sessions: dict[str, Session] = field(default_factory=dict)
     answered: dict[str, list[Message]] = field(default_factory=dict)
@@ -112,9 +113,15 @@ class LiveAttempt:
         totals = {name: value + msgspec.structs.asdict(self.summary)[name] for name, value in more.items()}
         self.summary = msgspec.structs.replace(self.summary, **totals)
 
-    def mark_truncated(self, limit: str | None = None) -> None:
-        """A response was cut off, or a call refused; `limit` says at which limit, unless the agent set it itself."""
-        self.summary = msgspec.structs.replace(self.summary, truncated=True, limit=limit or self.summary.limit)
+    def mark_limited(self, limit: str) -> None:
+        """A call was refused, or its response cut off, at a limit of the run."""
+        self.limited_at = self.requests
+        self.summary = msgspec.structs.replace(self.summary, limit=limit)
+
+    def mark_answered(self, number: int) -> None:
+        """A request was answered whole: if it came after a limit was hit, that limit did not end the attempt."""
+        if self.summary.limit is not None and number >= self.limited_at:
+            self.summary = msgspec.structs.replace(self.summary, limit=None)
 
     def mark_rewarded(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, rewarded=True)

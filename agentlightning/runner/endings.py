@@ -28,13 +28,8 @@ class AttemptSummary(Protocol):
     def calls(self) -> int: ...
 
     @property
-    def truncated(self) -> bool:
-        """A response ran into a token limit, or a prompt did not fit."""
-        ...
-
-    @property
     def limit(self) -> str | None:
-        """What a call ran into that was refused or cut off at a limit of the run, not at one of the agent's own."""
+        """The limit of the run that ended it: a call was refused or cut off there, and the agent did not go on."""
         ...
 
     @property
@@ -87,7 +82,7 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
         return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
     if ending.outcome is Outcome.OK:
-        outcome = Outcome.TRUNCATED if summary.truncated else Outcome.OK
+        outcome = Outcome.TRUNCATED if summary.limit else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
     hint = hint_if_unheard(ending.exception) if summary.calls == 0 else None
     if hint and ending.error:

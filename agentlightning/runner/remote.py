@@ -74,7 +74,6 @@ class _Summary(msgspec.Struct, frozen=True):
     """What the gateway answers when an attempt is closed."""
 
     calls: int = 0
-    truncated: bool = False
     limit: str | None = None
     infra_error: str | None = None
     refused_elsewhere: str | None = None

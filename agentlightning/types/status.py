@@ -74,7 +74,8 @@ class Outcome(StrEnum):
     OK = "ok"
     """The agent came to its end."""
     TRUNCATED = "truncated"
-    """It ran out of calls, tokens or context."""
+    """A limit of the run ended it: it ran out of calls, tokens or context, and did not go on. An answer that its
+    request's own `max_tokens` cut off is a mark on the call (`finish_reason`)."""
     AGENT_ERROR = "agent_error"
     """The agent raised, gave no reward, or returned what is none."""
     INFRA_ERROR = "infra_error"

@@ -50,6 +50,7 @@ class Said:
     asked: float | None = None
     """The temperature that the agent asked for."""
     trained: bool = True
+    finish_reason: str = "stop"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +149,7 @@ def _call(said: Said, number: int, *, rollout_id: str, attempt_id: str) -> CallR
         parent_call_id=None,
         model="policy",
         dialect="chat",
-        finish_reason="stop",
+        finish_reason=said.finish_reason,
         start_time=float(number),
         end_time=number + 0.5,
         temperature=said.temperature,

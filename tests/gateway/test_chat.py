@@ -263,7 +263,7 @@ async def test_a_prompt_that_does_not_fit_is_the_providers_own_error(site: Site)
             with pytest.raises(openai.BadRequestError) as error:
                 await client.chat.completions.create(model="policy", messages=long, stream=stream)
             assert error.value.code == "context_length_exceeded"
-    assert (await site.gateway.close_attempt(site.rollout_id, site.attempt_id)).truncated
+    assert (await site.gateway.close_attempt(site.rollout_id, site.attempt_id)).limit
     (span, _) = await site.spans()
     assert span.status.status_code == "ERROR"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import openai
@@ -35,7 +36,7 @@ async def served(
         site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
         await use(site)
         summary = await gateway.close_attempt(site.rollout_id, site.attempt_id)
-    return site, summary.truncated
+    return site, summary.limit is not None
 
 
 async def test_only_calls_with_a_certain_system_prompt_are_trained(
@@ -134,16 +135,52 @@ async def test_an_agent_that_raises_at_a_limit_is_truncated(
     assert (len(episode.calls), episode.reward, len(episode.refused)) == (calls, 0.0, 1)
 
 
-async def test_an_error_after_a_cut_that_the_agent_asked_for_is_its_own(
-    store: InMemoryLightningStore, rendering: RenderersRendering
-) -> None:
-    async def use(site: Site) -> None:
-        async with site.client() as client:
-            await client.chat.completions.create(model="policy", messages=ASK, max_tokens=3)
-        assert (await site.gateway.close_attempt(site.rollout_id, site.attempt_id)).limit is None
+LONG: Any = [{"role": "user", "content": "1 + " * 8000}]
 
-    _, truncated = await served(store, rendering, use, RolloutMode.TRAIN)
-    assert truncated
+
+@pytest.mark.parametrize("ending", ["stops", "goes on", "a judge is asked"])
+@pytest.mark.parametrize(
+    ("hit", "limits", "goes_on"),
+    [
+        ({"messages": ASK, "max_tokens": 3}, {}, True),
+        ({"messages": ASK, "max_tokens": 3, "n": 2}, {}, True),
+        ({"messages": LONG}, {}, True),
+        ({"messages": None}, {}, True),
+        ({"messages": ASK}, {"max_calls": 1}, False),
+        ({"messages": ASK}, {"max_tokens": 10}, False),
+    ],
+    ids=["own max_tokens", "own max_tokens, twice", "context", "cut off by the context", "calls", "tokens"],
+)
+async def test_only_a_limit_of_the_run_that_ended_the_attempt_truncates_it(
+    store: InMemoryLightningStore,
+    rendering: RenderersRendering,
+    hit: dict[str, Any],
+    limits: dict[str, Any],
+    goes_on: bool,
+    ending: str,
+) -> None:
+    """An agent that compacts its history after a refusal went on; an answer's own limit marks the call alone."""
+    own = "max_tokens" in hit
+    if hit["messages"] is None:  # it fits the context, and its answer does not
+        empty = len(rendering.render([{"role": "user", "content": ""}], None))
+        hit = {"messages": [{"role": "user", "content": "a" + " a" * (4096 - 6 - empty)}]}
+
+    async def use(site: Site) -> None:
+        site.engine.script = lambda *_: "one two three four five six seven eight nine ten eleven twelve"
+        headers = {"a judge is asked": {"X-AGL-Role": "judge"}}.get(ending, {})
+        async with site.client() as client:
+            asked: list[dict[str, Any]] = [hit, {"messages": ASK}] if limits else [hit]
+            asked += [] if ending == "stops" else [{"messages": ASK, "extra_headers": headers}]
+            for fields in asked:
+                with suppress(openai.BadRequestError):
+                    await client.chat.completions.create(model="policy", **fields)
+
+    site, truncated = await served(store, rendering, use, RolloutMode.TRAIN, **limits)
+    assert truncated is (not own and not (goes_on and ending == "goes on"))
+    calls = (await store.query_calls([site.rollout_id]))[site.rollout_id]
+    assert ("length" in {c.info.finish_reason for c in calls}) is (
+        hit["messages"] is not LONG and "max_calls" not in limits
+    )
 
 
 async def test_tokens_beyond_the_limit_are_not_sampled(

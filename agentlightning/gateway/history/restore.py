@@ -11,9 +11,12 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.history.session import Turn
 from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, SAME_INPUT, message_of
+from agentlightning.gateway.sampling.settings import cut_off_by
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attributes, Call
@@ -72,5 +75,6 @@ def _count(live: LiveAttempt, call: Call) -> None:
         live.count(failed=1)
         return
     live.count(calls=1, prompt_tokens=len(call.prompt_ids), response_tokens=len(call.response_ids))
-    if call.info.finish_reason == "length":
-        live.mark_truncated()
+    limit = cut_off_by(call.info.finish_reason, call.info.used, len(call.response_ids))
+    if limit is not None or call.info.choice == 0:  # as the last response ended
+        live.summary = msgspec.structs.replace(live.summary, limit=limit)

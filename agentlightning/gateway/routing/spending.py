@@ -187,7 +187,7 @@ class Account:
         own = self._limits.reached(live.spent[self._alias], run=False)
         if own is not None:
             why = f"This rollout has reached the limit of the model '{self._alias}': {own}"
-            live.mark_truncated(f"{why}.")
+            live.mark_limited(f"{why}.")
             raise Refusal(f"{why}. End the rollout with what there is.", code="provider_limit_exceeded", param="model")
         common = self._limits.reached(self.total, run=True)
         if common is not None:

@@ -246,14 +246,14 @@ class Planner:
             return
         if live is not None:
             why = f"A prompt of {prompt_tokens} tokens did not fit the context of {self._info.max_context}."
-            live.mark_truncated(why)
+            live.mark_limited(why)
         raise too_long(prompt_tokens, self._info.max_context)
 
     def _check_limits(self, arrival: Arrival) -> None:
         live, limits = arrival.live, self._limits
         if limits.calls is not None and arrival.number >= limits.calls:
             why = f"This rollout may make {limits.calls} model calls, and has made them"
-            live.mark_truncated(f"{why}.")
+            live.mark_limited(f"{why}.")
             raise Refusal(f"{why}. End the rollout with what there is.", code="max_calls_exceeded")
         if limits.tokens is not None and live.summary.response_tokens >= limits.tokens:
             raise self._used_up(live)
@@ -262,7 +262,7 @@ class Planner:
         """The refusal of a request for which an attempt has no tokens left."""
         sampled = live.summary.response_tokens
         why = f"This rollout may have {self._limits.tokens} tokens sampled, and has had {sampled}"
-        live.mark_truncated(f"{why}.")
+        live.mark_limited(f"{why}.")
         return Refusal(f"{why}. End the rollout with what there is.", code="max_tokens_exceeded")
 
     @asynccontextmanager

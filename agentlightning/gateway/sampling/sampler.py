@@ -27,7 +27,7 @@ from agentlightning.gateway.recording.records import call_span, refusal_span
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner
-from agentlightning.gateway.sampling.settings import Overrides, params_for
+from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
@@ -135,8 +135,11 @@ class Sampler:
         choice = self._read(asked, index, whole)
         turn = self._commit(asked, choice, chunks, whole)
         self._record(asked, choice, turn)
-        if choice.finish_reason == "length":
-            asked.arrival.live.mark_truncated(_limit_of(asked, len(whole.ids)))
+        limit = cut_off_by(choice.finish_reason, asked.used, len(whole.ids))
+        if limit is not None:
+            asked.arrival.live.mark_limited(limit)
+        elif not asked.arrival.place.judge:
+            asked.arrival.live.mark_answered(asked.arrival.number)
         asked.arrival.live.count(calls=1, prompt_tokens=len(asked.prompt_ids), response_tokens=len(whole.ids))
         if emit is not None and reader is not None:
             rest = reader.finish(choice.content, choice.reasoning)
@@ -346,14 +349,6 @@ def _without_stop(ids: Int32Array, stops: tuple[int, ...]) -> Int32Array:
 def _cut(text: str, stop: str | None) -> str:
     """The text before the stop string that ended it."""
     return text if stop is None else text.partition(stop)[0].rstrip()
-
-
-def _limit_of(asked: Asked, tokens: int) -> str | None:
-    """Which limit of the run cut a response off after so many tokens; None where the client had asked for no more."""
-    wanted = asked.used.get("max_tokens")
-    if wanted is not None and tokens >= int(wanted):
-        return None
-    return f"A response was cut off after {tokens} tokens, where the context or the rollout's tokens were used up."
 
 
 def _engine_refusal(error: Exception) -> Refusal:

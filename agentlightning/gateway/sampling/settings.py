@@ -88,6 +88,16 @@ def params_for(
     )
 
 
+def cut_off_by(finish_reason: str, used: Mapping[str, Any], tokens: int) -> str | None:
+    """The limit of the run that cut a response off after so many tokens; None where it ended, or where the request (or
+    a setting) wanted no more tokens in one answer.
+    """
+    wanted = used.get("max_tokens")
+    if finish_reason != "length" or (wanted is not None and tokens >= int(wanted)):
+        return None
+    return f"A response was cut off after {tokens} tokens, where the context or the rollout's tokens were used up."
+
+
 def mix(seed: int, rollout_id: str, number: int) -> int:
     """A seed that differs between rollouts and calls, and is the same when the same run is repeated."""
     digest = hashlib.blake2b(f"{seed}/{rollout_id}/{number}".encode(), digest_size=8).digest()

@@ -109,7 +109,7 @@ class Reader:
             case Refused():
                 incoming.model = found.model
                 if found.too_long and not read.counting:
-                    live.mark_truncated(found.message)
+                    live.mark_limited(found.message)
                 raise found.refusal()
             case Counted():
                 return found.tokens
