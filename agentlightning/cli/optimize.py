@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import fields
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Literal
 
+import aiohttp
 from rich.console import Console
 
 from agentlightning.algorithm import APO, GEPA, Prices
+from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.errors import ConfigError
@@ -17,6 +21,7 @@ from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
 
 console = Console(highlight=False, soft_wrap=True)
@@ -25,6 +30,8 @@ KINDS: Mapping[str, type[APO] | type[GEPA]] = {"apo": APO, "gepa": GEPA}
 MODEL_SETTINGS = {"apo": ("gradient_model", "apply_edit_model"), "gepa": ("reflection_model",)}
 """Where the critic's model is named."""
 _OF_THE_COMMAND = ("async_openai_client", "rollout_config", "prices")
+_MODELS_SECONDS = 10.0
+_LISTED = 10
 _PRICES = ("critic_input", "critic_output", "agent_input", "agent_output")
 
 
@@ -79,11 +86,12 @@ def optimize_agent(
     *,
     algorithm: str,
     prompts: dict[str, PromptTemplate],
+    model: str | None,
     endpoint: str | None,
-    endpoint_model: str,
+    endpoint_model: str | None,
     api_key: str | None,
     critic_url: str | None,
-    critic_model: str,
+    critic_model: str | None,
     critic_key: str | None,
     budget: Mapping[str, float | None],
     prices: str | None,
@@ -95,37 +103,76 @@ def optimize_agent(
 ) -> None:
     """Tune; the run says itself what came of it and where it is."""
     texts = [name for name, prompt in prompts.items() if not isinstance(prompt, Demonstrations)]
-    if texts and critic_url is None and endpoint is None:
-        raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
-    put_in = [name for name, prompt in prompts.items() if prompt.literal]
-    if put_in and endpoint is None:
-        raise ConfigError(f"The gateway puts in {', '.join(put_in)}: give --endpoint, so that calls go through it.")
+    _check_models(texts, [name for name, prompt in prompts.items() if prompt.literal], model, endpoint, critic_url)
     key = not_empty(api_key, "--api-key")
     kind = KINDS[algorithm]
-    known = [f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND]
-    given: dict[str, Any] = dict.fromkeys(MODEL_SETTINGS[algorithm], critic_model)
-    given |= {f"budget_{name}": limit for name, limit in budget.items()}
-    given |= parsed_settings(settings, known)
-    tuner = kind(
-        critic_url=critic_url or endpoint if texts else None,
-        critic_key=critic_key or (key if critic_url in (None, endpoint) else None),
-        prices=None if prices is None else _prices(prices),
-        rollout_config=RolloutConfig(timeout_seconds=timeout),
-        **given,
-    )
-    providers = {"llm": Provider(base_url=endpoint, api_key=key, model=endpoint_model)} if endpoint else {}
-    trainer = Trainer(
-        algorithm=tuner,
-        models=providers,
-        initial_resources={**prompts},
-        concurrency=concurrency,
-        run_dir=run_dir,
-        resume=resume,
-    )
-    result = trainer.fit(agent, tasks, val_tasks)
+    given: dict[str, Any] = {f"budget_{name}": limit for name, limit in budget.items()}
+    given |= parsed_settings(settings, [f.name for f in fields(kind) if f.init and f.name not in _OF_THE_COMMAND])
+    if endpoint is not None:
+        endpoint_model = endpoint_model or run_sync(only_model(endpoint, key))
+    if texts:
+        at_endpoint = critic_url in (None, endpoint)
+        for name in MODEL_SETTINGS[algorithm]:
+            given.setdefault(name, critic_model or (endpoint_model if at_endpoint else None))
+        if None in [given[name] for name in MODEL_SETTINGS[algorithm]]:
+            raise ConfigError(f"Say which model the critic at {critic_url} is: --critic-model NAME.")
+        given |= {"critic_url": critic_url or endpoint, "critic_key": critic_key or (key if at_endpoint else None)}
+    with served_model(model) if model else nullcontext() as path:
+        tuner = kind(
+            model=path,
+            prices=None if prices is None else _prices(prices),
+            rollout_config=RolloutConfig(timeout_seconds=timeout),
+            **given,
+        )
+        trainer = Trainer(
+            algorithm=tuner,
+            models={"llm": Provider(base_url=endpoint, api_key=key, model=endpoint_model)} if endpoint else {},
+            initial_resources={**prompts},
+            concurrency=concurrency,
+            run_dir=run_dir,
+            resume=resume,
+        )
+        result = trainer.fit(agent, tasks, val_tasks)
     if result.stopped:
         console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
         exit_interrupted()
+
+
+def _check_models(
+    texts: Sequence[str], put_in: Sequence[str], model: str | None, endpoint: str | None, critic_url: str | None
+) -> None:
+    """Raises ConfigError where a model that is needed is missing, or the agent has two."""
+    if model is not None and endpoint is not None:
+        raise ConfigError("The agent's model is either served from here (--model) or asked at --endpoint: give one.")
+    if texts and critic_url is None and endpoint is None:
+        raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
+    if put_in and endpoint is None and model is None:
+        raise ConfigError(
+            f"The gateway puts in {', '.join(put_in)}: give --endpoint or --model, so that calls go through it."
+        )
+
+
+async def only_model(endpoint: str, key: str | None) -> str:
+    """The one model that a server lists. Raises ConfigError where it lists several or cannot be asked."""
+    headers = {"authorization": f"Bearer {key or 'none'}"}
+    timeout = aiohttp.ClientTimeout(total=_MODELS_SECONDS)
+    try:
+        async with (
+            aiohttp.ClientSession(trust_env=True, timeout=timeout) as session,
+            session.get(f"{endpoint.rstrip('/')}/models", headers=headers, allow_redirects=False) as answer,
+        ):
+            if answer.status != HTTPStatus.OK:
+                raise ValueError(f"HTTP {answer.status}")
+            names = [str(entry["id"]) for entry in (await answer.json(content_type=None))["data"]]
+    except (aiohttp.ClientError, OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(
+            f"{endpoint} does not say which models it serves ({error or type(error).__name__}). Check --endpoint and "
+            "--api-key, or name the model with --endpoint-model."
+        ) from error
+    if len(names) != 1:
+        listed = ", ".join(names[:_LISTED]) + ", …" * (len(names) > _LISTED)
+        raise ConfigError(f"{endpoint} serves {len(names)} models: choose one with --endpoint-model. {listed}".rstrip())
+    return names[0]
 
 
 def _prices(text: str) -> Prices:

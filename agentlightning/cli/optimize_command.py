@@ -82,20 +82,28 @@ def optimize(
     answer: Annotated[
         str | None, typer.Option(help="With --demonstrations: the field of a task with the right answer to show.")
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A local model to serve to the agent: a checkpoint, a directory, a Hugging Face id."),
+    ] = None,
     endpoint: Annotated[str | None, typer.Option(help="OpenAI-compatible base URL of the agent's model.")] = None,
-    endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="The model to ask for there; the only one that it serves if not given.")
+    ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
     critic_url: Annotated[
         str | None, typer.Option(help="OpenAI-compatible base URL of the critic; --endpoint if not given.")
     ] = None,
-    critic_model: Annotated[str, typer.Option(help="The critic's model.")] = "gpt-5-mini",
+    critic_model: Annotated[
+        str | None, typer.Option(help="The critic's model; --endpoint-model if the critic is at --endpoint.")
+    ] = None,
     critic_key: Annotated[
         str | None, typer.Option(envvar="AGL_CRITIC_KEY", help="The key for it; --api-key if not given.")
     ] = None,
     budget_rollouts: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts.")] = None,
     budget_critic_tokens: Annotated[
-        int | None, typer.Option(min=1, help="At most so many tokens to and from the critic.")
-    ] = None,
+        int, typer.Option(min=1, help="At most so many tokens to and from the critic.")
+    ] = 500_000,
     budget_cost: Annotated[float | None, typer.Option(min=0.0, help="At most so much; needs --prices.")] = None,
     prices: Annotated[
         str | None,
@@ -130,6 +138,7 @@ def optimize(
         prompts=read_prompts(
             prompt or [], system_prompt or [], tool_description or [], prompt_place.value, demonstrations, answer
         ),
+        model=model,
         endpoint=endpoint,
         endpoint_model=endpoint_model,
         api_key=api_key,

@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 import agentlightning as agl
-from agentlightning.cli.optimize import optimize_agent, read_prompts
+from agentlightning.cli.optimize import only_model, optimize_agent, read_prompts
 from examples.room_booking.make_tasks import make_tasks
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +26,7 @@ def optimize(tmp_path: Path, **given: Any) -> None:
     settings: dict[str, Any] = {
         "algorithm": "apo",
         "prompts": {"prompt_template": agl.PromptTemplate(template="{question}")},
+        "model": None,
         "endpoint": None,
         "endpoint_model": "m",
         "api_key": None,
@@ -39,9 +43,10 @@ def optimize(tmp_path: Path, **given: Any) -> None:
     }
 
     @agl.rollout
-    def agent(task: dict[str, str], prompt_template: agl.PromptTemplate) -> float:
+    def without_a_model(task: dict[str, str], prompt_template: agl.PromptTemplate) -> float:
         return 0.5
 
+    agent = given.pop("agent", without_a_model)
     tasks = [{"question": f"{n}"} for n in range(8)]
     optimize_agent(agent, tasks, None, **{**settings, **given})
 
@@ -78,7 +83,9 @@ def test_prompts_that_are_not_there(given: Any, says: str) -> None:
     ("given", "says"),
     [
         ({"critic_url": None}, "no critic"),
-        ({"prompts": {"shown": agl.Demonstrations()}}, "puts in shown: give --endpoint"),
+        ({"critic_model": None}, "--critic-model NAME"),
+        ({"model": "calc", "endpoint": "http://127.0.0.1:9/v1"}, "give one"),
+        ({"prompts": {"shown": agl.Demonstrations()}}, "puts in shown: give --endpoint or --model"),
         ({"prices": "1,x"}, "up to four numbers"),
         ({"settings": ["beam_size=3"]}, "beam_width"),
         ({"budget": {"rollouts": None, "critic_tokens": None, "cost": 1.0}}, "prices"),
@@ -89,12 +96,60 @@ def test_wrong_options_are_named(given: dict[str, Any], says: str, tmp_path: Pat
         optimize(tmp_path, **given)
 
 
-def test_a_critic_that_is_not_there_does_not_end_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    optimize(tmp_path, prices="1,2")
-    said = capsys.readouterr().out
-    assert "1 edits were not run: the critic did not answer (error)" in said
-    assert "of 40 rollouts" in said
-    assert (tmp_path / "run" / "best" / "prompt_template.txt").read_text() == "{question}"
+def test_a_critic_that_is_not_there_ends_the_run_and_is_asked_again_after_a_resume(tmp_path: Path) -> None:
+    for resume in (None, tmp_path / "run"):
+        with pytest.raises(agl.ConfigError, match=r"(?s)answered none of its first 1 questions.*model \('m'\)"):
+            optimize(tmp_path, prices="1,2", resume=resume)
+        assert not (tmp_path / "run" / "critic.jsonl").read_text(), "a failure that ends the run is not its answer"
+
+
+@agl.rollout
+async def gives_up(task: dict[str, str], prompt_template: agl.PromptTemplate, llm: agl.LLM) -> float:
+    """An agent that takes a call that failed for a wrong answer."""
+    async with aiohttp.ClientSession() as session:
+        body = {"model": llm.model, "messages": [{"role": "user", "content": task["question"]}]}
+        async with session.post(f"{llm.endpoint}/chat/completions", json=body) as answer:
+            return 0.5 * (answer.status == 200)
+
+
+@agl.rollout
+async def raises(task: dict[str, str], prompt_template: agl.PromptTemplate, llm: agl.LLM) -> float:
+    return await gives_up(task, prompt_template, llm) or 1 / 0
+
+
+@pytest.mark.parametrize("agent", [gives_up, raises])
+def test_a_model_that_is_not_there_ends_the_run_before_a_critic_is_asked(tmp_path: Path, agent: Any) -> None:
+    with pytest.raises(agl.ConfigError, match=r"model answered none of its calls.*127\.0\.0\.1:9"):
+        optimize(tmp_path, agent=agent, endpoint="http://127.0.0.1:9/v1")
+    assert not (tmp_path / "run" / "critic.jsonl").read_text()
+
+
+async def _models(request: web.Request) -> web.Response:
+    if request.match_info["many"] == "moved":
+        raise web.HTTPFound("/1/v1/models")
+    return web.json_response({"data": [{"id": f"model-{n}"} for n in range(int(request.match_info["many"]))]})
+
+
+@pytest.mark.parametrize(
+    ("many", "says"),
+    [("0", "serves 0 models"), ("1", None), ("2", "model-0, model-1"), ("moved", "HTTP 302"), ("x/y", "HTTP 404")],
+)
+async def test_the_only_model_of_an_endpoint_needs_no_name(many: str, says: str | None) -> None:
+    app = web.Application()
+    app.router.add_get("/{many}/v1/models", _models)
+    async with TestServer(app) as server:
+        url = str(server.make_url(f"/{many}/v1"))
+        if says is None:
+            assert await only_model(url, "key") == "model-0"
+        else:
+            with pytest.raises(agl.ConfigError, match=says):
+                await only_model(url, "key")
+
+
+@pytest.mark.slow
+def test_a_local_model_is_served_to_the_agent(tmp_path: Path) -> None:
+    with pytest.raises(agl.ConfigError, match="The critic answered none"):
+        optimize(tmp_path, agent=gives_up, model="calc", prices="1,2")
 
 
 @pytest.mark.slow

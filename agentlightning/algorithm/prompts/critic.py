@@ -7,6 +7,7 @@ nothing, is a value (`CriticFailure`), not an exception: the run goes on without
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -85,8 +86,10 @@ class HttpCritic:
             self._session = http_session(trust_env=True)
         async with self._session.post(self._url, json=question.body, headers=self._headers) as response:
             if response.status >= 400:
-                text = (await response.text())[:500]
-                raise _Refused(f"{response.status} {text}", passing=response.status in _BUSY or response.status >= 500)
+                raise _Refused(
+                    f"HTTP {response.status}: {_message(await response.text())}",
+                    passing=response.status in _BUSY or response.status >= 500,
+                )
             return await response.json(content_type=None)
 
     async def close(self) -> None:
@@ -115,6 +118,15 @@ class _Refused(Exception):
         """Whether it may be well in a moment."""
 
 
+def _message(body: str) -> str:
+    """What a provider's error says, without the JSON around it."""
+    try:
+        error = json.loads(body)["error"]
+        return str(error["message"] if isinstance(error, dict) else error)
+    except (ValueError, KeyError, TypeError):
+        return body.strip() or "no reason given"
+
+
 async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
     """Ask, again where the trouble may pass. Raises nothing: a failure is a value."""
     failure = CriticFailure("error", "it was not asked")
@@ -125,7 +137,8 @@ async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswe
         except TimeoutError:
             failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
         except Exception as error:  # whatever a client of the user's raises: the run outlives its critic
-            failure = CriticFailure("error", f"{type(error).__name__}: {error}"[:500])
+            name = "" if isinstance(error, _Refused) else f"{type(error).__name__}: "
+            failure = CriticFailure("error", f"{name}{error}"[:500])
             if not _passing(error):
                 break
         await asyncio.sleep(0.2 * 2**number)

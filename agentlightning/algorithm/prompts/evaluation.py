@@ -59,6 +59,8 @@ class Trial:
     """The last conversation of each agent by its name, in the order in which they ended; "" has no name."""
     input_tokens: int = 0
     output_tokens: int = 0
+    refusal: str | None = None
+    """Why its model calls failed, where it made some and none was answered."""
 
     @property
     def failed(self) -> bool:
@@ -204,6 +206,7 @@ class Evaluator:
             said_by=said_by,
             input_tokens=sum(given for given, _ in used),
             output_tokens=sum(answered for _, answered in used),
+            refusal=None if said else _refusal(spans),
         )
 
 
@@ -213,6 +216,12 @@ def _as_json(task: Any) -> str | None:
         return json.dumps(task, sort_keys=True, ensure_ascii=False)
     except (TypeError, ValueError):
         return None
+
+
+def _refusal(spans: Sequence[Span]) -> str | None:
+    """What the last failed model call says."""
+    failed = [s for s in spans if s.status.status_code == "ERROR" and "gen_ai.request.model" in s.attributes]
+    return failed[-1].status.description or "it says nothing" if failed else None
 
 
 def _usage(span: Span) -> tuple[int, int]:

@@ -184,15 +184,24 @@ class PromptRun:
         return mean(list(self.known(candidate).values()))
 
     def check_first(self) -> None:
-        """Raises ConfigError where the first prompt has earned nothing on any task because the agent failed: no edit
-        would be to blame or to thank for it.
+        """Raises ConfigError where the first prompt has earned nothing on any task because the agent or its model
+        failed: no edit would be to blame or to thank for it.
         """
         trials = list(self.known(self.seed).values())
-        if trials and all(t.failed for t in trials):
+        if not trials:
+            return
+        run_dir = self._context.run_dir
+        if all(t.refusal is not None for t in trials):
+            raise ConfigError(
+                f"The agent's model answered none of its calls on the first {len(trials)} validation tasks: "
+                f"{trials[-1].refusal}\nCheck the model's URL, its name and its key. Nothing was asked of a critic. To "
+                f"see the calls:  agl show {run_dir}"
+            )
+        if all(t.reward is None for t in trials):
             why = (trials[0].error or trials[0].outcome.value).strip().splitlines()[0]
             raise ConfigError(
                 f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
-                f"{why[:300]}\nNothing was asked of a critic. To see them:  agl show {self._context.run_dir} --failed"
+                f"{why[:300]}\nNothing was asked of a critic. To see them:  agl show {run_dir} --failed"
             )
 
     # ---- the critic ------------------------------------------------------------------------------------------------
@@ -211,10 +220,9 @@ class PromptRun:
         keys = [self._numbered(_key(q)) for q in questions]
         self._context.reporter.status(f"asking the critic {len(questions)} questions")
         answers = await asyncio.gather(*(self._ask(k, q) for k, q in zip(keys, questions, strict=True)))
-        failures = [a for a in answers if isinstance(a, CriticFailure)]
-        if failures and len(failures) == len(answers) and not self.ledger.critic_tokens:
-            self.note(f"The critic has answered nothing so far: {failures[0].why}")
-        for answer in answers:
+        self._check_critic(model, answers)
+        for key, answer in zip(keys, answers, strict=True):
+            self._keep(key, answer)
             self.ledger.critic_calls += 1
             if isinstance(answer, CriticAnswer):
                 self.ledger.critic_input += answer.input_tokens
@@ -222,6 +230,18 @@ class PromptRun:
             else:
                 self.reject(f"the critic did not answer ({answer.kind}): {answer.why}")
         return answers
+
+    def _check_critic(self, model: str, answers: Sequence[CriticAnswer | CriticFailure]) -> None:
+        """Raises ConfigError where the critic has answered none of its questions since the run began: there is nobody
+        who improves a prompt. The failures are in no journal, so that a resumed run asks again.
+        """
+        failures = [a for a in answers if isinstance(a, CriticFailure)]
+        if not failures or len(failures) < len(answers) or self.ledger.critic_calls > 0:
+            return
+        raise ConfigError(
+            f"The critic answered none of its first {len(failures)} questions: {failures[0].why}\nCheck its URL, its "
+            f"model ('{model}') and its key, then go on with the same command and  --resume {self._context.run_dir}"
+        )
 
     def _numbered(self, key: str) -> str:
         """The same question put several times is answered several times."""
@@ -234,8 +254,13 @@ class PromptRun:
             kind = CriticAnswer if "text" in known else CriticFailure
             return kind(**known)
         answer = await ask(self._critic, question, self.settings.critic_timeout)
-        self._journal.put(key, {name: getattr(answer, name) for name in answer.__slots__})
+        if isinstance(answer, CriticAnswer):  # at once: it is paid for
+            self._keep(key, answer)
         return answer
+
+    def _keep(self, key: str, answer: CriticAnswer | CriticFailure) -> None:
+        if self._journal.get(key) is None:
+            self._journal.put(key, {name: getattr(answer, name) for name in answer.__slots__})
 
     # ---- the incumbent ---------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic
 from agentlightning.arguments import GivenByName
+from agentlightning.backend import ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig
 
@@ -28,6 +29,8 @@ class PromptSettings(GivenByName, Algorithm):
     async_openai_client: Any = None
     """The critic, as an async OpenAI client; or give `critic_url`. To choose `Demonstrations` takes none."""
     _: KW_ONLY
+    model: str | None = None
+    """A model to serve to the agent from here, as it is; None if the agent brings its own, or gets an endpoint."""
     critic_url: str | None = None
     """The critic's OpenAI-compatible base URL, for example https://api.openai.com/v1, or that of `agl serve`."""
     critic_key: str | None = field(default=None, repr=False)
@@ -71,6 +74,10 @@ class PromptSettings(GivenByName, Algorithm):
         self.candidates: dict[str, Candidate] = {}
         """All that were run, by key."""
         _ = self.budget
+
+    @property
+    def policy(self) -> PolicySpec | None:
+        return None if self.model is None else PolicySpec(ModelSpec(model=self.model))
 
     async def search(self, run: PromptRun) -> None:
         """Search until the last round or the end of the budget. Raises Stopped."""

@@ -237,7 +237,8 @@ def test_a_text_with_a_brace_too_many_is_named(tmp_path: Path) -> None:
 
 def test_the_critics_key_is_written_nowhere(tmp_path: Path) -> None:
     tuner = agl.APO(critic_url="http://127.0.0.1:9/v1", critic_key="sk-secret", critic_timeout=1, beam_rounds=1)
-    tune(tuner, words_agent([]), tmp_path / "run", val=VAL[:4])
+    with pytest.raises(agl.ConfigError, match="The critic answered none"):
+        tune(tuner, words_agent([]), tmp_path / "run", val=VAL[:4])
     for file in (tmp_path / "run").rglob("*"):
         assert not file.is_file() or b"sk-secret" not in file.read_bytes(), file
     assert "sk-secret" not in repr(tuner)
