@@ -180,6 +180,9 @@ def serve(
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
+    strict: Annotated[
+        bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
+    ] = False,
     backend: agent_commands.Backend = None,
     backend_option: agent_commands.BackendOption = None,
 ) -> None:
@@ -198,6 +201,7 @@ def serve(
         api_key=api_key,
         name=name,
         allow_hosts=allow_host or [],
+        strict=strict,
         max_context=max_context,
         backend=backend,
         backend_options=backend_option or [],
@@ -235,6 +239,9 @@ def gateway(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
     allow_host: agent_commands.AllowHost = None,
+    strict: Annotated[
+        bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
+    ] = False,
 ) -> None:
     """Run the gateway alone, in front of a model or of other providers: every call is recorded in a store.
 
@@ -259,6 +266,7 @@ def gateway(
         port=port,
         api_key=api_key,
         allow_hosts=allow_host or [],
+        strict=strict,
     )
 
 

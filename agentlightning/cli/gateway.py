@@ -19,6 +19,7 @@ from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
 from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
 from agentlightning.keys import derived_secret, not_empty
 from agentlightning.serving import LoopServer
@@ -45,6 +46,7 @@ def run_gateway(
     host: str,
     port: int,
     api_key: str | None,
+    strict: bool,
     allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until Ctrl-C."""
@@ -55,11 +57,13 @@ def run_gateway(
     models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
+    if strict and model is None:
+        raise ConfigError("--strict is of a model that is served here (--model): other providers check for themselves.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
-    run_sync(_serve(store, model, name, models, secret, host, port, api_key, server or str(path), allow_hosts))
+    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, server or str(path), allow_hosts))
 
 
 async def _serve(
@@ -71,6 +75,7 @@ async def _serve(
     host: str,
     port: int,
     api_key: str | None,
+    strict: bool,
     place: str,
     allow_hosts: Sequence[str],
 ) -> None:
@@ -80,7 +85,9 @@ async def _serve(
         policy, served = None, dict[str, Model](models)
         if model is not None:
             served = {**aliases_of(model_names(model, name)), **models}
-            policy = PolicySpec(ModelSpec(model=stack.enter_context(served_model(model))))
+            policy = PolicySpec(
+                ModelSpec(model=stack.enter_context(served_model(model))), CallSettings(strict_requests=strict)
+            )
         with console.status(f"loading {model}") if model else nullcontext():
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)

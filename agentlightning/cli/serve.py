@@ -20,6 +20,7 @@ from agentlightning.cli.sample import curl_command
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
@@ -42,6 +43,7 @@ def run_server(
     port: int,
     api_key: str | None,
     name: str | None = None,
+    strict: bool = False,
     max_context: int = ModelSpec.max_context,
     backend: str | None = None,
     backend_options: Sequence[str] = (),
@@ -55,7 +57,8 @@ def run_server(
     kind, options = given.get("backend", "embedded"), given.get("backend_options", {})
     check_backend(kind, options)
     with served_model(model) as path:
-        spec = PolicySpec(ModelSpec(model=path, max_context=max_context, backend_options=options), backend=kind)
+        described = ModelSpec(model=path, max_context=max_context, backend_options=options)
+        spec = PolicySpec(described, CallSettings(strict_requests=strict), backend=kind)
         run_sync(_serve(spec, model_names(model, name), host, port, api_key, allow_hosts))
 
 

@@ -24,6 +24,7 @@ from agentlightning.cli.transcript import log, transcript
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Outcome, RolloutStatus, Span
+from agentlightning.types.left_out import left_out_of
 from agentlightning.types.spending import spent_of
 
 
@@ -127,6 +128,7 @@ def as_record(episode: Episode, spans: Sequence[Span], advantage: float | None =
         "error": attempt.error if attempt else None,
         "worker": attempt.worker_id if attempt else None,
         "asked_of_others": {alias: msgspec.structs.asdict(own) for alias, own in spent_of(spans).items()},
+        "left_out": [msgspec.structs.asdict(one) for one in left_out_of(spans)],
         "calls": calls,
     }
 
@@ -145,6 +147,8 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: Wanted, width: int, 
         parts.append(Text(safe(episode.attempt.error), style="red"))
     for alias, own in spent_of(spans).items():
         parts.append(Text(f"asked of {safe(alias)}: {own.words()}", style="dim"))
+    for one in left_out_of(spans):
+        parts.append(Text(f"left out of its requests: {safe(one.field)} ({safe(one.why)})", style="dim"))
     step = rollout.metadata.get("step")
     ends = [_finish(s)["finish_reason"] for s in spans if "gen_ai.response.finish_reasons" in s.attributes]
     words = [

@@ -30,12 +30,15 @@ from agentlightning.types import (
     AttemptStatus,
     RolloutMode,
 )
+from agentlightning.types.left_out import LeftOut
 from agentlightning.types.spending import Spent
 
 _ENDED = FINISHED_ATTEMPT - {AttemptStatus.UNRESPONSIVE}
 """An attempt whose worker was only slow may go on."""
 
 _RECHECK_SECONDS = 30.0
+_MOST_LEFT_OUT = 256
+"""Fields that are recorded of one attempt, which may send any number of them."""
 _REMEMBERED = 4096
 """How many closed attempts are remembered, to answer late calls and questions about them."""
 
@@ -96,6 +99,8 @@ class LiveAttempt:
     """What is put into its requests."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
+    left_out: set[str] = field(default_factory=set)
+    """The fields that were left out of its requests, as far as they are recorded."""
 
     @property
     def key(self) -> Key:
@@ -107,6 +112,13 @@ class LiveAttempt:
         if found is None:
             found = self.sessions[name] = self.new_session(name)
         return found
+
+    def unrecorded(self, left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
+        """What no call of the attempt has recorded yet; it counts as recorded from now on."""
+        fresh = tuple(one for one in left_out if one.field not in self.left_out)
+        fresh = fresh[: max(0, _MOST_LEFT_OUT - len(self.left_out))]
+        self.left_out.update(one.field for one in fresh)
+        return fresh
 
     def count(self, **more: int) -> None:
         """Add to the summary's numbers."""

@@ -10,6 +10,7 @@ import msgspec
 from agentlightning.errors import GatewayError
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Float32Array, Int32Array
+from agentlightning.types.left_out import LeftOut
 
 
 class ToolCall(msgspec.Struct, frozen=True):
@@ -67,6 +68,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client began the answer itself."""
     remember: list[Message] | None = None
     """For stateful dialects: the messages that the next request may refer to by the response's id."""
+    left_out: tuple[LeftOut, ...] = ()
+    """What of it has no effect."""
     private: Any = None
     """What the dialect needs again when it answers."""
 

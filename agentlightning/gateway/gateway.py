@@ -81,6 +81,7 @@ class Gateway:
         rerender: bool = False,
         cut_long_prompts: bool = False,
         filter_replay: bool = False,
+        strict_requests: bool = False,
         idle_seconds: float = 3600.0,
         keep_alive_seconds: float = 10.0,
         read_seconds: float = 60.0,
@@ -117,6 +118,8 @@ class Gateway:
                 error.
             filter_replay: Record of training calls which tokens `top_p`, `top_k` and `min_p` left to draw from, where
                 the engine says so; what learns from the calls then takes its log-probs over the same tokens.
+            strict_requests: Refuse requests of which something would be left out (unknown fields, tools that a
+                provider runs), by its name, instead of answering them without it.
             idle_seconds: How long the session of an attempt that makes no calls is kept in memory.
             keep_alive_seconds: How long a stream may be silent before a comment is sent, so that nobody gives it
                 up.
@@ -170,6 +173,7 @@ class Gateway:
             keep_alive_seconds=keep_alive_seconds,
             read_seconds=read_seconds,
             instance=lambda: self._instance,
+            strict=strict_requests,
         )
         self._server = LoopServer(
             self._app,

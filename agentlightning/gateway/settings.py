@@ -29,5 +29,7 @@ class CallSettings:
     """Tokens that one rollout may have sampled, over all its calls."""
     cut_long_prompts: bool = False
     """Shorten prompts that do not fit `max_context` (tool results first, oldest first) instead of refusing them."""
+    strict_requests: bool = False
+    """Refuse requests with fields or tools that have no effect here, by name, instead of answering without them."""
     renderer: str | None = None
     """How messages become tokens, where it cannot be found out; see the gateway's documentation."""

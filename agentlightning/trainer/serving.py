@@ -100,6 +100,7 @@ async def serve_models(
         max_tokens=calls.max_tokens,
         cut_long_prompts=calls.cut_long_prompts,
         filter_replay=calls.filter_replay,
+        strict_requests=calls.strict_requests,
     )
     await gateway.start()
     stack.push_async_callback(gateway.stop)

@@ -94,8 +94,8 @@ async def test_responses_refuse_by_name_and_end_incomplete(site: Site) -> None:
         for fields, param in (
             ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
             ({"background": True}, "background"),
-            ({"input": [{"type": "computer_call"}]}, "input[0]"),
-            ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+            ({"input": [{"type": "function_call"}]}, "input[0].name"),
+            ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ):
             create: Any = client.responses.create
             with pytest.raises(openai.BadRequestError) as refused:
@@ -159,8 +159,8 @@ async def test_messages_hold_thinking_text_and_tool_use(site: Site, stream: bool
 async def test_messages_refuse_in_anthropics_shape(site: Site) -> None:
     anthropic = pytest.importorskip("anthropic")
     async with anthropic_client(site) as client:
-        with pytest.raises(anthropic.BadRequestError, match="image"):
-            await message(client, False, [{"role": "user", "content": [{"type": "image", "source": {}}]}])
+        with pytest.raises(anthropic.BadRequestError, match="content"):
+            await message(client, False, [{"role": "user", "content": [{"type": "text"}]}])
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
             await message(client, False, [{"role": "user", "content": "word " * 5000}])
         with pytest.raises(anthropic.NotFoundError, match="does not exist"):

@@ -13,7 +13,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway import DIALECTS, Gateway, Provider
 from agentlightning.gateway.dialects.base import Answered, Dialect, Fields, StreamWriter
 from agentlightning.gateway.dialects.chat import ChatDialect
-from agentlightning.gateway.dialects.fields import check_fields, required, typed
+from agentlightning.gateway.dialects.fields import Reading, required, typed
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.rendering import Message, RenderersRendering, Rendering
 from agentlightning.store import InMemoryLightningStore
@@ -48,16 +48,18 @@ class ParlourDialect(Dialect):
     title = "Parlour"
     paths = ("/parlour",)
     id_prefix = "parlour-"
-    fields = Fields(read=("model", "question", "stream"), harmless=("mood",))
+    fields = Fields(honoured=("model", "question", "stream"), harmless=("mood",))
     conversation_fields = ("question",)
 
     def parse(self, body: Mapping[str, Any], answered: Answered) -> CallRequest:
-        check_fields(body, self.fields)
+        reading = Reading()
+        reading.check(body, self.fields)
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
             messages=[{"role": "user", "content": required(body, "question", str)}],
             stream=typed(body, "stream", bool, False),
+            left_out=reading.left_out,
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -98,13 +100,14 @@ async def test_a_dialect_of_ones_own_is_spoken_recorded_and_forwarded(
                     ({"model": "policy", "question": "?", "mood": "mild"}, 200, b'{"answer":"Good evening."}'),
                     ({"model": "policy", "question": "?", "stream": True}, 200, b"Good evening.\n"),
                     ({"model": "other", "question": "Forwarded?"}, 200, b'{"answer":"Good evening."}'),
-                    ({"model": "policy", "question": "?", "port": 1}, 400, b'{"sorry":'),
+                    ({"model": "policy", "question": "?", "port": 1}, 200, b'{"answer":"Good evening."}'),
+                    ({"model": "policy", "question": 1}, 400, b'{"sorry":'),
                 ):
                     async with client.post(f"{site.base_url}/parlour", json=asked) as response:
                         assert (response.status, (await response.read())[: len(said)]) == (status, said)
             calls = await site.close()
             site.check_exact(calls)
-            assert [call.info.dialect for call in calls] == ["parlour", "parlour"]
+            assert [call.info.dialect for call in calls] == ["parlour", "parlour", "parlour"]
             (forwarded,) = [s for s in await site.spans() if s.attributes.get("agentlightning.dialect") == "parlour"]
             assert "Forwarded?" in str(forwarded.attributes["gen_ai.input.messages"])
             assert "Good evening." in str(forwarded.attributes["gen_ai.output.messages"])

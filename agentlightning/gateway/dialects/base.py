@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import msgspec
@@ -40,15 +43,54 @@ class StreamWriter(Protocol):
         ...
 
 
-class Fields(msgspec.Struct, frozen=True):
-    """What a wire format makes of each field of a request. Any other field is refused by name."""
+@dataclass(frozen=True)
+class Unavailable:
+    """A field that is known and cannot be honoured. The rest of the request goes on without it, unless it needs it."""
 
-    read: tuple[str, ...]
-    """Fields that are honoured."""
+    why: str
+    """And what to do about it, for people."""
+    neutral: tuple[Any, ...] = ()
+    """Values that change nothing."""
+    needed: bool = False
+    """Whether an answer without it would be a wrong one: then the request is refused."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """What a wire format makes of each field of an object. Any other field is left out, and recorded as unknown."""
+
+    honoured: tuple[str, ...]
+    """Fields that act."""
     harmless: tuple[str, ...] = ()
     """Fields that are accepted and have no effect: bookkeeping of the provider, and hints a model may ignore."""
-    neutral: Mapping[str, tuple[Any, ...]] = {}
-    """Fields that are accepted with the values that change nothing."""
+    unavailable: Mapping[str, Unavailable] = field(default_factory=dict)
+
+    @cached_property
+    def acting(self) -> frozenset[str]:
+        """The honoured ones, for looking up."""
+        return frozenset(self.honoured)
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What a wire format makes of objects that tell by a field of theirs what they are: parts, tools, items."""
+
+    known: Mapping[str, Fields]
+    """The fields of each kind that is honoured."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Kinds that are left out, and why; a name may be a pattern ("web_search_*")."""
+    harmless: tuple[str, ...] = ()
+    """Kinds that are left out and never meant to change an answer."""
+    by: str = "type"
+    """The field that tells the kind."""
+    default: str | None = None
+    """The kind of an object that does not tell."""
+
+    def why(self, kind: Any) -> str | None:
+        """Why a kind is not to be had; None for one that is, or is unknown."""
+        if not isinstance(kind, str):
+            return None
+        return next((why for name, why in self.unavailable.items() if fnmatchcase(kind, name)), None)
 
 
 class Dialect(ABC):
@@ -69,6 +111,8 @@ class Dialect(ABC):
     id_prefix: ClassVar[str]
     """Of response ids."""
     fields: ClassVar[Fields]
+    nested: ClassVar[Mapping[str, Fields | Kinds]] = {}
+    """The same for the objects inside a request, by their path ("messages[].content[]")."""
     client_params: ClassVar[str | None] = None
     """Where the provider's own client describes a request ("module:TypedDict"), for the table of fields in the docs."""
     conversation_fields: ClassVar[tuple[str, ...]] = ()
@@ -76,7 +120,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, body: Body, answered: Answered) -> CallRequest:
-        """Raises `Refusal` for what cannot be honoured, naming the field."""
+        """What a request asks, with what of it is left out (`fields.Reading`).
+
+        Raises `Refusal`, naming the field, for values that no request may have, and for what an answer needs and
+        cannot be had.
+        """
 
     @abstractmethod
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:

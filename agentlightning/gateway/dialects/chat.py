@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -11,79 +11,42 @@ from agentlightning.gateway.dialects.base import (
     Answered,
     Body,
     Dialect,
-    Fields,
     StreamWriter,
     logprob_rows,
     openai_error,
     sse,
 )
 from agentlightning.gateway.dialects.fields import (
+    Reading,
+    ToolSet,
     asked_settings,
     assistant_message,
     between,
-    check_fields,
-    function_tools,
     json_schema_of,
     neutral_call,
     required,
     sent_call,
     streaming_usage,
-    strict_tools,
     text_of,
     tool_choice_of,
+    tool_name,
     typed,
 )
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, unsupported
+from agentlightning.gateway.dialects.tables.chat import (
+    CALLED,
+    CALLS,
+    FIELDS,
+    FUNCTION,
+    MESSAGES,
+    NESTED,
+    PARTS,
+    STREAM_OPTIONS,
+    TOOLS,
+)
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
-from agentlightning.rendering.messages import Message
-
-FIELDS = Fields(
-    read=(
-        "model",
-        "messages",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "n",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "top_logprobs",
-        "return_token_ids",
-        "response_format",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "max_tokens",
-        "max_completion_tokens",
-        "stop",
-        "seed",
-    ),
-    harmless=(
-        "user",
-        "metadata",
-        "store",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "prediction",
-        "reasoning_effort",
-        "verbosity",
-    ),
-    neutral={
-        "repetition_penalty": (1,),
-        "modalities": (["text"],),
-        "functions": ([],),
-        "function_call": ("none",),
-    },
-)
+from agentlightning.rendering.messages import Message, Tool
 
 SETTINGS = {
     "temperature": "temperature",
@@ -111,33 +74,39 @@ class ChatDialect(Dialect):
     paths = ("/chat/completions",)
     id_prefix = "chatcmpl-"
     fields = FIELDS
+    nested = NESTED
     client_params = "openai.types.chat.completion_create_params:CompletionCreateParamsNonStreaming"
     conversation_fields = ("messages", "tools")
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
-        check_fields(body, FIELDS)
+        reading = Reading()
+        reading.check(body, FIELDS)
         messages = required(body, "messages", list)
         if not messages:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
-        tools = function_tools(body.get("tools"))
+        neutral = [neutral_message(m, f"messages[{i}]", reading) for i, m in enumerate(messages)]
+        tools = _tools(typed(body, "tools", list, []), reading)
+        streaming = typed(body, "stream_options", dict, {})
+        reading.check(streaming, STREAM_OPTIONS, "stream_options")
         asked = asked_settings(body, SETTINGS)
         check_asked(asked)
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
-            messages=[neutral_message(m, f"messages[{i}]") for i, m in enumerate(messages)],
-            tools=tools,
-            tool_choice=tool_choice_of(body.get("tool_choice"), tools),
-            strict=strict_tools(body.get("tools")),
+            messages=neutral,
+            tools=tools.declared or None,
+            tool_choice=tool_choice_of(body.get("tool_choice"), tools, reading),
+            strict=tools.strict,
             parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
             n=between(body, "n", 1, 1, _MAX_CHOICES),
             stream=typed(body, "stream", bool, False),
-            include_usage=typed(typed(body, "stream_options", dict, {}), "include_usage", bool, False),
+            include_usage=typed(streaming, "include_usage", bool, False),
             logprobs=typed(body, "logprobs", bool, False),
             top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
-            schema=json_schema_of(body.get("response_format"), "response_format"),
+            schema=json_schema_of(body.get("response_format"), "response_format", reading),
             asked=asked,
+            left_out=reading.left_out,
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -163,7 +132,7 @@ class ChatDialect(Dialect):
         return streaming_usage(body)
 
     def said(self, answer: Body) -> Message | None:
-        return neutral_message(answer["choices"][0]["message"], "message")
+        return neutral_message(answer["choices"][0]["message"], "message", Reading())
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
         whole: dict[str, Any] = {}
@@ -250,39 +219,59 @@ class _Writer:
         return sse({**self._head, "choices": [choice]})
 
 
-def neutral_message(message: Any, where: str) -> Message:
+def neutral_message(message: Any, where: str, reading: Reading) -> Message:
     """A chat message in neutral form."""
-    if not isinstance(message, dict):
-        raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
-    role = message.get("role")
-    content = text_of(message.get("content"), f"{where}.content", kinds=("text", "refusal"))
-    for name in ("function_call", "audio"):
-        if message.get(name) is not None:
-            raise unsupported(f"{where}.{name}", "only tool_calls and text can be continued.")
+    role = reading.known(message, MESSAGES, where)
+    content = text_of(message.get("content"), f"{where}.content", PARTS, reading)
     match role:
         case "system" | "developer":
             return {"role": "system", "content": content}
         case "user":
             return {"role": "user", "content": content}
         case "assistant":
-            given = typed(message, "tool_calls", list, [])
-            calls = [_call(c, f"{where}.tool_calls[{i}]") for i, c in enumerate(given)]
+            calls = _calls(message, where, reading)
             reasoning = message.get("reasoning_content") or message.get("reasoning")
             said = content or typed(message, "refusal", str, "")
             return assistant_message(said, calls, reasoning if isinstance(reasoning, str) else None)
-        case "tool":
+        case "tool" | "function":
             neutral: Message = {"role": "tool", "content": content}
             return neutral | {k: message[k] for k in ("tool_call_id", "name") if isinstance(message.get(k), str)}
         case _:
             known = "system, developer, user, assistant or tool"
+            role = message.get("role")
             raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
 
 
-def _call(call: Any, where: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict):
-        raise unsupported(where, "only calls of functions can be continued.")
-    return sent_call({**function, "id": call.get("id")}, where, id="id", arguments="arguments")
+def _calls(message: Mapping[str, Any], where: str, reading: Reading) -> list[dict[str, Any]]:
+    """The tool calls of an assistant's message; a `function_call` is one in the format that came before them."""
+    calls = []
+    for index, call in enumerate(typed(message, "tool_calls", list, [])):
+        place = f"{where}.tool_calls[{index}]"
+        if reading.known(call, CALLS, place) is not None:
+            function = required(call, "function", dict)
+            reading.check(function, CALLED, f"{place}.function")
+            calls.append(sent_call({**function, "id": call.get("id")}, place, id="id", arguments="arguments"))
+    if not calls and (old := typed(message, "function_call", dict, {})):
+        calls.append(sent_call(old, f"{where}.function_call", id="id", arguments="arguments"))
+    return calls
+
+
+def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
+    """OpenAI's function tools, without the flags that address the API and not the model."""
+    declared: list[Tool] = []
+    strict: dict[str, str] = {}
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        if reading.known(tool, TOOLS, where) is None:
+            continue
+        function = required(tool, "function", dict)
+        reading.check(function, FUNCTION, f"{where}.function")
+        name = tool_name(function, f"{where}.function")
+        if function.get("strict") is True:
+            strict[name] = f"{where}.parameters"
+        kept = {k: v for k, v in function.items() if k in FUNCTION.acting and k != "strict"}
+        declared.append({"type": "function", "function": kept})
+    return ToolSet(declared, strict, len(declared) == len(given))
 
 
 def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[str, Any]:

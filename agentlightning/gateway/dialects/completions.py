@@ -7,46 +7,20 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, Body, Dialect, Fields, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import Answered, Body, Dialect, StreamWriter, openai_error, sse
 from agentlightning.gateway.dialects.fields import (
+    Reading,
     asked_settings,
     between,
-    check_fields,
     required,
     streaming_usage,
     typed,
 )
+from agentlightning.gateway.dialects.tables.chat import STREAM_OPTIONS
+from agentlightning.gateway.dialects.tables.completions import FIELDS, NESTED
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
-
-FIELDS = Fields(
-    read=(
-        "model",
-        "prompt",
-        "n",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "return_token_ids",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "presence_penalty",
-        "frequency_penalty",
-        "logit_bias",
-        "max_tokens",
-        "stop",
-        "seed",
-    ),
-    harmless=("user",),
-    neutral={
-        "echo": (False,),
-        "best_of": (1,),
-        "suffix": ("",),
-    },
-)
 
 _ASKED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
 SETTINGS = {name: name for name in (*_ASKED, "max_tokens", "stop", "seed")}
@@ -63,10 +37,14 @@ class CompletionsDialect(Dialect):
     paths = ("/completions",)
     id_prefix = "cmpl-"
     fields = FIELDS
+    nested = NESTED
     client_params = "openai.types.completion_create_params:CompletionCreateParamsNonStreaming"
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
-        check_fields(body, FIELDS)
+        reading = Reading()
+        reading.check(body, FIELDS)
+        streaming = typed(body, "stream_options", dict, {})
+        reading.check(streaming, STREAM_OPTIONS, "stream_options")
         asked = {"max_tokens": _DEFAULT_MAX_TOKENS, **asked_settings(body, SETTINGS)}
         check_asked(asked)
         logprobs = body.get("logprobs")
@@ -77,11 +55,12 @@ class CompletionsDialect(Dialect):
             prompt=_prompt(body.get("prompt")),
             n=between(body, "n", 1, 1, 128),
             stream=typed(body, "stream", bool, False),
-            include_usage=typed(typed(body, "stream_options", dict, {}), "include_usage", bool, False),
+            include_usage=typed(streaming, "include_usage", bool, False),
             logprobs=logprobs is not None,
             top_logprobs=between(body, "logprobs", 0, 0, 20),
             return_token_ids=typed(body, "return_token_ids", bool, False),
             asked=asked,
+            left_out=reading.left_out,
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:

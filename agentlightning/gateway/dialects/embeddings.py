@@ -21,7 +21,7 @@ class EmbeddingsDialect(Dialect):
     title = "Embeddings"
     paths = ("/embeddings",)
     id_prefix = "embd-"
-    fields = Fields(read=("model", "input"))
+    fields = Fields(honoured=("model", "input"))
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
         raise Refusal(

@@ -1,18 +1,22 @@
-"""Reading request bodies: typed access to fields, and the rule that no field is silently ignored.
+"""Reading request bodies: typed access to fields, and the rule that nothing is refused for being unknown.
 
-Every field of a body is read, or harmless, or has the one value that changes nothing; anything else is refused by name.
+Every field of a body, and of the objects in it, is honoured or left out. What is left out is never silent: a `Reading`
+collects it, and it travels with the request. Only a value that an honoured field cannot have is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any, TypeVar
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Fields
+from agentlightning.gateway.dialects.base import Fields, Kinds
+from agentlightning.gateway.dialects.tables.common import CHOICE, FORMAT, FORMATS
 from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice, unsupported
 from agentlightning.rendering.messages import Message, Tool
+from agentlightning.types.left_out import LeftOut
 
 T = TypeVar("T")
 
@@ -24,16 +28,77 @@ def streaming_usage(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "stream_options": {**(body.get("stream_options") or {}), "include_usage": True}}
 
 
-def check_fields(body: Mapping[str, Any], fields: Fields) -> None:
-    """Refuse a field that nobody reads and whose value would matter."""
-    for name, value in body.items():
-        if name in fields.read or name in fields.harmless or value is None:
-            continue
-        neutral = fields.neutral.get(name)
-        if neutral is None:
-            raise unsupported(name, "the gateway does not know this field. Remove it from the request.")
-        if value not in neutral:
-            raise unsupported(name, f"only {' or '.join(map(repr, neutral)) or 'null'} can be honoured.")
+_MOST_LEFT_OUT = 64
+_LONGEST_PATH = 100
+_POSITION = re.compile(r"\[\d+\]")
+_UNPRINTABLE = re.compile(r"[^A-Za-z0-9_.$\[\]:-]")
+_UNKNOWN = "nothing here knows it"
+_HARMLESS = "it is not meant to change an answer"
+
+
+class Reading:
+    """One request while it is read: collects what of it is left out. Paths are those of the request's own JSON."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, LeftOut] = {}
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(self._found.values())
+
+    def check(self, given: Mapping[str, Any], fields: Fields, where: str = "") -> None:
+        """Leave out the fields of an object that do not act. Raises `Refusal` for one that cannot be done without."""
+        for name, value in given.items():
+            if name in fields.acting or value is None:
+                continue
+            path = f"{where}.{name}" if where else name
+            cannot = fields.unavailable.get(name)
+            if cannot is not None:
+                if value in cannot.neutral:
+                    continue
+                if cannot.needed:
+                    raise unsupported(path, cannot.why)
+                self.unavailable(path, cannot.why)
+            elif name in fields.harmless:
+                self._leave_out(path, _HARMLESS, "harmless")
+            else:
+                self.unknown(path)
+
+    def known(self, given: Any, kinds: Kinds, where: str) -> str | None:
+        """The kind of an object that is honoured; None if the object is left out. Raises `Refusal` if it is none."""
+        if not isinstance(given, Mapping):
+            raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
+        kind = given.get(kinds.by, kinds.default)
+        fields = kinds.known.get(kind) if isinstance(kind, str) else None
+        if fields is not None:
+            self.check(given, fields, where)
+            return kind
+        path = f"{where}:{kind}"
+        if kind in kinds.harmless:
+            self._leave_out(path, _HARMLESS, "harmless")
+        elif (why := kinds.why(kind)) is not None:
+            self.unavailable(path, why)
+        else:
+            self.unknown(path)
+        return None
+
+    def unknown(self, path: str) -> None:
+        self._leave_out(path, _UNKNOWN, "unknown")
+
+    def unavailable(self, path: str, why: str) -> None:
+        self._leave_out(path, why, "unavailable")
+
+    def _leave_out(self, path: str, why: str, kind: Literal["harmless", "unknown", "unavailable"]) -> None:
+        if len(self._found) < _MOST_LEFT_OUT:
+            path = _UNPRINTABLE.sub("?", _POSITION.sub("[]", path[: 2 * _LONGEST_PATH]))[:_LONGEST_PATH]
+            self._found.setdefault(path, LeftOut(path, why, kind))
+
+
+def check_strict(left_out: Sequence[LeftOut]) -> None:
+    """Refuse a request of which something is left out that its client may have meant. For gateways that are strict."""
+    for one in left_out:
+        if one.kind != "harmless":
+            raise unsupported(one.field, f"{one.why}. Remove it from the request, or serve without `strict_requests`.")
 
 
 def typed(body: Mapping[str, Any], name: str, kind: type[T], default: T) -> T:
@@ -77,99 +142,124 @@ def asked_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[st
     return asked
 
 
-def text_of(content: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """Content as text: a string, a list of text parts, null or absent."""
+def text_of(content: Any, where: str, parts: Kinds, reading: Reading) -> str:
+    """Content as text: a string, a list of parts, null or absent."""
     if content is None:
         return ""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise Refusal(f"'{where}' must be a string or a list of parts.", code="invalid_type", param=where)
-    return "".join(part_text(part, f"{where}[{index}]", kinds) for index, part in enumerate(content))
+    return "".join(part_text(part, f"{where}[{index}]", parts, reading) for index, part in enumerate(content))
 
 
-def part_text(part: Any, where: str, kinds: Collection[str] = ("text",)) -> str:
-    """The text of one part of a content. A part of type "refusal" has it under that name."""
+def part_text(part: Any, where: str, parts: Kinds, reading: Reading) -> str:
+    """The text of one part of a content. A part of type "refusal" has it under that name.
+
+    In place of what is known and no text, an image for example, stand a few words, so that the model can say so.
+    """
     if isinstance(part, str):
         return part
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
-    if kind not in kinds or not isinstance(text, str):
-        raise unsupported(where, f"this model reads text only, not parts of type {kind!r}.")
+    kind = reading.known(part, parts, where)
+    if kind is None:
+        return f"[{part[parts.by]} left out: it is no text]" if parts.why(part.get(parts.by)) else ""
+    text = part.get("refusal" if kind == "refusal" else "text")
+    if not isinstance(text, str):
+        raise Refusal(f"'{where}' has no text.", code="invalid_type", param=where)
     return text
 
 
-def function_tools(tools: Any) -> list[Tool] | None:
-    """OpenAI function tools, without the flags that address the API and not the model."""
-    if not tools:
-        return None
-    if not isinstance(tools, list):
-        raise Refusal("'tools' must be a list.", code="invalid_type", param="tools")
-    found: list[Tool] = []
-    for index, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
-            raise unsupported(f"tools[{index}]", f"only function tools can be called, not {kind!r}.")
-        found.append({"type": "function", "function": {k: v for k, v in function.items() if k != "strict"}})
-    return found
+def tool_name(tool: Mapping[str, Any], where: str) -> str:
+    """The name of a tool that a request declares."""
+    name = tool.get("name")
+    if not isinstance(name, str) or not name:
+        raise Refusal(f"'{where}.name' must be the name of a tool.", code="invalid_type", param=f"{where}.name")
+    return name
 
 
-def strict_tools(tools: Any, where: str = "parameters") -> dict[str, str]:
-    """The tools with `strict: true` by name, with the field that holds the schema of each, which is under `where`."""
-    functions = [tool.get("function", tool) for tool in tools or ()]
-    return {
-        function["name"]: f"tools[{index}].{where}"
-        for index, function in enumerate(functions)
-        if function.get("strict") is True
-    }
+class ToolSet(NamedTuple):
+    """The tools of a request that the model is given."""
+
+    declared: list[Tool]
+    strict: dict[str, str]
+    """Those with `strict: true` by name, with the field that holds the schema of each."""
+    all_given: bool
+    """False where some were left out."""
 
 
-def tool_choice_of(choice: Any, tools: list[Tool] | None) -> ToolChoice:
-    """OpenAI's tool_choice: auto, none, required, or a named function (in both shapes that are in use)."""
-    if choice is None or choice == "auto" or (choice == "none" and not tools):
+def tool_choice_of(choice: Any, tools: ToolSet, reading: Reading) -> ToolChoice:
+    """OpenAI's tool_choice: auto, none, required, or a named function (in both shapes that are in use).
+
+    One that asks for a tool that was left out leaves the model free to choose.
+    """
+    names = [tool["function"]["name"] for tool in tools.declared]
+    if choice is None or choice == "auto" or (choice == "none" and not names):
         return ToolChoice()
-    if choice in ("none", "required"):
-        found = ToolChoice(choice)
-    elif isinstance(choice, dict) and choice.get("type") == "function":
-        found = ToolChoice("required", required(typed(choice, "function", dict, choice), "name", str))
-    else:
-        raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.")
-    names = [tool["function"]["name"] for tool in tools or ()]
-    if found.mode == "required" and (not names or (found.name is not None and found.name not in names)):
-        raise Refusal(
-            f"'tool_choice' asks for a tool that 'tools' does not have ({found.name or 'any'}).",
-            code="invalid_value",
-            param="tool_choice",
-        )
-    return found
+    if choice == "none":
+        return ToolChoice("none")
+    if isinstance(choice, str):
+        if choice != "required":
+            raise unsupported("tool_choice", f"{choice!r} is none of auto, none, required or a named function.")
+        return required_choice(ToolChoice("required"), names, tools.all_given, reading)
+    if not isinstance(choice, dict):
+        raise Refusal("'tool_choice' must be a string or an object.", code="invalid_type", param="tool_choice")
+    reading.check(choice, CHOICE, "tool_choice")
+    match choice.get("type"):
+        case "function" | "custom" as kind:
+            named = typed(choice, kind, dict, {"name": choice.get("name")})
+            reading.check(named, _NAMED, f"tool_choice.{kind}")
+            name = required(named, "name", str)
+            return required_choice(ToolChoice("required", name), names, tools.all_given, reading)
+        case "allowed_tools":
+            reading.unavailable("tool_choice:allowed_tools", "the model may choose from all tools, or must call one")
+            mode = typed(choice, "allowed_tools", dict, choice).get("mode")
+            return (
+                required_choice(ToolChoice("required"), names, False, reading) if mode == "required" else ToolChoice()
+            )
+        case kind:
+            reading.unavailable(f"tool_choice:{kind}", "the tool is not among those that the model is given")
+            return ToolChoice()
 
 
-def json_schema_of(wanted: Any, where: str) -> AnswerSchema | None:
+_NAMED = Fields(honoured=("name",))
+
+
+def required_choice(choice: ToolChoice, names: Sequence[str], all_given: bool, reading: Reading) -> ToolChoice:
+    """A choice that requires a tool, if there is one. Raises `Refusal` where none was left out that could be meant."""
+    if names and (choice.name is None or choice.name in names):
+        return choice
+    if not all_given:
+        reading.unavailable("tool_choice", "the tool that it asks for was left out")
+        return ToolChoice()
+    raise Refusal(
+        f"'tool_choice' asks for a tool that 'tools' does not have ({choice.name or 'any'}).",
+        code="invalid_value",
+        param="tool_choice",
+    )
+
+
+def json_schema_of(wanted: Any, where: str, reading: Reading) -> AnswerSchema | None:
     """The schema of a text format: none for text, any object in JSON mode, the given one for `json_schema`.
 
     OpenAI's two APIs put the schema at different depths; `strict` makes no difference, an answer always follows it.
     """
     if wanted is None:
         return None
-    kind = wanted.get("type") if isinstance(wanted, dict) else None
-    match kind:
-        case "text":
-            return None
+    match reading.known(wanted, FORMATS, where):
         case "json_object":
             return AnswerSchema({"type": "object"}, where)
         case "json_schema":
-            inner = wanted.get("json_schema", wanted)
-            schema = inner.get("schema") if isinstance(inner, dict) else None
+            inner = wanted.get("json_schema")
+            if isinstance(inner, dict):
+                reading.check(inner, FORMAT, f"{where}.json_schema")
+            else:
+                inner = wanted
+            schema = inner.get("schema")
             if not isinstance(schema, dict):
                 raise Refusal(f"'{where}' has no schema.", code="invalid_value", param=where)
             return AnswerSchema(schema, where)
         case _:
-            raise Refusal(
-                f"'{where}.type' must be text, json_object or json_schema, not {kind!r}.",
-                code="invalid_value",
-                param=f"{where}.type",
-            )
+            return None
 
 
 def assistant_message(content: str, calls: list[dict[str, Any]], reasoning: str | None) -> Message:

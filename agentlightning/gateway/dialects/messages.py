@@ -7,18 +7,31 @@ from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, Body, Dialect, Fields, StreamWriter, sse
+from agentlightning.gateway.dialects.base import Answered, Body, Dialect, StreamWriter, sse
 from agentlightning.gateway.dialects.fields import (
+    Reading,
+    ToolSet,
     asked_settings,
     assistant_message,
-    check_fields,
     json_schema_of,
     part_text,
     required,
+    required_choice,
     sent_call,
-    strict_tools,
     text_of,
+    tool_name,
     typed,
+)
+from agentlightning.gateway.dialects.tables.messages import (
+    ASKED,
+    FIELDS,
+    MESSAGE,
+    NESTED,
+    OUTPUT_CONFIG,
+    PARTS,
+    SAID,
+    TOOL_CHOICE,
+    TOOLS,
 )
 from agentlightning.gateway.exchange import (
     Answer,
@@ -28,41 +41,10 @@ from agentlightning.gateway.exchange import (
     Delta,
     Refusal,
     ToolChoice,
-    unsupported,
 )
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
-
-FIELDS = Fields(
-    read=(
-        "model",
-        "messages",
-        "system",
-        "tools",
-        "tool_choice",
-        "max_tokens",
-        "stop_sequences",
-        "stream",
-        "temperature",
-        "top_p",
-        "top_k",
-        "output_config",
-        "output_format",
-    ),
-    harmless=(
-        "metadata",
-        "service_tier",
-        "thinking",
-        "cache_control",
-        "inference_geo",
-    ),
-    neutral={
-        "container": (),
-        "mcp_servers": ([],),
-        "betas": ([],),
-    },
-)
 
 SETTINGS = {
     "temperature": "temperature",
@@ -94,34 +76,38 @@ class MessagesDialect(Dialect):
     counting_paths = ("/messages/count_tokens",)
     id_prefix = "msg_"
     fields = FIELDS
+    nested = NESTED
     client_params = "anthropic.types.message_create_params:MessageCreateParamsNonStreaming"
     conversation_fields = ("messages", "system", "tools")
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
-        check_fields(body, FIELDS)
-        system = text_of(body.get("system"), "system")
+        reading = Reading()
+        reading.check(body, FIELDS)
+        system = text_of(body.get("system"), "system", PARTS, reading)
         messages: list[Message] = [{"role": "system", "content": system}] if system else []
         given = required(body, "messages", list)
         if not given:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
         for index, message in enumerate(given):
-            messages.extend(_messages(message, f"messages[{index}]"))
-        tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(typed(body, "tools", list, []))] or None
+            messages.extend(_messages(message, f"messages[{index}]", reading))
+        tools = _tools(typed(body, "tools", list, []), reading)
         asked = asked_settings(body, SETTINGS)
         check_asked(asked)
         choice = typed(body, "tool_choice", dict, {})
+        reading.check(choice, TOOL_CHOICE, "tool_choice")
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
             messages=messages,
-            tools=tools,
-            tool_choice=_tool_choice(choice, tools),
-            strict=strict_tools(body.get("tools"), "input_schema"),
+            tools=tools.declared or None,
+            tool_choice=_tool_choice(choice, tools, reading),
+            strict=tools.strict,
             parallel_tool_calls=not typed(choice, "disable_parallel_tool_use", bool, False),
             stream=typed(body, "stream", bool, False),
-            schema=_schema(body),
+            schema=_schema(body, reading),
             asked=asked,
             prefilled=messages[-1]["role"] == "assistant",
+            left_out=reading.left_out,
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -145,7 +131,7 @@ class MessagesDialect(Dialect):
         return {"anthropic-version": "2023-06-01", **({"x-api-key": api_key} if api_key else {})}
 
     def said(self, answer: Body) -> Message | None:
-        return neutral_answer(answer["content"], "content")
+        return neutral_answer(answer["content"], "content", Reading())
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
         whole: dict[str, Any] = {}
@@ -289,80 +275,88 @@ def _error(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": refusal.message}}
 
 
-def _messages(message: Any, where: str) -> list[Message]:
+def _messages(message: Any, where: str, reading: Reading) -> list[Message]:
     """One Anthropic message as neutral ones: tool results are messages of their own."""
     if not isinstance(message, dict):
         raise Refusal(f"'{where}' must be an object.", code="invalid_type", param=where)
+    reading.check(message, MESSAGE, where)
     role, content = message.get("role"), message.get("content")
     if role not in ("user", "assistant", "system"):
         raise Refusal(f"'{where}.role' must be user or assistant, not {role!r}.", code="invalid_value", param=where)
     if role == "assistant":
-        return [neutral_answer(content, f"{where}.content")]
+        return [neutral_answer(content, f"{where}.content", reading)]
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     results, texts = [], []
     for index, block in enumerate(required(message, "content", list)):
         place = f"{where}.content[{index}]"
         if isinstance(block, dict) and block.get("type") == "tool_result":
-            text = text_of(block.get("content"), f"{place}.content")
+            reading.known(block, ASKED, place)
+            text = text_of(block.get("content"), f"{place}.content", PARTS, reading)
             results.append({"role": "tool", "content": text, "tool_call_id": str(block.get("tool_use_id", ""))})
         else:
-            texts.append(part_text(block, place))
+            text = part_text(block, place, PARTS, reading)
+            texts += [text] if text else []
     return [*results, *([{"role": role, "content": "".join(texts)}] if texts or not results else [])]
 
 
-def neutral_answer(content: Any, where: str) -> Message:
+def neutral_answer(content: Any, where: str, reading: Reading) -> Message:
     """What an assistant said, as a neutral message."""
     if not isinstance(content, list):
-        return assistant_message(text_of(content, where), [], None)
+        return assistant_message(text_of(content, where, SAID, reading), [], None)
     texts, thoughts, calls = [], [], []
     for index, block in enumerate(content):
+        place = f"{where}[{index}]"
         match block.get("type") if isinstance(block, dict) else None:
             case "thinking":
+                reading.known(block, SAID, place)
                 thoughts.append(typed(block, "thinking", str, ""))
-            case "redacted_thinking":
-                pass  # nothing in it that a model could read
             case "tool_use":
+                reading.known(block, SAID, place)
                 called = {**block, "input": _unwrapped(block.get("input") or {})}
-                calls.append(sent_call(called, f"{where}[{index}]", id="id", arguments="input"))
+                calls.append(sent_call(called, place, id="id", arguments="input"))
             case _:
-                texts.append(part_text(block, f"{where}[{index}]"))
+                texts.append(part_text(block, place, SAID, reading))
     return assistant_message("".join(texts), calls, "".join(thoughts))
 
 
-def _tool(tool: Any, where: str) -> Tool:
-    if not isinstance(tool, dict) or tool.get("type") not in (None, "custom") or not isinstance(tool.get("name"), str):
-        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
-        raise unsupported(where, f"only tools of the client's own can be called, not {kind!r}.")
-    function: dict[str, Any] = {"name": tool["name"]}
-    if tool.get("description"):
-        function["description"] = tool["description"]
-    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema", {})}}
+def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
+    declared: list[Tool] = []
+    strict: dict[str, str] = {}
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        if reading.known(tool, TOOLS, where) is None:
+            continue
+        name = tool_name(tool, where)
+        if tool.get("strict") is True:
+            strict[name] = f"{where}.input_schema"
+        described = {"description": tool["description"]} if tool.get("description") else {}
+        function = {"name": name, **described, "parameters": tool.get("input_schema", {})}
+        declared.append({"type": "function", "function": function})
+    return ToolSet(declared, strict, len(declared) == len(given))
 
 
-def _schema(body: Mapping[str, Any]) -> AnswerSchema | None:
+def _schema(body: Mapping[str, Any], reading: Reading) -> AnswerSchema | None:
     """The schema of the answer, where Anthropic's API has it now and where its beta had it."""
     config = typed(body, "output_config", dict, {})
-    check_fields(config, Fields(read=("format",), harmless=("effort",)))
+    reading.check(config, OUTPUT_CONFIG, "output_config")
     if config.get("format") is not None:
-        return json_schema_of(config["format"], "output_config.format")
-    return json_schema_of(body.get("output_format"), "output_format")
+        return json_schema_of(config["format"], "output_config.format", reading)
+    return json_schema_of(body.get("output_format"), "output_format", reading)
 
 
-def _tool_choice(choice: Mapping[str, Any], tools: Sequence[Tool] | None) -> ToolChoice:
-    names = [tool["function"]["name"] for tool in tools or ()]
+def _tool_choice(choice: Mapping[str, Any], tools: ToolSet, reading: Reading) -> ToolChoice:
+    names = [tool["function"]["name"] for tool in tools.declared]
     match choice.get("type"):
         case None | "auto":
             return ToolChoice()
         case "none":
             return ToolChoice("none")
-        case "any" if names:
-            return ToolChoice("required")
-        case "tool" if choice.get("name") in names:
-            return ToolChoice("required", choice["name"])
-        case _:
-            raise Refusal(
-                f"'tool_choice' asks for what 'tools' does not have: {dict(choice)}.",
-                code="invalid_value",
-                param="tool_choice",
-            )
+        case "any":
+            return required_choice(ToolChoice("required"), names, tools.all_given, reading)
+        case "tool":
+            wanted = ToolChoice("required", required(choice, "name", str))
+            return required_choice(wanted, names, tools.all_given, reading)
+        case kind:
+            reading.unknown(f"tool_choice:{kind}")
+            return ToolChoice()

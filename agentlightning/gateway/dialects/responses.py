@@ -12,66 +12,33 @@ from agentlightning.gateway.dialects.base import (
     Answered,
     Body,
     Dialect,
-    Fields,
     StreamWriter,
     logprob_rows,
     openai_error,
     sse,
 )
 from agentlightning.gateway.dialects.fields import (
+    Reading,
+    ToolSet,
     asked_settings,
     assistant_message,
     between,
-    check_fields,
     json_schema_of,
     required,
     sent_call,
-    strict_tools,
     text_of,
     tool_choice_of,
+    tool_name,
     typed,
 )
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, unsupported
+from agentlightning.gateway.dialects.tables.responses import FIELDS, ITEMS, NESTED, PARTS, TEXT, TOOLS
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
-FIELDS = Fields(
-    read=(
-        "model",
-        "input",
-        "instructions",
-        "previous_response_id",
-        "store",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "stream",
-        "temperature",
-        "top_p",
-        "max_output_tokens",
-        "top_logprobs",
-        "include",
-        "text",
-    ),
-    harmless=(
-        "user",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "prompt_cache_options",
-        "client_metadata",
-        "reasoning",
-        "stream_options",
-    ),
-    neutral={"background": (False,), "truncation": ("disabled",)},
-)
-
 SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 
-_TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 _ENDS = ("response.completed", "response.incomplete")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -84,31 +51,36 @@ class ResponsesDialect(Dialect):
     paths = ("/responses",)
     id_prefix = "resp_"
     fields = FIELDS
+    nested = NESTED
     client_params = "openai.types.responses.response_create_params:ResponseCreateParamsNonStreaming"
     conversation_fields = ("input", "instructions", "tools")
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
-        check_fields(body, FIELDS)
-        messages = [*_earlier(body, answered), *neutral_messages(body.get("input"))]
+        reading = Reading()
+        reading.check(body, FIELDS)
+        messages = [*_earlier(body, answered), *neutral_messages(body.get("input"), reading)]
         if not messages:
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
         instructions = typed(body, "instructions", str, "")
-        tools = [_tool(tool, f"tools[{i}]") for i, tool in enumerate(typed(body, "tools", list, []))] or None
+        tools = _tools(typed(body, "tools", list, []), reading)
+        text = typed(body, "text", dict, {})
+        reading.check(text, TEXT, "text")
         asked = asked_settings(body, SETTINGS)
         check_asked(asked)
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
             messages=[{"role": "system", "content": instructions}, *messages] if instructions else messages,
-            tools=tools,
-            tool_choice=tool_choice_of(body.get("tool_choice"), tools),
-            strict=strict_tools(body.get("tools")),
+            tools=tools.declared or None,
+            tool_choice=tool_choice_of(body.get("tool_choice"), tools, reading),
+            strict=tools.strict,
             parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
             stream=typed(body, "stream", bool, False),
             logprobs=_LOGPROBS in typed(body, "include", list, []),
             top_logprobs=between(body, "top_logprobs", 0, 0, 20),
-            schema=json_schema_of(typed(body, "text", dict, {}).get("format"), "text.format"),
+            schema=json_schema_of(text.get("format"), "text.format", reading),
             asked=asked,
+            left_out=reading.left_out,
             remember=messages if typed(body, "store", bool, True) else None,
             private={name: value for name, value in body.items() if name != "input"},
         )
@@ -126,7 +98,7 @@ class ResponsesDialect(Dialect):
         return msgspec.json.encode(openai_error(refusal))
 
     def said(self, answer: Body) -> Message | None:
-        return neutral_messages(answer["output"])[-1]
+        return neutral_messages(answer["output"], Reading())[-1]
 
     def gather(self, events: Sequence[Body]) -> dict[str, Any]:
         return next((e["response"] for e in reversed(events) if e.get("type") in _ENDS), {})
@@ -244,7 +216,7 @@ def _earlier(body: Mapping[str, Any], answered: Answered) -> Sequence[Message]:
     return answered[previous]
 
 
-def neutral_messages(given: Any) -> list[Message]:
+def neutral_messages(given: Any, reading: Reading) -> list[Message]:
     """Input items as neutral messages. Items that one response gave are one assistant message again."""
     if given is None:
         return []
@@ -256,11 +228,13 @@ def neutral_messages(given: Any) -> list[Message]:
     said: dict[str, Any] | None = None  # the parts of the assistant message that is being put together
     for index, item in enumerate(given):
         where = f"input[{index}]"
-        kind = item.get("type", "message") if isinstance(item, dict) else None
-        part = _assistant_part(item, kind, where)
+        kind = reading.known(item, ITEMS, where)
+        if kind is None:
+            continue
+        part = _assistant_part(item, kind, where, reading)
         if part is None:
             said = None
-            messages.append(_message(item, kind, where))
+            messages.append(_message(item, kind, where, reading))
             continue
         if said is None or _begins_anew(said, part):
             said = {"content": "", "calls": [], "reasoning": ""}
@@ -272,15 +246,15 @@ def neutral_messages(given: Any) -> list[Message]:
     return messages
 
 
-def _assistant_part(item: Any, kind: str | None, where: str) -> dict[str, Any] | None:
+def _assistant_part(item: Mapping[str, Any], kind: str, where: str, reading: Reading) -> dict[str, Any] | None:
     """What an item adds to an assistant message; None if it is another message."""
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or []
-        return {"reasoning": text_of(parts, where, _TEXTS)}
+        return {"reasoning": text_of(parts, where, PARTS, reading)}
     if kind == "function_call":
         return {"calls": [sent_call(item, where, id="call_id", arguments="arguments")]}
     if kind == "message" and item.get("role") == "assistant":
-        return {"content": text_of(item.get("content"), f"{where}.content", _TEXTS)}
+        return {"content": text_of(item.get("content"), f"{where}.content", PARTS, reading)}
     return None
 
 
@@ -291,22 +265,31 @@ def _begins_anew(said: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     return "content" in part and bool(said["content"] or said["calls"])
 
 
-def _message(item: Any, kind: str | None, where: str) -> Message:
+def _message(item: Mapping[str, Any], kind: str, where: str, reading: Reading) -> Message:
     if kind == "function_call_output":
-        text = text_of(item.get("output"), f"{where}.output", _TEXTS)
+        text = text_of(item.get("output"), f"{where}.output", PARTS, reading)
         return {"role": "tool", "content": text, "tool_call_id": str(item.get("call_id", ""))}
-    role = item.get("role") if isinstance(item, dict) else None
-    if kind != "message" or role not in ("user", "system", "developer"):
-        raise unsupported(where, f"items of type {kind!r} and role {role!r} cannot be read by this model.")
-    text = text_of(item.get("content"), f"{where}.content", _TEXTS)
+    role = item.get("role")
+    if role not in ("user", "system", "developer"):
+        known = "system, developer, user or assistant"
+        raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
+    text = text_of(item.get("content"), f"{where}.content", PARTS, reading)
     return {"role": "user" if role == "user" else "system", "content": text}
 
 
-def _tool(tool: Any, where: str) -> Tool:
-    if not isinstance(tool, dict) or tool.get("type") != "function" or not isinstance(tool.get("name"), str):
-        kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
-        raise unsupported(where, f"only function tools can be called, not {kind!r}.")
-    return {"type": "function", "function": {k: v for k, v in tool.items() if k not in ("type", "strict") and v}}
+def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
+    declared: list[Tool] = []
+    strict: dict[str, str] = {}
+    for index, tool in enumerate(given):
+        where = f"tools[{index}]"
+        if reading.known(tool, TOOLS, where) is None:
+            continue
+        name = tool_name(tool, where)
+        if tool.get("strict") is True:
+            strict[name] = f"{where}.parameters"
+        kept = {k: v for k, v in tool.items() if k in ("name", "description", "parameters") and v}
+        declared.append({"type": "function", "function": kept})
+    return ToolSet(declared, strict, len(declared) == len(given))
 
 
 # ---- replies -------------------------------------------------------------------------------------------------------

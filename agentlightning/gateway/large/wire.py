@@ -43,6 +43,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     counting: bool
     """Whether only the number of its tokens is asked."""
     limits: RequestLimits
+    strict: bool
     models: Mapping[str, Measure]
     """By the names that clients may give."""
     names: Sequence[str]

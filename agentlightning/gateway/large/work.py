@@ -10,7 +10,7 @@ import msgspec
 
 from agentlightning.errors import AgentLightningError, ModelError
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.dialects.fields import required
+from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.history.session import Keys
 from agentlightning.gateway.large.wire import (
@@ -167,6 +167,8 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
             return Unmeasured(model)
         request = _dialects[read.dialect].parse(given, _Answered(read.answered))
         read.limits.check_stops(request.asked.get("stop", ()))
+        if read.strict:
+            check_strict(request.left_out)
         if (constraint := constraint_of(request)) is not None:
             encoded(constraint, read.limits.schema_bytes)
         if read.counting:

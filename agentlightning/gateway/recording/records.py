@@ -16,7 +16,8 @@ import msgspec
 from agentlightning.gateway.routing.overheard import Overheard
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types import Attributes, CallInfo, OtelResource, Span, SpanStatus
-from agentlightning.types.names import CALL_ID, CHAT, EMBEDDINGS, PARENT_CALL_ID, SAME_INPUT
+from agentlightning.types.left_out import LeftOut
+from agentlightning.types.names import CALL_ID, CHAT, EMBEDDINGS, LEFT_OUT, PARENT_CALL_ID, SAME_INPUT
 
 REMEMBERS_FROM = "agentlightning.remembers_from"
 """On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
@@ -64,6 +65,7 @@ def call_span(
     prompt_tokens: int,
     response_tokens: int,
     remembers_from: int | None,
+    left_out: Sequence[LeftOut] = (),
 ) -> Span:
     """The span of a call, failed ones included (`info.error`)."""
     attributes: Attributes = {
@@ -90,6 +92,8 @@ def call_span(
         attributes["gen_ai.tool.definitions"] = _json(tools)
     if remembers_from is not None:
         attributes[REMEMBERS_FROM] = remembers_from
+    if left_out:
+        attributes[LEFT_OUT] = _json(left_out)
     if info.agent is not None:
         attributes["gen_ai.agent.name"] = info.agent
     return _span(info.rollout_id, info.attempt_id, place, info.call_id, f"chat {info.model}", attributes, info)

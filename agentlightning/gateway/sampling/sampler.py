@@ -250,6 +250,7 @@ class Sampler:
         messages = arrival.request.messages[asked.prompt.new_from :] if info.choice == 0 else ()
         remembered = arrival.request.remember
         tools = arrival.request.tools if asked.prompt.parent is None and info.choice == 0 else None
+        left_out = arrival.live.unrecorded(arrival.request.left_out)
 
         def draft() -> CallRecord:
             span = call_span(
@@ -262,6 +263,7 @@ class Sampler:
                 prompt_tokens=len(asked.prompt_ids),
                 response_tokens=response_tokens,
                 remembers_from=None if remembered is None else len(arrival.request.messages) - len(remembered),
+                left_out=left_out,
             )
             return CallRecord(info, prompt.segment.segment_id, response.segment.segment_id, segments, span)
 

@@ -22,6 +22,7 @@ from agentlightning.gateway.serving.http import (
     Receive,
     Send,
     cancel_when_gone,
+    left_out_header,
     send_body,
     send_part,
 )
@@ -69,6 +70,7 @@ class Exchange:
         self._arrival = arrival
         self._admitted = admitted
         self._keep_alive = keep_alive_seconds
+        self._headers = left_out_header(arrival.request.left_out)
 
     async def run(self, receive: Receive, send: Send) -> None:
         events: asyncio.Queue[Any] | None = asyncio.Queue() if self._arrival.request.stream else None
@@ -98,12 +100,12 @@ class Exchange:
         await asyncio.wait([work])
         outcome = _outcome(work)
         if isinstance(outcome, Refusal):
-            await send_body(send, outcome.status, self._dialect.refuse(outcome))
+            await send_body(send, outcome.status, self._dialect.refuse(outcome), self._headers)
         else:
             parts = self._arrival.request, outcome, self._target.rendering
             respond = self._dialect.respond
             body = await in_background(respond, *parts) if _is_long(*parts[:2]) else respond(*parts)
-            await send_body(send, 200, body)
+            await send_body(send, 200, body, self._headers)
 
     async def _stream(self, events: asyncio.Queue[Any], work: asyncio.Task[Answer], send: Send) -> None:
         """Headers wait for the first token, so that a request that is refused gets its status code."""
@@ -113,12 +115,12 @@ class Exchange:
         if begin is _GONE or first is _GONE:
             outcome = _outcome(await _finished(work))
             if isinstance(outcome, Refusal):
-                await send_body(send, outcome.status, self._dialect.refuse(outcome))
+                await send_body(send, outcome.status, self._dialect.refuse(outcome), self._headers)
                 return
         arrival = self._arrival
         writer = self._dialect.writer(arrival.request, arrival.response_id, int(arrival.start), self._target.rendering)
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
         await send_part(send, writer.start(begin.prompt_tokens))
         event = first
         while event is not _GONE:

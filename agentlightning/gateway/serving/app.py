@@ -37,6 +37,7 @@ from agentlightning.gateway.serving.http import (
     Scope,
     Send,
     drain,
+    left_out_header,
     read_body,
     send_body,
     send_json,
@@ -75,6 +76,7 @@ class GatewayApp:
         keep_alive_seconds: float,
         read_seconds: float,
         instance: Callable[[], str],
+        strict: bool,
     ) -> None:
         self._attempts = attempts
         self._router = router
@@ -85,7 +87,7 @@ class GatewayApp:
         self._read_seconds = read_seconds
         self._limits = large.limits
         self._backoff = large.backoff
-        self._reader = Reader(router, large.limits, large)
+        self._reader = Reader(router, large.limits, large, strict=strict)
         self._waiting = Waiting(large.limits)
         self._busy = busy
         self._instance = instance
@@ -402,7 +404,7 @@ class _Count:
             refusal = refusal_for(error)
             await send_body(send, refusal.status, self._dialect.refuse(refusal))
             return
-        await send_json(send, 200, {"input_tokens": count})
+        await send_json(send, 200, {"input_tokens": count}, left_out_header(self._request.left_out))
 
 
 class _Counted:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import RequestLimits
+from agentlightning.types.left_out import LeftOut
 
 Scope = Mapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
+Headers = Sequence[tuple[bytes, bytes]]
+
+_MOST_NAMES = 16
 _JSON = (b"content-type", b"application/json")
 
 
@@ -76,12 +80,21 @@ async def cancel_when_gone(receive: Receive, work: asyncio.Task[Any]) -> None:
     work.cancel()
 
 
-async def send_json(send: Send, status: int, body: Any) -> None:
-    await send_body(send, status, msgspec.json.encode(body))
+def left_out_header(left_out: Sequence[LeftOut]) -> Headers:
+    """The header that names what of a request has no effect and was perhaps meant to have one; none if nothing."""
+    names = [one.field for one in left_out if one.kind != "harmless"]
+    if not names:
+        return ()
+    more = f", +{len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
+    return ((b"x-agl-left-out", (", ".join(names[:_MOST_NAMES]) + more).encode("ascii", "replace")),)
 
 
-async def send_body(send: Send, status: int, body: bytes) -> None:
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+async def send_json(send: Send, status: int, body: Any, headers: Headers = ()) -> None:
+    await send_body(send, status, msgspec.json.encode(body), headers)
+
+
+async def send_body(send: Send, status: int, body: bytes, more: Headers = ()) -> None:
+    headers = [_JSON, (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 

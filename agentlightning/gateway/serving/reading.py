@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
-from agentlightning.gateway.dialects.fields import required
+from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest
 from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
 from agentlightning.gateway.large.wire import Counted, Measure, Read, Refused
@@ -56,10 +56,11 @@ class Incoming:
 class Reader:
     """Reads requests."""
 
-    def __init__(self, router: Router, limits: RequestLimits, large: LargeRequests) -> None:
+    def __init__(self, router: Router, limits: RequestLimits, large: LargeRequests, *, strict: bool) -> None:
         self._router = router
         self._limits = limits
         self._large = large
+        self._strict = strict
 
     async def read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
         """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
@@ -86,6 +87,8 @@ class Reader:
         parse = incoming.dialect.parse
         request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
         self._limits.check_stops(request.asked.get("stop", ()))
+        if self._strict:
+            check_strict(request.left_out)
         return request
 
     async def _read_elsewhere(
@@ -97,6 +100,7 @@ class Reader:
             dialect=incoming.dialect.name,
             counting=incoming.path in incoming.dialect.counting_paths,
             limits=self._limits,
+            strict=self._strict,
             models=measures,
             names=() if incoming.knows_models else self._router.names(),
             prompts=() if place.judge else sent_prompts(live.prompts),

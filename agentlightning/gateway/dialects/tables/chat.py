@@ -1,0 +1,99 @@
+"""The fields of OpenAI's Chat Completions."""
+
+from __future__ import annotations
+
+from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
+from agentlightning.gateway.dialects.tables.common import CHOICE, FORMATS, HOSTED, MEDIA
+
+FIELDS = Fields(
+    honoured=(
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "n",
+        "stream",
+        "stream_options",
+        "logprobs",
+        "top_logprobs",
+        "return_token_ids",
+        "response_format",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "logit_bias",
+        "max_tokens",
+        "max_completion_tokens",
+        "stop",
+        "seed",
+    ),
+    harmless=(
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "prediction",
+        "reasoning_effort",
+        "verbosity",
+        "moderation",
+    ),
+    unavailable={
+        "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),
+        "modalities": Unavailable("answers are text", neutral=(["text"],)),
+        "audio": Unavailable("answers are text"),
+        "web_search_options": Unavailable(HOSTED),
+        "functions": Unavailable("it is the old name of 'tools'; use that", neutral=([],), needed=True),
+        "function_call": Unavailable("it is the old name of 'tool_choice'; use that", neutral=("none", "auto")),
+    },
+)
+
+_TEXT = Fields(honoured=("type", "text"), harmless=("prompt_cache_breakpoint", "cache_control"))
+PARTS = Kinds(
+    known={"text": _TEXT, "refusal": Fields(honoured=("type", "refusal"))},
+    unavailable=dict.fromkeys(("image_url", "input_audio", "file", "video_url", "audio_url"), MEDIA),
+    default="text",
+)
+_SAID = Fields(honoured=("role", "content"), harmless=("name",))
+MESSAGES = Kinds(
+    known={
+        "system": _SAID,
+        "developer": _SAID,
+        "user": _SAID,
+        "assistant": Fields(
+            honoured=("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"),
+            harmless=("name", "annotations"),
+            unavailable={"audio": Unavailable(MEDIA)},
+        ),
+        "tool": Fields(honoured=("role", "content", "tool_call_id", "name")),
+        "function": Fields(honoured=("role", "content", "name")),
+    },
+    by="role",
+)
+TOOLS = Kinds(
+    known={"function": Fields(honoured=("type", "function"))},
+    unavailable={"custom": "declare it as a function"},
+    default="function",
+)
+FUNCTION = Fields(honoured=("name", "description", "parameters", "strict"))
+CALLS = Kinds(known={"function": Fields(honoured=("id", "type", "function"), harmless=("index",))}, default="function")
+CALLED = Fields(honoured=("name", "arguments"))
+STREAM_OPTIONS = Fields(honoured=("include_usage",), harmless=("include_obfuscation",))
+NESTED = {
+    "messages[]": MESSAGES,
+    "messages[].content[]": PARTS,
+    "messages[].tool_calls[]": CALLS,
+    "messages[].tool_calls[].function": CALLED,
+    "tools[]": TOOLS,
+    "tools[].function": FUNCTION,
+    "tool_choice": CHOICE,
+    "response_format": FORMATS,
+    "stream_options": STREAM_OPTIONS,
+}

@@ -1,0 +1,113 @@
+"""The fields of Anthropic's Messages."""
+
+from __future__ import annotations
+
+from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
+from agentlightning.gateway.dialects.tables.common import FORMATS, HOSTED, MEDIA
+
+FIELDS = Fields(
+    honoured=(
+        "model",
+        "messages",
+        "system",
+        "tools",
+        "tool_choice",
+        "max_tokens",
+        "stop_sequences",
+        "stream",
+        "temperature",
+        "top_p",
+        "top_k",
+        "output_config",
+        "output_format",
+    ),
+    harmless=(
+        "metadata",
+        "service_tier",
+        "thinking",
+        "cache_control",
+        "inference_geo",
+        "betas",
+        "context_management",
+        "speed",
+        "diagnostics",
+        "billing_policy",
+        "fallbacks",
+        "fallback_credit_token",
+        "user_profile_id",
+        "workspace_id",
+    ),
+    unavailable={
+        "container": Unavailable(HOSTED),
+        "mcp_servers": Unavailable("the agent has to ask these servers itself", neutral=([],)),
+        "compaction": Unavailable("the agent has to summarise its conversation itself"),
+        "thread": Unavailable("nothing is kept between requests here; send the whole conversation", needed=True),
+    },
+)
+_MARKS = ("cache_control",)
+_CALLED = ("bash_*", "text_editor_*", "computer_*", "memory_*", "browser_toolset_*", "computer_toolset_*")
+_RUN = ("web_search_*", "web_fetch_*", "code_execution_*", "tool_search_tool_*", "mcp_toolset", "advisor_*")
+_RESULTS = (
+    "server_tool_use",
+    "mcp_tool_use",
+    "mcp_tool_result",
+    "web_search_tool_result",
+    "web_fetch_tool_result",
+    "advisor_tool_result",
+    "code_execution_tool_result",
+    "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result",
+    "tool_search_tool_result",
+)
+TEXT = Fields(honoured=("type", "text"), harmless=(*_MARKS, "citations"))
+_NO_TEXT: dict[str, str] = dict.fromkeys(("image", "document", "search_result", "container_upload"), MEDIA)
+PARTS = Kinds(
+    known={"text": TEXT},
+    unavailable=_NO_TEXT,
+    harmless=("tool_reference", "mid_conv_system", "tool_addition", "tool_removal", "mcp_tool_listing", "fallback"),
+    default="text",
+)
+RESULT = Fields(honoured=("type", "tool_use_id", "content"), harmless=(*_MARKS, "is_error", "toolset"))
+ASKED = Kinds(
+    known={"text": TEXT, "tool_result": RESULT},
+    unavailable=_NO_TEXT,
+    harmless=PARTS.harmless,
+    default="text",
+)
+SAID = Kinds(
+    known={
+        "text": TEXT,
+        "thinking": Fields(honoured=("type", "thinking"), harmless=("signature",)),
+        "tool_use": Fields(honoured=("type", "id", "name", "input"), harmless=(*_MARKS, "caller", "toolset")),
+    },
+    unavailable=dict.fromkeys(("image", "document"), MEDIA),
+    harmless=("redacted_thinking", "compaction", *_RESULTS, *PARTS.harmless),
+    default="text",
+)
+MESSAGE = Fields(honoured=("role", "content"), harmless=("clear_at", "output_config"))
+TOOLS = Kinds(
+    known={
+        "custom": Fields(
+            honoured=("type", "name", "description", "input_schema", "strict"),
+            harmless=(*_MARKS, "allowed_callers", "defer_loading", "eager_input_streaming", "input_examples"),
+        )
+    },
+    unavailable={
+        **dict.fromkeys(_CALLED, "the model was not trained on this tool; declare one of your own with a schema"),
+        **dict.fromkeys(_RUN, HOSTED),
+    },
+    default="custom",
+)
+TOOL_CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
+OUTPUT_CONFIG = Fields(honoured=("format",), harmless=("effort", "task_budget"))
+NESTED = {
+    "messages[]": MESSAGE,
+    "messages[].content[] (user)": ASKED,
+    "messages[].content[] (assistant)": SAID,
+    "messages[].content[].content[]": PARTS,
+    "system[]": PARTS,
+    "tools[]": TOOLS,
+    "tool_choice": TOOL_CHOICE,
+    "output_config": OUTPUT_CONFIG,
+    "output_config.format": FORMATS,
+}

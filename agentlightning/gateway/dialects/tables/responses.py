@@ -1,0 +1,134 @@
+"""The fields of OpenAI's Responses."""
+
+from __future__ import annotations
+
+from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
+from agentlightning.gateway.dialects.tables.common import CHOICE, FORMATS, HOSTED, MEDIA, STATE
+
+FIELDS = Fields(
+    honoured=(
+        "model",
+        "input",
+        "instructions",
+        "previous_response_id",
+        "store",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "stream",
+        "temperature",
+        "top_p",
+        "max_output_tokens",
+        "top_logprobs",
+        "include",
+        "text",
+    ),
+    harmless=(
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "prompt_cache_options",
+        "client_metadata",
+        "reasoning",
+        "stream_options",
+        "moderation",
+        "access_programs",
+        "max_tool_calls",
+        "image",
+    ),
+    unavailable={
+        "background": Unavailable("nothing is answered later; ask without it", neutral=(False,), needed=True),
+        "truncation": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)", ("disabled",)),
+        "context_management": Unavailable("the agent has to compact its conversation itself", neutral=([],)),
+        "conversation": Unavailable(STATE, needed=True),
+        "prompt": Unavailable(STATE, needed=True),
+    },
+)
+_MARKS = ("id", "status", "prompt_cache_breakpoint")
+_TEXT = Fields(honoured=("type", "text"), harmless=("prompt_cache_breakpoint", "annotations", "logprobs"))
+PARTS = Kinds(
+    known={
+        **dict.fromkeys(("input_text", "output_text", "text", "reasoning_text", "summary_text"), _TEXT),
+        "refusal": Fields(honoured=("type", "refusal")),
+    },
+    unavailable=dict.fromkeys(("input_image", "input_file", "input_audio", "computer_screenshot"), MEDIA),
+    default="text",
+)
+_RUN = (
+    "file_search_call",
+    "computer_call",
+    "computer_call_output",
+    "web_search_call",
+    "tool_search_call",
+    "tool_search_output",
+    "image_generation_call",
+    "code_interpreter_call",
+    "local_shell_call",
+    "local_shell_call_output",
+    "shell_call",
+    "shell_call_output",
+    "apply_patch_call",
+    "apply_patch_call_output",
+    "mcp_list_tools",
+    "mcp_approval_request",
+    "mcp_approval_response",
+    "mcp_call",
+    "program",
+    "program_output",
+)
+ITEMS = Kinds(
+    known={
+        "message": Fields(honoured=("type", "role", "content"), harmless=("id", "status", "phase")),
+        "reasoning": Fields(
+            honoured=("type", "content", "summary"), harmless=("id", "status", "encrypted_content", "format")
+        ),
+        "function_call": Fields(
+            honoured=("type", "call_id", "name", "arguments"), harmless=("id", "status", "async", "caller", "namespace")
+        ),
+        "function_call_output": Fields(
+            honoured=("type", "call_id", "output"), harmless=("id", "status", "caller", "name", "namespace")
+        ),
+    },
+    unavailable=dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
+    harmless=("compaction", "compaction_trigger", "additional_tools", "configuration_update"),
+    default="message",
+)
+TOOLS = Kinds(
+    known={
+        "function": Fields(
+            honoured=("type", "name", "description", "parameters", "strict"),
+            harmless=("allowed_callers", "async", "defer_loading", "output_schema"),
+        )
+    },
+    unavailable={
+        **dict.fromkeys(("custom", "namespace"), "declare it as a function"),
+        **dict.fromkeys(
+            (
+                "web_search*",
+                "file_search",
+                "computer*",
+                "mcp",
+                "code_interpreter",
+                "programmatic_tool_calling",
+                "image_generation",
+                "local_shell",
+                "shell",
+                "tool_search",
+                "apply_patch",
+            ),
+            HOSTED,
+        ),
+    },
+)
+TEXT = Fields(honoured=("format",), harmless=("verbosity",))
+NESTED = {
+    "input[]": ITEMS,
+    "input[].content[]": PARTS,
+    "tools[]": TOOLS,
+    "tool_choice": CHOICE,
+    "text": TEXT,
+    "text.format": FORMATS,
+}

@@ -1,0 +1,194 @@
+"""What an agent sends and nobody here knows is left out, wherever it stands: the tokens are those without it, it is
+recorded once, and the answer's header names it. Strict gateways refuse it.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentlightning.gateway import Gateway
+from agentlightning.gateway.dialects import DIALECTS
+from agentlightning.rendering import RenderersRendering
+from agentlightning.rendering.messages import with_tool_names
+from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import RolloutMode
+from agentlightning.types.left_out import left_out_of
+from agentlightning.types.names import LEFT_OUT
+from tests.gateway.conftest import CALC, Site, calculator
+from tests.gateway.families import rendering_of
+from tests.gateway.scripted import ScriptedEngine
+from tests.gateway.test_mutations import BODIES
+
+USER: Any = {"role": "user", "content": "What is 2 + 3?"}
+BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
+PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
+MINE = {"parameters", "input_schema", "schema", "input", "metadata", "logit_bias", "arguments", "cache_control"}
+"""Fields whose content is the user's own, or has no effect. `input` holds items where it is a list."""
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+NEW = st.text(max_size=12).map(lambda name: f"new_{name}")
+THING = st.fixed_dictionaries({"type": NEW}, optional={"name": JSON, "strict": JSON, "function": JSON, "text": JSON})
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects of a request that belong to the wire format."""
+    if isinstance(value, dict):
+        yield value
+        for name, inner in value.items():
+            if name not in MINE or isinstance(inner, list):
+                yield from _objects(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _objects(inner)
+
+
+def _lists(dialect: str, body: dict[str, Any]) -> list[list[Any]]:
+    """The lists of a request to which kinds of things are added over time: tools, items, blocks."""
+    found: list[list[Any]] = [body["tools"]] if "tools" in body else []
+    if dialect == "responses":
+        found.append(body["input"])
+    return found + [m["content"] for m in body.get("messages", ()) if isinstance(m["content"], list)]
+
+
+@pytest.mark.parametrize("name", BODIES)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_unknown_fields_and_kinds_anywhere_change_nothing(name: str, data: st.DataObject) -> None:
+    plain = BY_NAME[name].parse(BODIES[name], {})
+    body = copy.deepcopy(BODIES[name])
+    for found in data.draw(st.lists(st.sampled_from(list(_objects(body))), max_size=4)):
+        found[data.draw(NEW)] = data.draw(JSON.filter(lambda value: value is not None))
+    for found in data.draw(st.lists(st.sampled_from(_lists(name, body)), max_size=3)) if _lists(name, body) else ():
+        found.insert(data.draw(st.integers(0, len(found))), data.draw(THING))
+    request = BY_NAME[name].parse(body, {})
+    for field in request.__struct_fields__:
+        if field not in ("private", "left_out", "strict"):  # strict: paths, which have positions in them
+            assert getattr(request, field) == getattr(plain, field)
+    assert request.strict.keys() == plain.strict.keys()
+    known = {one.field for one in plain.left_out}
+    assert body == BODIES[name] or {one.field for one in request.left_out} > known or name == "completions"
+    if request.messages:
+        rendering = rendering_of("qwen3")
+        ids = [rendering.render(with_tool_names(r.messages), r.tools).tolist() for r in (request, plain)]
+        assert ids[0] == ids[1]
+
+
+async def post(site: Site, path: str, body: dict[str, Any], *, large: bool = False) -> tuple[int, str | None, Any]:
+    data = json.dumps({"model": "policy", **body}) + " " * (2**18 if large else 0)
+    async with (
+        aiohttp.ClientSession(headers={"authorization": f"Bearer {site.key}"}) as http,
+        http.post(site.base_url + path, data=data, headers={"content-type": "application/json"}) as answer,
+    ):
+        text = await answer.text()
+        told = answer.headers.get("x-agl-left-out")
+    return answer.status, told, text if body.get("stream") else json.loads(text)
+
+
+PLAIN: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [USER], "tools": [CALC], "max_tokens": 50},
+    "responses": {"input": [USER], "tools": [{"type": "function", **CALC["function"]}]},
+    "messages": {
+        "messages": [USER],
+        "max_tokens": 50,
+        "tools": [{"name": "calc", "input_schema": CALC["function"]["parameters"]}],
+    },
+}
+HOSTED: dict[str, list[dict[str, Any]]] = {
+    "chat": [{"type": "web_search"}, {"type": "mcp", "server_label": "x"}],
+    "responses": [
+        {"type": "web_search", "external_web_access": False},
+        {"type": "mcp", "server_label": "x"},
+        {"type": "brand_new", "strict": True},
+    ],
+    "messages": [{"type": "web_search_20250305", "name": "web_search", "max_uses": 5}, {"type": "new_20990101"}],
+}
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+async def test_what_is_left_out_is_told_and_recorded_once(
+    store: InMemoryLightningStore, rendering: RenderersRendering, name: str, stream: bool, large: bool
+) -> None:
+    engine = ScriptedEngine(rendering, calculator)
+    plain = {**PLAIN[name], "stream": stream}
+    asked = {**plain, "tools": [*HOSTED[name], *plain["tools"]], "brand_new": {"a": 1}, "metadata": {}}
+    names = {*(f"tools[]:{tool['type']}" for tool in HOSTED[name]), "brand_new"}
+    async with Gateway(store, engine, rendering) as gateway:
+        claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        for body, told in ((plain, set[str]()), (asked, names), (asked, names)):
+            status, header, answer = await post(site, PATHS[name], body, large=large)
+            assert status == 200, answer
+            assert set(header.split(", ") if header else ()) == told
+        calls = await site.close()
+        site.check_exact(calls)
+    assert len({tuple(call.prompt_ids.tolist()) for call in calls}) == 1
+    assert len([s for s in await site.spans() if LEFT_OUT in s.attributes]) == 1
+    kinds = {one.field: one.kind for one in left_out_of(await site.spans())}
+    assert kinds.keys() - {"metadata"} == names
+    assert kinds["brand_new"] == "unknown"
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("name", PLAIN)
+async def test_a_strict_gateway_refuses_it(
+    store: InMemoryLightningStore, rendering: RenderersRendering, name: str, large: bool
+) -> None:
+    engine = ScriptedEngine(rendering, calculator)
+    async with Gateway(store, engine, rendering, strict_requests=True) as gateway:
+        claimed = await store.start_rollout(input={}, mode=RolloutMode.TRAIN)
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        assert (await post(site, PATHS[name], {**PLAIN[name], "metadata": {}}))[0] == 200
+        for more in ({"brand_new": 1}, {"tools": HOSTED[name]}):
+            status, _, answer = await post(site, PATHS[name], {**PLAIN[name], **more}, large=large)
+            assert status == 400
+            assert f"'{next(iter(more))}" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "choice"),
+    [
+        ("chat", {"type": "mcp", "mcp": {}}),
+        ("chat", "required"),
+        ("responses", {"type": "web_search"}),
+        ("responses", {"type": "function", "name": "no_such_one"}),
+        ("messages", {"type": "any"}),
+        ("messages", {"type": "tool", "name": "web_search"}),
+    ],
+)
+async def test_a_choice_of_a_tool_that_was_left_out_leaves_the_choice_to_the_model(
+    site: Site, name: str, choice: Any
+) -> None:
+    body = {**PLAIN[name], "tools": HOSTED[name], "tool_choice": choice}
+    status, header, answer = await post(site, PATHS[name], body)
+    assert status == 200, answer
+    assert "tool_choice" in str(header)
+
+
+IMAGES: dict[str, Any] = {
+    "chat": {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+    "responses": {"input": [{**USER, "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+    "messages": {"messages": [{**USER, "content": [{"type": "image", "source": {}}]}]},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+async def test_a_few_words_stand_where_an_image_was(site: Site, name: str) -> None:
+    status, header, answer = await post(site, PATHS[name], {**PLAIN[name], **IMAGES[name]})
+    assert status == 200, answer
+    assert "image" in str(header)
+    (call,) = await site.close()
+    assert "left out: it is no text" in site.engine.rendering.decode(call.prompt_ids)
