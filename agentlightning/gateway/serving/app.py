@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
-from urllib.parse import unquote
 
 from agentlightning.backoff import Watched
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
@@ -29,6 +28,7 @@ from agentlightning.gateway.recording.records import Place, trace_id_of
 from agentlightning.gateway.recording.refusals import record_refusal
 from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.gateway.sampling.planner import Arrival
+from agentlightning.gateway.serving.agent_names import agent_name
 from agentlightning.gateway.serving.answering import Exchange, Relay, Target, refusal_for, while_connected
 from agentlightning.gateway.serving.attempt_api import PATHS, AttemptApi
 from agentlightning.gateway.serving.http import (
@@ -45,17 +45,15 @@ from agentlightning.gateway.serving.http import (
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
 from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.serving import Busy, asks_for_health
-from agentlightning.types.names import AGENT_BAGGAGE, CONTEXT_HEADER
+from agentlightning.types.names import CONTEXT_HEADER
 
 _PATH = re.compile(
     r"(?:/key/(?P<key>[^/]+))?"
     r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+)(?:/key/(?P<url_key>[^/]+))?)?"
     r"(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
 )
-_AGENT_IN_BAGGAGE = re.compile(rf"(?:^|,)\s*{re.escape(AGENT_BAGGAGE)}\s*=\s*([^,;\s]+)")
 _CONTEXT = CONTEXT_HEADER.encode()
 _MOST_REASONS = 16
-_LONGEST_NAME = 256
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -425,17 +423,8 @@ def _arrive(live: LiveAttempt, request: CallRequest, dialect: Dialect, place: Pl
 
 
 def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None) -> Place:
-    """Where in a trace the call belongs: under the client's own span if it says so.
-
-    The calling agent's name stands in a header of ours, in the URL (`LLM.for_agent`), or in W3C baggage.
-    """
-    if own := headers.get(b"x-agl-agent"):
-        name = own.decode("utf-8", "replace")
-    elif agent is None and (found := _AGENT_IN_BAGGAGE.search(headers.get(b"baggage", b"").decode("latin-1"))):
-        name = unquote(found[1])
-    else:
-        name = agent
-    name = None if name is None else name[:_LONGEST_NAME]
+    """Where in a trace the call belongs: under the client's own span if it says so."""
+    name = agent_name(headers, agent)
     judge = headers.get(b"x-agl-role") == b"judge"
     found = _TRACEPARENT.fullmatch(headers.get(b"traceparent", b"").decode("latin-1"))
     if found is None:
