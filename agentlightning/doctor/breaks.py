@@ -222,7 +222,7 @@ def _explain(call: Call, beside: Call, decode: Decode | None, *, apart: bool) ->
         after_call_id=beside.info.call_id,
         cause=cause,
         position=at,
-        tokens_lost=max(call.info.divergence.tokens_lost, len(whole) - at),
+        tokens_lost=max(call.info.divergence.tokens_lost, min(len(whole), len(call.prompt_ids)) - at),
         before=before,
         was=was,
         now=now,

@@ -63,7 +63,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     size: int | None = None
     """Characters of its texts, where they were counted with the request."""
     digests: tuple[bytes, bytes] | None = None
-    """Of its messages (`history.session.Keys`), where they were made with the request."""
+    """Of its messages (`history.keys.Keys`), where they were made with the request."""
     prefilled: bool = False
     """Whether the client began the answer itself."""
     remember: list[Message] | None = None

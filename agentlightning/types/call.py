@@ -50,7 +50,7 @@ class Divergence:
     position: int
     """The first token that differs, counted from the start of the prompt."""
     tokens_lost: int
-    """Tokens of the earlier history that are not shared."""
+    """Tokens of the earlier history that are not shared, of a shorter prompt as many as it has anew."""
     cause: str
     """In words, for people."""
 

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.errors import ModelError
-from agentlightning.gateway.history.session import Session, path_ids
+from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.tree import path_ids
 from agentlightning.models import resolve_model
 from agentlightning.rendering import RenderersRendering, load_rendering
 from agentlightning.rendering.control import SEAM

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from agentlightning.gateway.history.session import Prompt, Session, Turn, path_ids, unrecorded
+from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.tree import Prompt, Turn, path_ids, unrecorded
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import Message, with_tool_names
 from tests.gateway.conftest import CALC

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentlightning.gateway import load_rendering
-from agentlightning.gateway.history.session import Prompt, Session, Turn, path_ids, unrecorded
+from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.tree import Prompt, Turn, path_ids, unrecorded
 from agentlightning.models import resolve_model
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import Message
@@ -125,7 +126,7 @@ def test_reasoning_is_kept_within_a_tool_cycle_and_dropped_as_the_template_does_
     assert after.divergence.cause == "reasoning_stripped"
     shared = after.divergence.position
     assert ids_of(after)[:shared] == whole(second)[:shared]
-    assert after.divergence.tokens_lost == len(whole(second)) - shared
+    assert after.divergence.tokens_lost == min(len(whole(second)), len(ids_of(after))) - shared
 
 
 def test_interleaved_sub_agents_find_their_own_branches() -> None:
@@ -180,7 +181,14 @@ def test_a_rewritten_history_branches_and_says_why(cause: str) -> None:
     edited: Message = {"role": "assistant", "content": "I changed my mind."}
     summary: Message = {"role": "user", "content": "Earlier: sums."}
     messages: list[Message] = {
-        "system_prompt_changed": [{"role": "system", "content": "Be vague."}, USER, asked, got, answer, more],
+        "system_prompt_changed": [
+            {"role": "system", "content": "Be exact, now."},
+            USER,
+            asked,
+            got,
+            answer,
+            more,
+        ],
         "tools_changed": [SYSTEM, USER, asked, got, answer, more],
         "compaction": [SYSTEM, summary, answer, more],
         "history_edited": [SYSTEM, USER, asked, got, edited, more],
@@ -271,6 +279,41 @@ def test_the_same_answer_after_different_thoughts_continues_the_thought_that_is_
     assert prompt.parent is turns[-1][1], "a client that leaves it out continues the last one"
     edited = {**without, "reasoning_content": "other"}
     assert talk.session.plan([SYSTEM, USER, edited, result("7")], [CALC], "edited/p").parent is None
+
+
+LONG = "You are a careful assistant that answers questions about sums. Use the tool for each of them. "
+PROMPTS: dict[str, tuple[str, str]] = {
+    "a clock at the beginning": (f"It is 10:05. {LONG}", f"It is 11:37. {LONG}"),
+    "a clock at the end": (f"{LONG}It is 10:05.", f"{LONG}It is 11:37."),
+    "something added": (LONG, f"{LONG}{'Remember that the user likes short answers. ' * 9}"),
+    "a title": (LONG, "You are a title generator. You output only the title of a conversation, nothing else at all."),
+    "a team member": (LONG, "You check what others have computed, and say in one word whether it can be right."),
+}
+EDITED = ("a clock at the beginning", "a clock at the end", "something added")
+
+
+@pytest.mark.parametrize("with_history", [False, True], ids=["its first request", "with the whole history"])
+@pytest.mark.parametrize("name", PROMPTS)
+def test_another_agents_system_prompt_is_not_an_edited_one(name: str, with_history: bool) -> None:
+    """A title call, a team member and one that is handed over to are conversations of their own: they lose nothing."""
+    was, now = ({"role": "system", "content": text} for text in PROMPTS[name])
+    talk = Talk(Session(RENDERING))
+    _, _, answer = talk.ask([was, USER], "It is 5.")
+    more: list[Message] = [answer, {"role": "user", "content": "Sure?"}] if with_history else []
+    prompt = talk.session.plan([now, USER, *more], None, "next/p")
+    assert prompt.divergence is not None
+    assert prompt.divergence.cause == ("system_prompt_changed" if name in EDITED else "new_conversation")
+    assert (prompt.divergence.tokens_lost > 0) is (name in EDITED)
+
+
+def test_no_more_is_lost_than_a_prompt_has_to_be_computed_anew() -> None:
+    """However long the history is that it left: a prompt that shares all of its tokens loses none."""
+    talk = Talk(Session(RENDERING))
+    _, turn, _ = talk.ask([SYSTEM, USER], "It is 5. " * 40)
+    prompt = talk.session.plan([SYSTEM, USER, {"role": "assistant", "content": "It is 9."}, USER], None, "edit/p")
+    assert prompt.divergence is not None
+    assert prompt.divergence.cause == "history_edited"
+    assert prompt.divergence.tokens_lost == len(ids_of(prompt)) - prompt.divergence.position < len(whole(turn))
 
 
 def test_a_system_prompt_that_is_left_out_is_a_changed_one() -> None:

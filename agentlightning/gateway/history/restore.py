@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.history.session import Turn
+from agentlightning.gateway.history.tree import Turn
 from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, SAME_INPUT, message_of
 from agentlightning.gateway.sampling.settings import cut_off_by
 from agentlightning.rendering.messages import Message, Tool

@@ -10,91 +10,27 @@ Two trees, both grown only: *entries* arrange messages (which request extends wh
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-import msgspec
-
+from agentlightning.gateway.history.causes import cause_of
+from agentlightning.gateway.history.keys import Keys, digest, similar_key
+from agentlightning.gateway.history.tree import (
+    Entry,
+    Piece,
+    Prompt,
+    Turn,
+    Walk,
+    begins_with,
+    common_length,
+    path_ids,
+    turn_at,
+    walk_to,
+)
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool, with_tool_names
-from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.arrays import Float32Array, Int32Array
 from agentlightning.types.call import Call, Divergence, Segment, VersionRun
-
-_DIGEST = 16
-"""Bytes of a key."""
-
-
-@dataclass(slots=True, eq=False)
-class Piece:
-    """A segment in its place: its tokens follow the first `segment.parent_keep` tokens of its parent's own."""
-
-    segment: Segment
-    parent: Piece | None
-    start: int
-    """How many tokens precede this piece."""
-    turn: Turn | None = None
-    """The first turn that was served on it."""
-    children: list[Piece] = field(default_factory=list)
-    recorded: bool = False
-    """Whether a call that was handed to the recorder carries the segment."""
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.segment.ids)
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """A served call: where its prompt and its response end."""
-
-    call_id: str
-    number: int
-    prompt: Piece
-    response: Piece
-    reasoned: bool
-    """Whether this response or one before it in the same history holds reasoning."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A message in its place. An assistant's entry has the turns that were answered by it."""
-
-    parent: Entry | None
-    depth: int
-    reasoning: str | None = None
-    children: dict[bytes, list[Entry]] = field(default_factory=dict)
-    """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
-    similar: dict[bytes, list[Entry]] = field(default_factory=dict)
-    """By message without ids, for clients that make up ids of their own."""
-    systems: list[Entry] = field(default_factory=list)
-    """The children that are system prompts."""
-    turns: list[Turn] = field(default_factory=list)
-    prompt: Prompt | None = None
-    """The prompt that ends with this message, if it was asked."""
-
-
-@dataclass(slots=True, frozen=True, eq=False)
-class Prompt:
-    """Where the tokens of a request's prompt end (`path_ids(piece)`), and what it continues."""
-
-    piece: Piece
-    entry: Entry
-    parent: Turn | None
-    new_from: int
-    """Index of the first message after the response that this prompt continues."""
-    divergence: Divergence | None
-
-
-@dataclass(slots=True, frozen=True)
-class Walk:
-    """How far a request's messages are known."""
-
-    entry: Entry
-    turn: Turn | None
-    turn_depth: int
 
 
 @dataclass(slots=True, frozen=True)
@@ -172,10 +108,10 @@ class Session:
         """What the session knows of a request, before anything is tokenised. `keys` of its messages, if made before."""
         root = self._root(tools)
         keys = keys or Keys(messages)
-        walk = _walk(root, keys)
+        walk = walk_to(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
             return Question(messages, tools, walk, walk.entry.prompt, None, keys)  # a retry, or siblings
-        return Question(messages, tools, walk, None, self._cause(keys, root, walk) if self._turns else None, keys)
+        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys)
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing."""
@@ -204,7 +140,7 @@ class Session:
             entry.prompt = Prompt(piece, entry, tokens.after, walk.turn_depth, None)
             return entry.prompt
         turn = walk.turn
-        if turn is not None and _begins_with(tokens.ids, path_ids(turn.response)):
+        if turn is not None and begins_with(tokens.ids, path_ids(turn.response)):
             piece, _ = self._share(tokens.ids, segment_id, turn.response)
             entry.prompt = Prompt(piece, entry, turn, walk.turn_depth, None)
         else:
@@ -216,7 +152,7 @@ class Session:
     def plan_tokens(self, ids: Int32Array, segment_id: str) -> Prompt:
         """The prompt for a request that comes as tokens; it continues the last turn it begins with."""
         piece, common = self._share(ids, segment_id)
-        turn = _turn_at(piece, common)
+        turn = turn_at(piece, common)
         return Prompt(piece, Entry(parent=None, depth=0), turn, 0, None)
 
     def restore(
@@ -231,7 +167,7 @@ class Session:
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
         keys = Keys(messages)
-        known = _walk(self._root(tools), keys).entry  # as it was then, though the client left reasoning out
+        known = walk_to(self._root(tools), keys).entry  # as it was then, though the client left reasoning out
         prompt = Prompt(piece, self._insert(known, keys), parent, 0, None)
         turn = self.commit(
             prompt,
@@ -285,7 +221,7 @@ class Session:
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def _root(self, tools: Sequence[Tool] | None) -> Entry:
-        key = _digest(list(tools) if tools else None)
+        key = digest(list(tools) if tools else None)
         root = self._roots.get(key)
         if root is None:
             root = self._roots[key] = Entry(parent=None, depth=0)
@@ -304,31 +240,14 @@ class Session:
                 child = Entry(parent=entry, depth=entry.depth + 1, reasoning=reasoning)
                 same.append(child)
                 if message["role"] == "system":
+                    child.text = message["content"]
                     entry.systems.append(child)
                 entry.similar.setdefault(loose, []).append(child)
             entry = child
         return entry
 
-    def _cause(self, keys: Keys, root: Entry, walk: Walk) -> str:
-        """Why a request does not continue a known history (if it turns out not to)."""
-        messages = keys.messages
-        if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
-            return "history_edited"
-        if walk.turn is not None:
-            return "reasoning_stripped" if walk.turn.reasoned else "tokenizer_seam"
-        if any(_walk(other, keys).turn for other in self._roots.values() if other is not root):
-            return "tools_changed"
-        known = [keys.similar(i) in self._seen for i in range(len(messages))]
-        answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
-        if messages[0]["role"] == "system" and not known[0] and any(known[1:]):
-            return "system_prompt_changed"
-        if messages[0]["role"] != "system" and any(_walk(e, keys).turn for e in root.systems):
-            return "system_prompt_changed"  # there was one
-        if any(answers):
-            return "history_edited" if _edited(known) else "compaction"
-        if answers and walk.entry.depth and messages[walk.entry.depth - 1]["role"] != "system":
-            return "history_edited"
-        return "new_conversation"
+    def _cause(self, keys: Keys, root: Entry, walk: Walk) -> str | None:
+        return cause_of(keys, root, self._roots.values(), walk, self._seen) if self._turns else None
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
@@ -342,7 +261,7 @@ class Session:
         stack = [(piece, 0) for piece in self._pieces] if within is None else [(within, within.start)]
         while stack:
             piece, start = stack.pop()
-            matched = start + _common(piece.segment.ids, ids[start:])
+            matched = start + common_length(piece.segment.ids, ids[start:])
             if matched > common or best is None:
                 best, common = piece, matched
             first = piece.end if piece is within else 0
@@ -367,152 +286,4 @@ class Session:
         left = turn or (piece.parent.turn if piece.parent else None)
         if cause == "new_conversation" or left is None:
             return Divergence(common, 0, cause)
-        return Divergence(common, max(0, left.response.end - common), cause)
-
-
-def path_ids(piece: Piece) -> Int32Array:
-    """All tokens from the root to the end of `piece`."""
-    parts: list[Int32Array] = [piece.segment.ids]
-    while piece.parent is not None:
-        parts.append(piece.parent.segment.ids[: piece.segment.parent_keep])
-        piece = piece.parent
-    return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
-
-
-def unrecorded(piece: Piece) -> tuple[Segment, ...]:
-    """The segments of a path that no recorded call carries yet, parents first; they count as recorded from now on."""
-    segments: list[Segment] = []
-    at: Piece | None = piece
-    while at is not None and not at.recorded:
-        at.recorded = True
-        segments.append(at.segment)
-        at = at.parent
-    return tuple(reversed(segments))
-
-
-def exact_key(message: Message) -> bytes:
-    """Equal for messages that say the same in the same words, whatever was thought before them; the white space of
-    tool-call JSON does not count.
-    """
-    calls = [(c["id"], *_call(c)) for c in message.get("tool_calls", ())]
-    return _digest((message["role"], message["content"], calls, message.get("tool_call_id"), message.get("name")))
-
-
-def similar_key(message: Message) -> bytes:
-    """As `exact_key`, without the ids and the white space around the text."""
-    return _digest((message["role"], message["content"].strip(), [_call(c) for c in message.get("tool_calls", ())]))
-
-
-class Keys:
-    """The keys of a request's messages, each made when it is first asked for and once."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self.messages = messages
-        self._exact: dict[int, bytes] = {}
-        self._similar: dict[int, bytes] = {}
-
-    @classmethod
-    def made(cls, messages: Sequence[Message]) -> Keys:
-        """With all keys made, which takes long for many messages and needs no session."""
-        keys = cls(messages)
-        keys.make(0, len(messages))
-        return keys
-
-    @classmethod
-    def of(cls, messages: Sequence[Message], digests: tuple[bytes, bytes]) -> Keys:
-        """With the keys that were made of these messages elsewhere."""
-        keys = cls(messages)
-        for made, joined in zip((keys._exact, keys._similar), digests, strict=True):
-            made.update((at // _DIGEST, joined[at : at + _DIGEST]) for at in range(0, len(joined), _DIGEST))
-        return keys
-
-    def make(self, start: int, end: int) -> None:
-        """Make the keys of these messages."""
-        for index in range(start, min(end, len(self.messages))):
-            self.exact(index)
-            self.similar(index)
-
-    @property
-    def digests(self) -> tuple[bytes, bytes]:
-        """All keys, once they are made."""
-        return b"".join(self._exact.values()), b"".join(self._similar.values())
-
-    def exact(self, index: int) -> bytes:
-        if index not in self._exact:
-            self._exact[index] = exact_key(self.messages[index])
-        return self._exact[index]
-
-    def similar(self, index: int) -> bytes:
-        if index not in self._similar:
-            self._similar[index] = similar_key(self.messages[index])
-        return self._similar[index]
-
-
-def _walk(root: Entry, keys: Keys) -> Walk:
-    """Follow the messages down all branches at once, and remember the last answer on each way."""
-    frontier = [Walk(root, None, 0)]
-    for index, message in enumerate(keys.messages):
-        key = keys.exact(index)
-        found = [(way, child) for way in frontier for child in way.entry.children.get(key, ())]
-        if not found:
-            loose = keys.similar(index)
-            found = [(way, child) for way in frontier for child in way.entry.similar.get(loose, ())]
-        found = [(way, child) for way, child in found if _same_reasoning(child, message)]
-        if not found:
-            break
-        frontier = [
-            Walk(child, child.turns[-1], child.depth) if child.turns else Walk(child, way.turn, way.turn_depth)
-            for way, child in found
-        ]
-    return max(frontier, key=lambda way: (way.turn_depth, way.turn.number if way.turn else 0))
-
-
-def _same_reasoning(entry: Entry, message: Message) -> bool:
-    """A client may leave out reasoning it was given; if it sends some, it must be the same."""
-    sent = message.get("reasoning_content")
-    return not sent or sent.strip() == (entry.reasoning or "").strip()
-
-
-def _edited(known: Sequence[bool]) -> bool:
-    """Whether what is unknown comes after what is known (an edit) rather than in its place (a compaction)."""
-    first_unknown = known.index(False) if False in known else len(known)
-    return not any(known[first_unknown:])
-
-
-def _turn_at(piece: Piece, common: int) -> Turn | None:
-    """The last turn whose whole response lies within the first `common` tokens of the path to `piece`."""
-    at: Piece | None = piece
-    while at is not None:
-        if at.turn is not None and at.turn.response is at and at.end <= common:
-            return at.turn
-        common, at = min(common, at.start), at.parent
-    return None
-
-
-def _call(call: dict[str, Any]) -> tuple[str, Any]:
-    function = call["function"]
-    arguments = function["arguments"]
-    try:
-        return function["name"], json.dumps(json.loads(arguments), sort_keys=True)
-    except (ValueError, RecursionError):
-        return function["name"], arguments
-
-
-def _digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value), digest_size=_DIGEST).digest()
-
-
-def _begins_with(ids: Int32Array, before: Int32Array) -> bool:
-    return len(before) <= len(ids) and _common(before, ids) == len(before)
-
-
-def _common(a: Int32Array, b: Int32Array) -> int:
-    """Length of the common prefix."""
-    n, at, step = min(len(a), len(b)), 0, 16
-    while at < n:  # in growing steps, so that two that differ early are not compared to their ends
-        end = min(n, at + step)
-        differ = np.flatnonzero(a[at:end] != b[at:end])
-        if len(differ):
-            return at + int(differ[0])
-        at, step = end, 4 * step
-    return n
+        return Divergence(common, max(0, min(left.response.end, piece.end) - common), cause)

@@ -18,7 +18,9 @@ from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import CallRequest, Refusal, unsupported
-from agentlightning.gateway.history.session import Keys, Prompt, Question, Session, Tokens, path_ids
+from agentlightning.gateway.history.keys import Keys
+from agentlightning.gateway.history.session import Question, Session, Tokens
+from agentlightning.gateway.history.tree import Prompt, path_ids
 from agentlightning.gateway.history.truncation import Truncation
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.records import Place

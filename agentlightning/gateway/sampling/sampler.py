@@ -20,7 +20,7 @@ from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, Refusal, ToolCall
-from agentlightning.gateway.history.session import Piece, Turn, unrecorded
+from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span

@@ -1,4 +1,4 @@
-"""Which of several agents sent a request: what it says in our own ways, or what its program says in a header of its own.
+"""Which of several agents sent a request: what it says in our own ways, or what its program says in its own header.
 
 A program's ids are made anew in each run and cannot be selected by, so its agents get names that are the same in every
 rollout: `main`, and `sub-agent` or `sub-agent/NAME`. What clients send is not trusted: a name is short and printable,
@@ -25,7 +25,7 @@ Headers = Mapping[bytes, bytes]
 
 
 def agent_name(headers: Headers, in_url: str | None) -> str | None:
-    """The calling agent's name: from our header, from the URL (`LLM.for_agent`), from W3C baggage, or from the program."""
+    """The calling agent's name: from our header, the URL (`LLM.for_agent`), W3C baggage, or its program's header."""
     if own := headers.get(b"x-agl-agent"):
         return _clean(own.decode("utf-8", "replace"))
     if in_url is not None:

@@ -1,0 +1,69 @@
+"""Why a request does not continue a known history, as far as its messages say. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+
+from agentlightning.gateway.history.keys import Keys
+from agentlightning.gateway.history.tree import Entry, Walk, walk_to
+
+_MOST_PROMPTS = 8
+"""System prompts that a new one is compared with, the latest ones."""
+
+
+def cause_of(keys: Keys, root: Entry, roots: Collection[Entry], walk: Walk, seen: Collection[bytes]) -> str:
+    """The cause, should the request turn out to diverge.
+
+    root, roots: where histories with the request's tools begin, and where all do.
+    walk: how far its messages are known.
+    seen: keys of all messages that the session has seen.
+    """
+    messages = keys.messages
+    if any(m["role"] == "assistant" for m in messages[walk.turn_depth :]) and walk.turn is not None:
+        return "history_edited"
+    if walk.turn is not None:
+        return "reasoning_stripped" if walk.turn.reasoned else "tokenizer_seam"
+    if any(walk_to(other, keys).turn for other in roots if other is not root):
+        return "tools_changed"
+    known = [keys.similar(i) in seen for i in range(len(messages))]
+    answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
+    if messages[0]["role"] == "system" and not known[0] and any(known[1:]):
+        return "system_prompt_changed" if _is_edited(messages[0]["content"], roots) else "new_conversation"
+    if messages[0]["role"] != "system" and any(walk_to(e, keys).turn for e in root.systems):
+        return "system_prompt_changed"  # there was one
+    if any(answers):
+        return "history_edited" if _comes_after(known) else "compaction"
+    if answers and walk.entry.depth and messages[walk.entry.depth - 1]["role"] != "system":
+        return "history_edited"
+    return "new_conversation"
+
+
+def _is_edited(prompt: str, roots: Collection[Entry]) -> bool:
+    """Whether a system prompt is a known one that was edited, and not another agent's: one that writes a title, a
+    member of a team, or one that was handed over to has a prompt that says something else.
+    """
+    known = [entry.text for root in roots for entry in islice(reversed(root.systems), _MOST_PROMPTS)]
+    return any(2 * _shared(prompt, text) >= min(len(prompt), len(text)) for text in known if text is not None)
+
+
+def _shared(a: str, b: str) -> int:
+    """Characters that both begin with, and those that both end with after them."""
+    n = min(len(a), len(b))
+    begin = _largest(n, lambda k: a[:k] == b[:k])
+    return begin + _largest(n - begin, lambda k: a[len(a) - k :] == b[len(b) - k :])
+
+
+def _largest(n: int, holds: Callable[[int], bool]) -> int:
+    """The largest number up to n for which a test holds that holds for all smaller ones."""
+    low = 0
+    while low < n:
+        middle = (low + n + 1) // 2
+        low, n = (middle, n) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _comes_after(known: Sequence[bool]) -> bool:
+    """Whether what is unknown comes after what is known (an edit) rather than in its place (a compaction)."""
+    first_unknown = known.index(False) if False in known else len(known)
+    return not any(known[first_unknown:])

@@ -1,0 +1,153 @@
+"""The two trees of a session: entries arrange messages, pieces arrange tokens; a turn ties a served call to both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from agentlightning.gateway.history.keys import Keys
+from agentlightning.rendering.messages import Message
+from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.call import Divergence, Segment
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """A segment in its place: its tokens follow the first `segment.parent_keep` tokens of its parent's own."""
+
+    segment: Segment
+    parent: Piece | None
+    start: int
+    """How many tokens precede this piece."""
+    turn: Turn | None = None
+    """The first turn that was served on it."""
+    children: list[Piece] = field(default_factory=list)
+    recorded: bool = False
+    """Whether a call that was handed to the recorder carries the segment."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.segment.ids)
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """A served call: where its prompt and its response end."""
+
+    call_id: str
+    number: int
+    prompt: Piece
+    response: Piece
+    reasoned: bool
+    """Whether this response or one before it in the same history holds reasoning."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message in its place. An assistant's entry has the turns that were answered by it."""
+
+    parent: Entry | None
+    depth: int
+    reasoning: str | None = None
+    children: dict[bytes, list[Entry]] = field(default_factory=dict)
+    """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
+    similar: dict[bytes, list[Entry]] = field(default_factory=dict)
+    """By message without ids, for clients that make up ids of their own."""
+    text: str | None = None
+    """What it says, if it is a system prompt."""
+    systems: list[Entry] = field(default_factory=list)
+    """The children that are system prompts."""
+    turns: list[Turn] = field(default_factory=list)
+    prompt: Prompt | None = None
+    """The prompt that ends with this message, if it was asked."""
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class Prompt:
+    """Where the tokens of a request's prompt end (`path_ids(piece)`), and what it continues."""
+
+    piece: Piece
+    entry: Entry
+    parent: Turn | None
+    new_from: int
+    """Index of the first message after the response that this prompt continues."""
+    divergence: Divergence | None
+
+
+@dataclass(slots=True, frozen=True)
+class Walk:
+    """How far a request's messages are known."""
+
+    entry: Entry
+    turn: Turn | None
+    turn_depth: int
+
+
+def path_ids(piece: Piece) -> Int32Array:
+    """All tokens from the root to the end of `piece`."""
+    parts: list[Int32Array] = [piece.segment.ids]
+    while piece.parent is not None:
+        parts.append(piece.parent.segment.ids[: piece.segment.parent_keep])
+        piece = piece.parent
+    return parts[0] if len(parts) == 1 else np.concatenate(parts[::-1])
+
+
+def unrecorded(piece: Piece) -> tuple[Segment, ...]:
+    """The segments of a path that no recorded call carries yet, parents first; they count as recorded from now on."""
+    segments: list[Segment] = []
+    at: Piece | None = piece
+    while at is not None and not at.recorded:
+        at.recorded = True
+        segments.append(at.segment)
+        at = at.parent
+    return tuple(reversed(segments))
+
+
+def walk_to(root: Entry, keys: Keys) -> Walk:
+    """Follow the messages down all branches at once, and remember the last answer on each way."""
+    frontier = [Walk(root, None, 0)]
+    for index, message in enumerate(keys.messages):
+        key = keys.exact(index)
+        found = [(way, child) for way in frontier for child in way.entry.children.get(key, ())]
+        if not found:
+            loose = keys.similar(index)
+            found = [(way, child) for way in frontier for child in way.entry.similar.get(loose, ())]
+        found = [(way, child) for way, child in found if _same_reasoning(child, message)]
+        if not found:
+            break
+        frontier = [
+            Walk(child, child.turns[-1], child.depth) if child.turns else Walk(child, way.turn, way.turn_depth)
+            for way, child in found
+        ]
+    return max(frontier, key=lambda way: (way.turn_depth, way.turn.number if way.turn else 0))
+
+
+def _same_reasoning(entry: Entry, message: Message) -> bool:
+    """A client may leave out reasoning it was given; if it sends some, it must be the same."""
+    sent = message.get("reasoning_content")
+    return not sent or sent.strip() == (entry.reasoning or "").strip()
+
+
+def turn_at(piece: Piece, common: int) -> Turn | None:
+    """The last turn whose whole response lies within the first `common` tokens of the path to `piece`."""
+    at: Piece | None = piece
+    while at is not None:
+        if at.turn is not None and at.turn.response is at and at.end <= common:
+            return at.turn
+        common, at = min(common, at.start), at.parent
+    return None
+
+
+def begins_with(ids: Int32Array, before: Int32Array) -> bool:
+    return len(before) <= len(ids) and common_length(before, ids) == len(before)
+
+
+def common_length(a: Int32Array, b: Int32Array) -> int:
+    """Length of the common prefix."""
+    n, at, step = min(len(a), len(b)), 0, 16
+    while at < n:  # in growing steps, so that two that differ early are not compared to their ends
+        end = min(n, at + step)
+        differ = np.flatnonzero(a[at:end] != b[at:end])
+        if len(differ):
+            return at + int(differ[0])
+        at, step = end, 4 * step
+    return n
