@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
+from agentlightning.adapter.matching import MATCHES, RewardMatch, below_what_encloses, is_in_reward
+from agentlightning.adapter.numbered import calls_below, numbered_messages, numbered_tools, read_json, with_calls
 from agentlightning.types import Span
 from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE, SAME_INPUT
-from agentlightning.types.reward import find_final_reward, find_reward_spans, get_reward_value
+from agentlightning.types.reward import find_reward_spans, get_reward_value, is_reward_span
 
 Message = dict[str, Any]
-AGENT_NAMES = ("gen_ai.agent.name", "agent.name", "agentops.agent.name", "recipient_agent_type")
+AGENT_NAMES = (
+    *("gen_ai.agent.name", "agent.name", "agentops.agent.name", "recipient_agent_type"),
+    "langchain.chain.type",
+)
 _AGENT_KINDS = (("openinference.span.kind", "AGENT"), ("agentops.span.kind", "agent"), ("traceloop.span.kind", "agent"))
-_FUNCTIONS = ("gen_ai.request.functions", "llm.request.functions")
 _PROMPT_IDS = ("prompt_token_ids", "llm.hosted_vllm.prompt_token_ids")
 _RESPONSE_IDS = ("response_token_ids", "llm.hosted_vllm.response_token_ids")
 
@@ -45,16 +49,30 @@ class Conversation:
 
 
 def conversations(
-    spans: Sequence[Span], *, llm_call_match: str | None = None, agent_match: str | None = None
+    spans: Sequence[Span],
+    *,
+    llm_call_match: str | None = None,
+    agent_match: str | None = None,
+    reward_match: RewardMatch = "last",
+    repair_hierarchy: bool = True,
+    exclude_llm_call_in_reward: bool = True,
 ) -> list[Conversation]:
     """The model calls among the spans of one attempt, in the order in which they began.
 
     llm_call_match: a regular expression for the names of spans that are model calls; None takes those that say so.
     agent_match: a regular expression; only calls of agents whose name it finds something in.
-
-    A reward that names a response belongs to its call; the final reward to the last call that is taken.
+    reward_match: which call a reward belongs to that names no response; see `matching.MATCHES`.
+    repair_hierarchy: whether a span that hangs in the air belongs to the agent whose span encloses it in time.
+    exclude_llm_call_in_reward: whether calls inside a span that gives a reward are left out.
     """
+    if repair_hierarchy:
+        ours = [s for s in spans if CALL_ID not in s.attributes]  # the gateway knows whose its calls are
+        loose = [s for s in ours if is_reward_span(s) or _is_call(s, llm_call_match)]
+        spans = [*(below := below_what_encloses(loose, ours)).values(), *(s for s in spans if s.span_id not in below)]
     by_id = {s.span_id: s for s in spans}
+    children: dict[str | None, list[Span]] = defaultdict(list)
+    for span in spans:
+        children[span.parent_id].append(span)
     by_call = {s.attributes[CALL_ID]: s for s in spans if CALL_ID in s.attributes}
     known: dict[str, Conversation] = {}
     found: dict[str, Conversation] = {}
@@ -65,7 +83,11 @@ def conversations(
     for span in ordered:
         if _failed(span) or not _is_call(span, llm_call_match):
             continue
+        if exclude_llm_call_in_reward and is_in_reward(span, by_id):
+            continue
         call = _read(span, by_call.get(span.attributes.get(SAME_INPUT, ""), span), by_id, known)
+        if not call.call_id:
+            call = _with_calls(call, children[span.span_id], [*found.values(), *told.values()])
         if call.call_id:
             known[call.call_id] = found[call.call_id] = call
         elif call.response_id in gateways:
@@ -74,7 +96,7 @@ def conversations(
             found[call.response_id or span.span_id] = call
     whole = [_merged(c, told[c.response_id]) if c.response_id in told else c for c in found.values()]
     taken = [c for c in whole if agent_match is None or (c.agent and re.search(agent_match, c.agent))]
-    return _rewarded(taken, spans)
+    return _rewarded(taken, spans, reward_match)
 
 
 def _failed(span: Span) -> bool:
@@ -95,8 +117,8 @@ def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str
     a = span.attributes
     parent = known.get(a.get(PARENT_CALL_ID, ""))
     before = [*parent.messages, *([parent.answer] if parent.answer else [])] if parent else []
-    answers = _messages(a.get("gen_ai.output.messages")) or _numbered(a, "gen_ai.completion")
-    tools = _json(asked.attributes.get("gen_ai.tool.definitions"), []) or _numbered_tools(asked.attributes)
+    answers = _messages(a.get("gen_ai.output.messages")) or numbered_messages(a, "gen_ai.completion")
+    tools = read_json(asked.attributes.get("gen_ai.tool.definitions"), []) or numbered_tools(asked.attributes)
     return Conversation(
         span=span,
         call_id=a.get(CALL_ID),
@@ -105,7 +127,7 @@ def _read(span: Span, asked: Span, by_id: Mapping[str, Span], known: Mapping[str
         agent=agent_of(span, by_id),
         messages=[
             *before,
-            *(_messages(asked.attributes.get("gen_ai.input.messages")) or _numbered(a, "gen_ai.prompt")),
+            *(_messages(asked.attributes.get("gen_ai.input.messages")) or numbered_messages(a, "gen_ai.prompt")),
         ],
         answer=answers[0] if answers else None,
         tools=tools or (parent.tools if parent else ()),
@@ -131,10 +153,14 @@ def agent_of(span: Span, by_id: Mapping[str, Span]) -> str | None:
 
 
 def _named(span: Span) -> str | None:
-    for name in AGENT_NAMES:
-        if span.attributes.get(name):
-            return str(span.attributes[name])
-    return span.name if any(span.attributes.get(key) == kind for key, kind in _AGENT_KINDS) else None
+    a = span.attributes
+    of_weave = "agentlightning.operation.input.name" if a.get("type") == "agent" else ""
+    of_chain = "lc_name" if span.name.startswith("langchain.Chain.") else ""
+    for name in (*AGENT_NAMES, of_weave, of_chain):
+        if a.get(name):
+            return str(a[name])
+    is_agent = any(a.get(key) == kind for key, kind in _AGENT_KINDS)
+    return str(a.get("operation.name") or span.name) if is_agent else None
 
 
 def _merged(best: Conversation, rest: Conversation) -> Conversation:
@@ -147,22 +173,30 @@ def _merged(best: Conversation, rest: Conversation) -> Conversation:
     )
 
 
-def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span]) -> list[Conversation]:
+def _with_calls(call: Conversation, below: Sequence[Span], earlier: Sequence[Conversation]) -> Conversation:
+    """A call with the tool calls that AgentOps tells of elsewhere: below the answer's span, and of earlier answers."""
+    answer = call.answer
+    if answer is not None and not answer.get("tool_calls") and (made := calls_below(below)):
+        answer = {**answer, "content": answer["content"] or None, "tool_calls": made}
+    made_some = [(c.messages, c.answer) for c in earlier if c.answer is not None and c.answer.get("tool_calls")]
+    return replace(call, answer=answer, messages=with_calls(call.messages, made_some))
+
+
+def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span], match: RewardMatch) -> list[Conversation]:
     own: dict[str, float] = {}
     for span in find_reward_spans(spans):
         if (named := span.attributes.get(REWARD_RESPONSE)) is not None:
             own[named] = own.get(named, 0.0) + (get_reward_value(span) or 0.0)
-    whole = [s for s in spans if REWARD_RESPONSE not in s.attributes]
-    final = find_final_reward(whole)
     last = {c.response_id or "": i for i, c in enumerate(calls)}
     rewards = [own.get(c.response_id or "") if last[c.response_id or ""] == i else None for i, c in enumerate(calls)]
-    if calls and final is not None:
-        rewards[-1] = final + (rewards[-1] or 0.0)
+    whole = [s for s in spans if REWARD_RESPONSE not in s.attributes]
+    for index, value in MATCHES[match]([c.span for c in calls], whole).items():
+        rewards[index] = value + (rewards[index] or 0.0)
     return [replace(c, reward=r) for c, r in zip(calls, rewards, strict=True)]
 
 
 def _messages(text: Any) -> list[Message]:
-    return [_message(m) for m in _json(text, []) if isinstance(m, dict)]
+    return [_message(m) for m in read_json(text, []) if isinstance(m, dict)]
 
 
 def _message(shaped: Mapping[str, Any]) -> Message:
@@ -171,8 +205,10 @@ def _message(shaped: Mapping[str, Any]) -> Message:
     calls: list[Any] = []
     for part in shaped.get("parts", ()):
         match part.get("type"):
-            case "text":
+            case "text" if isinstance(message["content"], str):
                 message["content"] += part.get("content") or ""
+            case "text" | "uri" | "image_url":
+                message["content"] = _several(message["content"], part)
             case "reasoning":
                 message["reasoning_content"] = part.get("content")
             case "tool_call_response":
@@ -190,55 +226,13 @@ def _message(shaped: Mapping[str, Any]) -> Message:
     return message
 
 
-def _numbered(attributes: Mapping[str, Any], prefix: str) -> list[Message]:
-    """Messages as AgentOps and OpenLLMetry write them: `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, …"""
-    found: list[Message] = []
-    for index in count():
-        at = f"{prefix}.{index}"
-        keys = {key[len(at) + 1 :]: value for key, value in attributes.items() if key.startswith(f"{at}.")}
-        if not keys:
-            return found
-        role = "assistant" if prefix == "gen_ai.completion" else "user"
-        message: Message = {"role": keys.get("role") or role, "content": keys.get("content", "")}
-        if "tool_call_id" in keys:
-            message["tool_call_id"] = keys["tool_call_id"]
-        if calls := _numbered_calls(keys):
-            message |= {"content": message["content"] or None, "tool_calls": calls}
-        found.append(message)
-    raise AssertionError("count() has no end")
-
-
-def _numbered_calls(keys: Mapping[str, Any]) -> list[Any]:
-    calls: list[Any] = []
-    for index in count():
-        name = keys.get(f"tool_calls.{index}.name", keys.get(f"tool_calls.{index}.function.name"))
-        if name is None:
-            return calls
-        arguments = keys.get(f"tool_calls.{index}.arguments", keys.get(f"tool_calls.{index}.function.arguments", "{}"))
-        function = {"name": name, "arguments": arguments}
-        calls.append({"id": keys.get(f"tool_calls.{index}.id"), "type": "function", "function": function})
-    raise AssertionError("count() has no end")
-
-
-def _numbered_tools(attributes: Mapping[str, Any]) -> list[Any]:
-    """The tools of a request as AgentOps and OpenLLMetry write them: `gen_ai.request.functions.0.name`, …"""
-    tools: list[Any] = []
-    for index in count():
-        at = next((f"{prefix}.{index}" for prefix in _FUNCTIONS if f"{prefix}.{index}.name" in attributes), None)
-        if at is None:
-            return tools
-        told = {key: attributes.get(f"{at}.{key}") for key in ("name", "description")}
-        told["parameters"] = _json(attributes.get(f"{at}.parameters"), None)
-        function = {key: value for key, value in told.items() if value is not None}
-        tools.append({"type": "function", "function": function})
-    raise AssertionError("count() has no end")
-
-
-def _json(text: Any, default: Any) -> Any:
-    try:
-        return json.loads(text) if isinstance(text, str) else default
-    except ValueError:
-        return default
+def _several(content: Any, part: Mapping[str, Any]) -> list[Any]:
+    """A content with one more part, in the form of chat completions: text and images."""
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}] if content else []
+    if part.get("type") == "text":
+        return [*parts, {"type": "text", "text": part.get("content") or ""}]
+    image = part.get("image_url", {"url": part.get("uri")})
+    return [*parts, {"type": "image_url", "image_url": image if isinstance(image, dict) else {"url": image}}]
 
 
 def _first(attributes: Mapping[str, Any], names: Sequence[str]) -> Sequence[int] | None:

@@ -113,6 +113,8 @@ def _of_tool_span(span: Span) -> ToolOutcome | None:
         name, output = a.get("gen_ai.tool.name", span.name), a.get("gen_ai.tool.call.result")
     elif a.get("openinference.span.kind") == "TOOL":
         name, output = a.get("tool.name", span.name), a.get("output.value")
+    elif a.get("agentops.span.kind") == "tool" and "tool.call.id" in a and "agentops.entity.output" not in a:
+        return None  # AgentOps' way to say that a model asked for it
     elif a.get("agentops.span.kind") == "tool":
         name, output = a.get("tool.name", a.get("operation.name", span.name)), a.get("agentops.entity.output")
     elif span.name == OPERATION:

@@ -34,8 +34,10 @@ class PolicySpec:
         return {name: pattern for name, pattern in given.items() if pattern is not None}
 
 
-def with_trained_agents(spec: PolicySpec, pattern: str | None) -> PolicySpec:
-    """The policy trained on the agents that an agent's own `trained_agents` names; None: as it is.
+def with_trained_agents(
+    spec: PolicySpec, pattern: str | None, said: str = "The agent says trained_agents"
+) -> PolicySpec:
+    """The policy trained on the agents that a pattern names, as `said`; None: as it is.
 
     Raises ConfigError where the settings name others.
     """
@@ -43,7 +45,7 @@ def with_trained_agents(spec: PolicySpec, pattern: str | None) -> PolicySpec:
         return spec
     if spec.calls.train_agents not in (None, pattern):
         raise ConfigError(
-            f"The agent says trained_agents={pattern!r}, the algorithm says train_agents={spec.calls.train_agents!r}. "
+            f"{said}={pattern!r}, the algorithm or the agent says train_agents={spec.calls.train_agents!r}. "
             "Give only one of them."
         )
     return replace(spec, calls=replace(spec.calls, train_agents=pattern))

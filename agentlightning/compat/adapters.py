@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Generic, TypedDict, TypeVar
 
+from agentlightning.errors import ConfigError
 from agentlightning.types import Span, Triplet
 
 From = TypeVar("From")
@@ -35,7 +36,7 @@ class TraceToTripletBase(TraceAdapter[list[Triplet]]):
 
 
 class RewardMatchPolicy(StrEnum):
-    """How rewards found their model calls. Today a reward names the response it is for, or belongs to the last one."""
+    """How rewards that name no response find their model calls: `TracerTraceToTriplet(reward_match=…)`."""
 
     FIRST_OCCURRENCE = "first_occurrence"
     FIRST_SIBLING = "first_sibling"
@@ -51,3 +52,12 @@ class OpenAIMessages(TypedDict, total=False):
 def adapt(self: Any, source: Any, /) -> Any:
     """Adapters could be called."""
     return self.adapt(source)
+
+
+def skip_empty_token_spans(arguments: dict[str, Any], value: bool) -> None:
+    """`_skip_empty_token_spans=True` is refused: silence about calls without tokens hides that none is trained."""
+    if value:
+        raise ConfigError(
+            "_skip_empty_token_spans=True: calls whose tokens nobody recorded are given with their texts. Leave out "
+            "those that you do not want: [t for t in triplets if t.response.get('token_ids')]."
+        )

@@ -12,7 +12,6 @@ _MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
 _RETRIES = "retry_seconds= is how long it tries again in all"
 _SERVED = "servers run inside the event loop that starts them"
 _ALL_TASKS = "it runs all the tasks that it is given, once"
-_REWARDS = "a reward names its response, or belongs to the last call"
 
 ARGUMENTS = (
     Old("agentlightning.emitter.emit:emit_annotation(annotation=)", "attributes"),
@@ -28,20 +27,9 @@ ARGUMENTS = (
         "an operation outside a rollout is recorded nowhere anyway",
     ),
     Old(
-        "agentlightning.adapter.triplets:TracerTraceToTriplet(repair_hierarchy=)",
-        "",
-        "calls are joined by their response ids",
-    ),
-    Old(
-        "agentlightning.adapter.triplets:TracerTraceToTriplet(exclude_llm_call_in_reward=)",
-        "",
-        "calls of a judge have another model's name",
-    ),
-    Old("agentlightning.adapter.triplets:TracerTraceToTriplet(reward_match=)", "", _REWARDS),
-    Old(
         "agentlightning.adapter.triplets:TracerTraceToTriplet(_skip_empty_token_spans=)",
-        "",
-        "token ids come from the gateway",
+        "agentlightning.compat.adapters:skip_empty_token_spans",
+        'leave out triplets without response["token_ids"] yourself',
     ),
     Old("agentlightning.runner.runner:LitAgentRunner(poll_interval=)", "", _LOOP),
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),

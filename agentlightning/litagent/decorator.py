@@ -10,7 +10,7 @@ from typing import Any, overload
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
-from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, Resource
+from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource
 
 Function = Callable[..., Any]
 
@@ -25,8 +25,9 @@ class FunctionAgent(LitAgent[Any]):
     the rollout; any other name is looked up in the resources.
     """
 
-    def __init__(self, function: Function, *, trained_agents: str | None = None) -> None:
+    def __init__(self, function: Function, *, trained_agents: str | None = None, strip_proxy: bool = True) -> None:
         super().__init__(trained_agents=trained_agents)
+        self._strips = strip_proxy
         if not callable(function):
             raise ConfigError(f"An agent is a function of a task, not {function!r:.60}: @agl.rollout is for a def.")
         self.function = function
@@ -54,7 +55,14 @@ class FunctionAgent(LitAgent[Any]):
 
     def _arguments(self, resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Any]:
         special = {"rollout": rollout, "resources": resources}
-        return {name: special[name] if name in special else self._resource(name, resources) for name in self._wanted}
+        found = {name: special[name] if name in special else self._resource(name, resources) for name in self._wanted}
+        return {name: self._of_attempt(value, rollout) for name, value in found.items()}
+
+    def _of_attempt(self, value: Any, rollout: AttemptedRollout) -> Any:
+        """An endpoint that does not name its attempt yet, as one that does; runners bind endpoints before."""
+        if not self._strips or not isinstance(value, ProxyLLM):
+            return value
+        return value.for_attempt(rollout.rollout_id, rollout.attempt.attempt_id, value.api_key)
 
     def _resource(self, name: str, resources: NamedResources) -> Resource:
         if name in resources:
@@ -127,9 +135,19 @@ def rollout(function: Function | None = None, *, trained_agents: str | None = No
     return FunctionAgent(function, trained_agents=trained_agents)
 
 
-def llm_rollout(function: Function) -> FunctionAgent:
-    """`rollout` for a function of `(task, llm)`; refuses one that has no `llm`."""
-    return _requiring("llm", function)
+@overload
+def llm_rollout(function: Function) -> FunctionAgent: ...
+@overload
+def llm_rollout(*, strip_proxy: bool = True) -> Callable[[Function], FunctionAgent]: ...
+def llm_rollout(function: Function | None = None, *, strip_proxy: bool = True) -> Any:
+    """`rollout` for a function of `(task, llm)`; refuses one that has no `llm`.
+
+    `strip_proxy=False` leaves a `ProxyLLM` as it is, for functions that ask it for `get_base_url(rollout_id,
+    attempt_id)` themselves. Runners give every agent the endpoint of its attempt, whatever is said here.
+    """
+    if function is None:
+        return functools.partial(_requiring, "llm", strip_proxy=strip_proxy)
+    return _requiring("llm", function, strip_proxy=strip_proxy)
 
 
 def prompt_rollout(function: Function) -> FunctionAgent:
@@ -137,7 +155,7 @@ def prompt_rollout(function: Function) -> FunctionAgent:
     return _requiring("prompt_template", function)
 
 
-def _requiring(name: str, function: Function) -> FunctionAgent:
+def _requiring(name: str, function: Function, *, strip_proxy: bool = True) -> FunctionAgent:
     if name not in inspect.signature(function).parameters:
         raise ConfigError(f"The agent {_name(function)} has no parameter '{name}'.")
-    return FunctionAgent(function)
+    return FunctionAgent(function, strip_proxy=strip_proxy)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
@@ -37,6 +39,34 @@ def check_parts(**parts: object) -> None:
         if value is not None and not isinstance(value, kind):
             shown = value.__name__ if isinstance(value, type) else repr(value)
             raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")
+
+
+def check_adapter(adapter: object, algorithm: Algorithm) -> None:
+    """Raises ConfigError for an adapter that would have no effect: what trains a model reads the gateway's calls."""
+    if adapter is None or not isinstance(algorithm, TrainingSettings):
+        return
+    name, kind = type(algorithm).__name__, type(adapter)
+    if not isinstance(adapter, TracerTraceToTriplet) or type(adapter).adapt not in _ADAPTS:
+        raise ConfigError(
+            f"{name} learns from the gateway's calls and reads no spans, so adapter={kind.__name__}(…) would have no "
+            "effect. Leave it out. Let the agent return its triplets, or give rewards to calls with credit=."
+        )
+    if adapter.reward_match == "first_sibling":
+        raise ConfigError(
+            f"{name} shares rewards out itself, so reward_match='first_sibling' would have no effect. Leave it out; "
+            f"{name}(credit=…) says which calls a reward goes to."
+        )
+
+
+def check_proxy(llm_proxy: object, algorithm: Algorithm) -> None:
+    """Raises ConfigError for a gateway beside the one of an algorithm that serves its own model."""
+    if llm_proxy is not None and algorithm.policy is not None:
+        raise ConfigError(
+            f"{type(algorithm).__name__} serves its own model: leave llm_proxy out, and give port= to the trainer."
+        )
+
+
+_ADAPTS = (TracerTraceToTriplet.adapt, LlmProxyTraceToTriplet.adapt)
 
 
 def check_whole_numbers(**given: object) -> None:

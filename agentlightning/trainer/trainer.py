@@ -53,9 +53,11 @@ from agentlightning.trainer.away import Away, away_runners
 from agentlightning.trainer.checks import (
     as_agent,
     as_tasks,
+    check_adapter,
     check_models,
     check_parts,
     check_places,
+    check_proxy,
     check_resources,
     check_whole_numbers,
     has_endpoints,
@@ -123,7 +125,8 @@ class Trainer(GivenByName):
             for what the environment can say about it.
         store: Where everything is recorded; None is a SQLite file in `run_dir`. A store that is given is not closed.
         tracer: Records what happens inside the agent.
-        adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`.
+        adapter: For algorithms that read spans: turns those of an attempt into data. None is `TracerTraceToTriplet`,
+            whose `agent_match` is `train_agents` for algorithms that train a model.
         llm_proxy: A gateway of your own, for algorithms that train no model; it is started and stopped here.
         initial_resources: Resources by name, beside the policy's endpoint `llm`. An `LLM` among them is asked through
             the gateway, as one of `models` is (directly, where `llm_proxy` is given).
@@ -184,12 +187,10 @@ class Trainer(GivenByName):
         self.concurrency = concurrency
         self.store = store
         self.tracer = tracer or OtelTracer()
+        check_adapter(adapter, self.algorithm)
         self.adapter = adapter or TracerTraceToTriplet()
         self.llm_proxy = llm_proxy
-        if llm_proxy is not None and self.algorithm.policy is not None:
-            raise ConfigError(
-                f"{type(self.algorithm).__name__} serves its own model: leave llm_proxy out, and give port= here."
-            )
+        check_proxy(llm_proxy, self.algorithm)
         self.initial_resources: NamedResources = dict(initial_resources or {})
         self.models = dict(models or {})
         self.dialects = tuple(dialects)
@@ -488,6 +489,8 @@ class Trainer(GivenByName):
     def _spec(self) -> PolicySpec | None:
         """The algorithm's policy, trained on what the agent says; a resumed run begins with its checkpoint."""
         spec = self.algorithm.policy and with_trained_agents(self.algorithm.policy, self._trained_agents)
+        if spec is not None and (matched := getattr(self.adapter, "agent_match", None)):
+            spec = with_trained_agents(spec, matched, "The adapter says agent_match")
         if spec is None or self.resume_from is None:
             return spec
         weights = model_path(self.resume_from)

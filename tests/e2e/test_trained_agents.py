@@ -53,22 +53,39 @@ AGENTS: dict[str, Any] = {
 }
 
 
+ADAPTERS: dict[str, Any] = {
+    "adapter": agl.TracerTraceToTriplet(agent_match="^white$"),
+    "described adapter": {"agent_match": "^white$"},
+}
+
 TURNS: dict[Any, Any] = defaultdict(itertools.count)
 """By group: every other sibling wins."""
 
 
-async def fit(tmp_path: Path, agent: Any, store: InMemoryLightningStore, **settings: Any) -> list[dict[str, Any]]:
-    algorithm = agl.GRPO(**SETTINGS, steps=1, **settings)
-    trainer = agl.Trainer(algorithm=algorithm, store=store, run_dir=tmp_path / "run", console=SilentConsole())
+async def fit(
+    tmp_path: Path, agent: Any, store: InMemoryLightningStore, adapter: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    trainer = agl.Trainer(
+        algorithm=agl.GRPO(**SETTINGS, steps=1, **settings),
+        store=store,
+        run_dir=tmp_path / "run",
+        console=SilentConsole(),
+        adapter=adapter,
+    )
     await trainer.fit_async(agent, ["a", "b"], ["c", "d"])
     return read_metrics(tmp_path / "run" / "metrics.jsonl")
 
 
-@pytest.mark.parametrize("by", [*(pytest.param(name, marks=pytest.mark.slow) for name in AGENTS), "settings"])
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in (*AGENTS, "adapter", "settings")]
+
+
+@pytest.mark.parametrize("by", [*SLOW, "described adapter"])
 async def test_gradients_are_of_one_agent_only(tmp_path: Path, by: str) -> None:
     store = InMemoryLightningStore()
     if by in AGENTS:
         first, step = await fit(tmp_path, AGENTS[by](), store)
+    elif by in ADAPTERS:
+        first, step = await fit(tmp_path, agl.rollout(game), store, ADAPTERS[by])
     else:
         first, step = await fit(tmp_path, agl.rollout(game), store, train_agents="^white$")
     ids = [r.rollout_id for r in await store.query_rollouts(limit=-1) if r.mode is agl.RolloutMode.TRAIN]
@@ -85,6 +102,8 @@ async def test_a_pattern_that_matches_nobody_is_named(tmp_path: Path) -> None:
     store = InMemoryLightningStore()
     with pytest.raises(AgentError, match=r"train_agents='judge' chooses none .* 'black', 'white'"):
         await fit(tmp_path, agl.rollout(trained_agents="judge")(game), store)
+    with pytest.raises(AgentError, match=r"train_agents='judge' chooses none"):
+        await fit(tmp_path / "adapter", agl.rollout(game), store, {"agent_match": "judge"})
     await store.close()
 
 
@@ -92,6 +111,8 @@ async def test_two_words_for_it_that_differ_are_refused(tmp_path: Path) -> None:
     store = InMemoryLightningStore()
     with pytest.raises(ConfigError, match="Give only one"):
         await fit(tmp_path, agl.rollout(trained_agents="white")(game), store, train_agents="black")
+    with pytest.raises(ConfigError, match="The adapter says agent_match='black'"):
+        await fit(tmp_path, agl.rollout(trained_agents="white")(game), store, {"agent_match": "black"})
     with pytest.raises(ConfigError, match="no regular expression"):
         agl.rollout(trained_agents="(")(game)
     await store.close()

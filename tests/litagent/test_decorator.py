@@ -78,3 +78,18 @@ def test_a_class_is_run_by_the_methods_it_overrides() -> None:
     assert Async().is_async()
     with pytest.raises(NotImplementedError, match="neither"):
         agl.LitAgent().rollout(1, {}, ROLLOUT)
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_an_endpoint_names_its_attempt_unless_it_is_asked_to_stay_as_it_is(strips: bool) -> None:
+    proxy = agl.ProxyLLM(endpoint="http://127.0.0.1/v1", model="m")
+
+    @agl.llm_rollout(strip_proxy=strips)
+    def agent(task: int, llm: agl.LLM) -> Any:
+        return llm
+
+    given: Any = agent.rollout(1, {"main_llm": proxy}, ROLLOUT)
+    of_attempt = "http://127.0.0.1/rollout/r/attempt/a/v1"
+    assert given.get_base_url("r", "a") == of_attempt
+    assert (type(given), given.endpoint) == ((agl.LLM, of_attempt) if strips else (agl.ProxyLLM, proxy.endpoint))
+    assert agl.llm_rollout(lambda task, llm: llm).rollout(1, {"main_llm": proxy}, ROLLOUT) != proxy

@@ -114,3 +114,17 @@ def test_an_error_shows_the_way_to_fit_and_no_further(tmp_path: Path) -> None:
     functions = [frame.name for frame in traceback.extract_tb(error.value.__traceback__)]
     assert functions == ["test_an_error_shows_the_way_to_fit_and_no_further", "call", "fit"]  # `explained`'s, and fit
     assert error.value.__suppress_context__
+
+
+class Own(agl.TracerTraceToTriplet):
+    def adapt(self, spans: Any, calls: Any = ()) -> list[agl.Triplet]:
+        return []
+
+
+@pytest.mark.parametrize(
+    "adapter", [Own(), agl.TraceToMessages(), agl.TracerTraceToTriplet(reward_match="first_sibling"), object()]
+)
+def test_an_adapter_that_nothing_would_read_is_refused(adapter: Any) -> None:
+    with pytest.raises(agl.ConfigError, match="no effect"):
+        agl.Trainer(algorithm=agl.GRPO(model="calc"), adapter=adapter)
+    assert agl.Trainer(algorithm=agl.Baseline(), adapter=adapter).adapter is adapter, "there it is read"
