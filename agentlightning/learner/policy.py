@@ -130,7 +130,9 @@ class Policy:
 
     def take_up(self, directory: str, version: int | None = None) -> None:
         """Compute with the weights in a directory from now on, an adapter with those of an adapter. Raises ModelError
-        where there are none that fit."""
+        where there are none, or none that fit."""
+        if not Path(directory).is_dir():
+            raise ModelError(f"The weights in {directory} cannot be read: there is no such directory any more.")
         if self.adapters is not None:
             self.adapters.take_up(self.adapter, directory)
         elif self.peft is not None:
@@ -143,7 +145,9 @@ class Policy:
         try:
             weights = load_base(directory, self.model.dtype).state_dict()
             self.model.load_state_dict(weights)
-        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"The weights in {directory} cannot be read: {_first_line(error)}") from error
+        except (ValueError, KeyError, RuntimeError) as error:
             raise ModelError(f"The weights in {directory} do not fit '{self.path}': {_first_line(error)}") from error
 
     def export(self, path: str | Path) -> None:

@@ -30,7 +30,7 @@ from agentlightning.backend.embedded.backend import EmbeddedBackend, settings_of
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.fleet import first_end
-from agentlightning.backend.ray.carry import Weights, carried, is_folder
+from agentlightning.backend.ray.carry import Models, Weights, is_folder, one_per_machine
 from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
 from agentlightning.backend.ray.engine import RayEngine
 from agentlightning.backend.ray.engines import Engines
@@ -61,7 +61,8 @@ class RayBackend(EmbeddedBackend):
         self._settings = settings_of(spec)
         if self._options.on_verl:
             refuse_for_verl(spec, self._options)
-        self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(4)}")
+        self._folder = str(Path(tempfile.gettempdir()) / f"agl-ray-{secrets.token_hex(8)}")
+        self._models = Models(self._folder)
         self._numbers = itertools.count()
         self._stack = AsyncExitStack()
         self._gpus_per_rank = self._gpus_per_engine = 0.0
@@ -107,7 +108,7 @@ class RayBackend(EmbeddedBackend):
         stack.push_async_callback(self._clean_up, self._learners)
         beside = await self._beside_workers(stack, placement) if on_verl else []
         settings = msgspec.structs.replace(
-            await carried(self._settings, self._learners, self._folder, beside=beside),
+            await self._models.carried(self._settings, self._learners, beside=beside),
             max_context=MIN_CONTEXT,
             max_concurrency=1,
             learning_threads=max(1, int(self._options.cpus_per_rank)) * len(self._learners),
@@ -156,7 +157,7 @@ class RayBackend(EmbeddedBackend):
     async def _start_sampling(self, stack: AsyncExitStack, placement: Placement, info: EngineInfo) -> None:
         """Engines with the learner's weights."""
         spec, options = self._spec, self._options
-        weights = Weights(self._export, self._learners[0], self._folder)
+        weights = Weights(self._export, self._learners[0], self._models)
         first = spec.ranks + options.on_verl
 
         async def place(kind: type[Host], number: int) -> Placed:
@@ -190,7 +191,7 @@ class RayBackend(EmbeddedBackend):
         return version
 
     async def take_up(self, policy: str, uri: str) -> None:
-        name = f"{policy}-{next(self._numbers)}"
+        name = f"taken-up-{next(self._numbers)}"
         await self._spread(uri, name, self._learners[:1])
         await self.learner(policy).take_up(self._there(name))
         await self.sampling.publish(policy, (await self.learner(policy).info()).version)
@@ -222,8 +223,7 @@ class RayBackend(EmbeddedBackend):
         import ray  # pyright: ignore[reportMissingImports]
 
         packed = ray.put(await asyncio.to_thread(pack, Path(path)))
-        machines = {host.address.host: host for host in hosts}
-        await asyncio.gather(*(host.ask("unpack", packed, name) for host in machines.values()))
+        await asyncio.gather(*(host.ask("unpack", packed, name) for host in one_per_machine(hosts)))
 
     def _there(self, name: str) -> str:
         return str(Path(self._folder) / name)

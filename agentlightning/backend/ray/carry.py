@@ -1,4 +1,8 @@
-"""What goes to the machines of a cluster: models that are not there, or are others, and the weights after each step."""
+"""What goes to the machines of a cluster: models that are not there, or are others, and the weights after each step.
+
+A folder is written once on each machine, under a name that says what is in it, and all processes there read the same
+one. Which processes share a machine's folders they find out themselves: see `Host.listen`.
+"""
 
 # Where Ray is not installed, pyright takes the folder of this file for it.
 # pyright: reportAttributeAccessIssue=false
@@ -6,101 +10,186 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import msgspec
 
 from agentlightning.backend.embedded.protocol import Settings
-from agentlightning.backend.ray.folder import base_of, checksums, pack
+from agentlightning.backend.ray.folder import base_of, checksums, digest_of, pack
 from agentlightning.backend.ray.server import Placed
 from agentlightning.errors import AgentLightningError
 from agentlightning.models import resolve_model
 
+Found = TypeVar("Found")
 
-async def carried(
-    settings: Settings, hosts: Sequence[Placed], folder: str, *, beside: Sequence[Placed] = ()
-) -> Settings:
-    """The settings with paths that all these hosts' machines have, and of the model also those of the hosts `beside`.
-    `folder` is where carried models are; a name of the hub stays as it is, each machine loads that itself."""
-
-    async def moved(path: str) -> str:
-        return await carried_folder(path, hosts, folder)
-
-    reference = settings.learner.reference
-    return msgspec.structs.replace(
-        settings,
-        model=await carried_folder(settings.model, [*hosts, *beside], folder),
-        policies={alias: path and await moved(path) for alias, path in settings.policies.items()},
-        learner=msgspec.structs.replace(settings.learner, reference=reference and await moved(reference)),
-    )
+_REMOVE_SECONDS = 10.0
+"""A host that has not removed a folder by then is taken to be gone."""
 
 
-async def carried_folder(path: str, hosts: Sequence[Placed], folder: str) -> str:
-    """The same for one path, and for the model that an adapter in it stands on."""
-    if not is_folder(path):
-        return path
-    machines = list({host.address.host: host for host in hosts}.values())
-    base = base_of(Path(path))
-    base_there = None if base is None else await carried_folder(resolve_model(base), hosts, folder)
-    sums = await asyncio.to_thread(checksums, Path(path))
-    there = await asyncio.gather(*(machine.ask("has", path, sums) for machine in machines))
-    if all(there) and base_there in (None, base):
-        return path
-    return await _carry(path, machines, folder, base_there)
+class Models:
+    """The models of one run on the machines: brought where they are not."""
+
+    def __init__(self, folder: str) -> None:
+        """`folder` is where carried models are, on each machine."""
+        self.folder = folder
+        self._packed: WeakValueDictionary[str, _InStore] = WeakValueDictionary()
+        """By path, as long as somebody is being given it."""
+        self._known: dict[tuple[str, str], Any] = {}
+        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def carried(self, settings: Settings, hosts: Sequence[Placed], *, beside: Sequence[Placed] = ()) -> Settings:
+        """The settings with paths that all these hosts' machines have, and of the model also those of the hosts
+        `beside`. A name of the hub stays as it is, each machine loads that itself."""
+
+        async def moved(path: str) -> str:
+            return await self.path(path, hosts)
+
+        reference = settings.learner.reference
+        return msgspec.structs.replace(
+            settings,
+            model=await self.path(settings.model, [*hosts, *beside]),
+            policies={alias: path and await moved(path) for alias, path in settings.policies.items()},
+            learner=msgspec.structs.replace(settings.learner, reference=reference and await moved(reference)),
+        )
+
+    async def path(self, path: str, hosts: Sequence[Placed]) -> str:
+        """Where all these hosts' machines have one folder, and the model that an adapter in it stands on."""
+        if not is_folder(path):
+            return path
+        machines = one_per_machine(hosts)
+        base = base_of(Path(path))
+        base_there = None if base is None else await self.path(resolve_model(base), hosts)
+        sums = await self._once(path, "", lambda: asyncio.to_thread(checksums, Path(path)))
+        there = await asyncio.gather(
+            *(self._once(path, host.machine, lambda host=host: host.ask("has", path, sums)) for host in machines)
+        )
+        if all(there) and base_there in (None, base):
+            return path
+        name = f"model-{digest_of({**sums, 'base': base_there or ''})}"
+        held = await self._in_store(path)
+        await asyncio.gather(*(self._write(host, held, name, base_there) for host in machines))
+        return str(Path(self.folder) / name)
+
+    async def _once(self, path: str, machine: str, find: Callable[[], Awaitable[Found]]) -> Found:
+        """What is found out about a path on a machine; those who ask at the same time wait for the first."""
+        async with self._locks[path, machine]:
+            if (path, machine) not in self._known:
+                self._known[path, machine] = await find()
+            return self._known[path, machine]
+
+    async def _in_store(self, path: str) -> _InStore:
+        async with self._locks[path, "store"]:
+            if (held := self._packed.get(path)) is None:
+                import ray  # pyright: ignore[reportMissingImports]
+
+                held = self._packed[path] = _InStore(ray.put(await asyncio.to_thread(pack, Path(path))))
+            return held
+
+    async def _write(self, host: Placed, held: _InStore, name: str, base: str | None) -> None:
+        async with self._locks[name, host.machine]:
+            await host.ask("unpack", held.reference, name, base)
 
 
-def is_folder(path: str) -> bool:
-    return Path(path).is_dir()
+class _InStore:
+    """A folder in Ray's object store."""
 
-
-async def _carry(path: str, machines: Sequence[Placed], folder: str, base: str | None) -> str:
-    import ray  # pyright: ignore[reportMissingImports]
-
-    name = f"model-{zlib.crc32(path.encode()):08x}"
-    packed = ray.put(await asyncio.to_thread(pack, Path(path)))
-    await asyncio.gather(*(machine.ask("unpack", packed, name, base) for machine in machines))
-    return str(Path(folder) / name)
+    def __init__(self, reference: Any) -> None:
+        self.reference = reference
 
 
 class Weights:
-    """Weights of the learner in Ray's object store, under names, from where every machine can take them."""
+    """Weights of the learner in Ray's object store, under names, from where every machine can take them.
 
-    def __init__(self, export: Callable[[str, str], Awaitable[None]], learner: Placed, folder: str) -> None:
+    A machine's copy is written by the first of its hosts that is given them, and removed when the last one has read it.
+    """
+
+    def __init__(self, export: Callable[[str, str], Awaitable[None]], learner: Placed, models: Models) -> None:
         """`export` has the learner write those of a policy into a directory on its machine."""
-        self.folder = folder
-        """Of the same name on every machine."""
+        self.models = models
+        self._folder = models.folder
         self._export = export
         self._learner = learner
         self._packed: dict[str, Any] = {}
-        self._given: dict[tuple[str, str, int], tuple[Placed, str]] = {}
-        """By name, machine and process that has them: the host, and where it has them."""
+        self._written: dict[tuple[str, str], str] = {}
+        """By name and machine, where they are."""
+        self._readers: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
+        """By name and machine, the processes that have not read them yet."""
+        self._hosts: defaultdict[str, dict[int, Placed]] = defaultdict(dict)
+        """By machine and process, who can remove files there."""
+        self._locks: defaultdict[tuple[str, str], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def put(self, policy: str, name: str, *, summed: bool = False) -> dict[str, int]:
         """`summed`: the checksums of its tensors."""
-        await self._export(policy, str(Path(self.folder) / name))
+        await self._export(policy, str(Path(self._folder) / name))
         sums = await self._learner.ask("sums", name) if summed else {}
         self._packed[name] = self._learner.actor.pack.remote(name)
         return sums
 
+    def expect(self, name: str, hosts: Iterable[Placed]) -> None:
+        """These will all be given them: a machine's copy stays until they have read it."""
+        for host in hosts:
+            self._readers[name, host.machine].add(host.pid)
+            self._hosts[host.machine][host.pid] = host
+
     async def give_to(self, host: Placed, name: str) -> str:
-        """Where a host has them, brought there if they were not yet. Raises BackendDied where it is gone."""
-        key = name, host.address.host, host.pid
-        if key not in self._given:
-            self._given[key] = host, await host.ask("take", self._packed[name], name)
-        return self._given[key][1]
+        """Where a host has them, brought to its machine if they were not yet. Raises BackendDied where it is gone,
+        ModelError where they came damaged."""
+        self.expect(name, [host])
+        key = name, host.machine
+        async with self._locks[key]:
+            if key not in self._written:
+                self._written[key] = await host.ask("take", self._packed[name], name)
+            return self._written[key]
 
     async def take_from(self, host: Placed, name: str) -> None:
-        """Raises BackendDied where the host is gone."""
-        if self._given.pop((name, host.address.host, host.pid), None) is not None:
-            await host.ask("drop", name)
+        """The host reads them no more."""
+        key = name, host.machine
+        self._readers[key].discard(host.pid)
+        if not self._readers[key]:
+            await self._remove(key)
+
+    async def look_again(self, host: Placed, name: str) -> None:
+        """What this host was given could not be read: it is compared, and written again if need be, when it is given
+        the next time."""
+        async with self._locks[name, host.machine]:
+            self._written.pop((name, host.machine), None)
+
+    async def leave(self, host: Placed) -> None:
+        """The host is gone, or will be: what it was the last to read is removed by another one of its machine."""
+        self._hosts[host.machine].pop(host.pid, None)
+        for name, machine in [key for key, readers in self._readers.items() if host.pid in readers]:
+            if machine == host.machine:
+                await self.take_from(host, name)
 
     async def forget(self, name: str) -> None:
         """Nobody will be given them again."""
         self._packed.pop(name, None)
-        for host in [host for (given, _, _), (host, _) in self._given.items() if given == name]:
-            with suppress(AgentLightningError):
-                await self.take_from(host, name)
+        for key in [key for key in self._readers if key[0] == name]:
+            await self._remove(key)
+
+    async def _remove(self, key: tuple[str, str]) -> None:
+        """By the first host of that machine that answers."""
+        async with self._locks[key]:
+            self._readers.pop(key, None)
+            path = self._written.pop(key, None)
+            for pid, host in list(self._hosts[key[1]].items()) if path is not None else ():
+                try:
+                    async with asyncio.timeout(_REMOVE_SECONDS):
+                        await host.ask("drop", path)
+                    break
+                except (AgentLightningError, TimeoutError):
+                    self._hosts[key[1]].pop(pid, None)
+        self._locks.pop(key, None)
+
+
+def one_per_machine(hosts: Iterable[Placed]) -> list[Placed]:
+    """Of those that share a machine's files, the last."""
+    return list({host.machine: host for host in hosts}.values())
+
+
+def is_folder(path: str) -> bool:
+    return Path(path).is_dir()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ logger = logging.getLogger(__name__)
 
 LOCAL = "local"
 LOOPBACK = "127.0.0.1"
+
+_lock = threading.Lock()
+_users = 0
+"""Of the connection that was made here: runs side by side in this process share it, and the last one ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,25 +109,45 @@ async def connected(options: RayOptions, *, cpus: float) -> AsyncIterator[Cluste
     """The cluster that the options name, or one of this machine that has so many CPUs to count; one that this process
     is connected to already is taken as it is. Raises ConfigError without Ray, EngineError where there is no cluster."""
     require_ray()
-    import ray  # pyright: ignore[reportMissingImports]
-
     address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
-    if ray.is_initialized():
-        yield Cluster(LOOPBACK if address == LOCAL and len(_machines()) == 1 else this_machine())
-        return
     if address.startswith("ray://"):
         raise ConfigError(
             f"The trainer cannot use {address}: engines, learner and runners talk to it, so it must run on a machine "
             "of the cluster. Start it there with address='auto', for example with `ray job submit`."
         )
     try:
-        await asyncio.to_thread(_connect, address, options, cpus)
+        ours = await asyncio.to_thread(_join, address, options, cpus)
     except (ConnectionError, OSError, ValueError, RuntimeError) as error:
         raise EngineError(f"There is no Ray cluster at '{address}': {error}") from error
     try:
-        yield Cluster(LOOPBACK if address == LOCAL else this_machine())
+        yield Cluster(LOOPBACK if address == LOCAL and len(_machines()) == 1 else this_machine())
     finally:
-        await asyncio.to_thread(ray.shutdown)
+        if ours:
+            await asyncio.to_thread(_leave)
+
+
+def _join(address: str, options: RayOptions, cpus: float) -> bool:
+    """Connect, unless this process is connected; whether it is by a connection of ours."""
+    global _users
+    import ray  # pyright: ignore[reportMissingImports]
+
+    with _lock:
+        if ray.is_initialized() and not _users:
+            return False
+        if not _users:
+            _connect(address, options, cpus)
+        _users += 1
+        return True
+
+
+def _leave() -> None:
+    global _users
+    import ray  # pyright: ignore[reportMissingImports]
+
+    with _lock:
+        _users -= 1
+        if not _users:
+            ray.shutdown()
 
 
 def _connect(address: str, options: RayOptions, cpus: float) -> None:

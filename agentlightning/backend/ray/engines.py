@@ -16,16 +16,21 @@ from agentlightning.backend.counters import Counters
 from agentlightning.backend.embedded.client import ModelProcess
 from agentlightning.backend.embedded.protocol import Pause, Reseed, Resume, Settings
 from agentlightning.backend.fleet import Fleet
-from agentlightning.backend.ray.carry import Weights, carried
+from agentlightning.backend.ray.carry import Weights
 from agentlightning.backend.ray.engine import RayEngine, Sampling
 from agentlightning.backend.ray.host import EngineProcess, Host
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.sampler import Sampler
 from agentlightning.backend.ray.server import Placed, RayServer
 from agentlightning.backend.seeds import Seeds
-from agentlightning.errors import BackendDied
+from agentlightning.errors import AgentLightningError, BackendDied, message_of
 
 logger = logging.getLogger(__name__)
+
+_TRIES = 3
+"""How often an engine is given the same weights, before it is replaced."""
+_PAUSE_SECONDS = 0.5
+"""Before the second try; twice as long before the third."""
 
 Place = Callable[[type[Host], int], Awaitable[Placed]]
 """Starts the host of the engine with this number."""
@@ -71,11 +76,12 @@ class Engines:
                 host.end()
                 raise
 
-        return Sampler(f"engine {number}", launch, self._bring_all, restarts=self._options.restarts)
+        bring, leave = self._bring_all, self._weights.leave
+        return Sampler(f"engine {number}", launch, bring, leave, restarts=self._options.restarts)
 
     async def _start_engine(self, host: Placed) -> ModelProcess:
         settings = msgspec.structs.replace(
-            await carried(self._settings, [host], self._weights.folder),
+            await self._weights.models.carried(self._settings, [host]),
             learns=False,
             ranks=1,
             tensor_parallel=1,
@@ -97,20 +103,22 @@ class Engines:
     async def publish(self, policy: str, version: int) -> None:
         """Sample from the learner's weights. An engine that is lost meanwhile gets them when it is back."""
         async with self._lock:
-            await self._put(policy, version)
+            name = await self._put(policy, version)
             ready = self.fleet.ready
-            lost = await asyncio.gather(*(self._brought(sampler, policy) for sampler in ready))
-            if ready and all(lost):
+            self._weights.expect(name, [sampler.host for sampler in ready if sampler.host is not None])
+            taken = await asyncio.gather(*(self._brought(sampler, policy) for sampler in ready))
+            if ready and not any(taken):
                 logger.warning("No engine took the weights that were published; those that start again get them.")
             self._engines[policy].version = version
 
-    async def _put(self, policy: str, version: int) -> None:
-        """What was there before is let go."""
+    async def _put(self, policy: str, version: int) -> str:
+        """Their name. What was there before is let go."""
         name = f"{policy}-{next(self._numbers)}"
         await self._weights.put(policy, name)
         if policy in self._current:
             await self._weights.forget(self._current[policy][0])
         self._current[policy] = name, version
+        return name
 
     async def _bring_all(self, sampler: Sampler) -> None:
         async with self._lock:
@@ -120,18 +128,41 @@ class Engines:
                 await sampler.process.call(self._spec.trained[0], Pause())
 
     async def _brought(self, sampler: Sampler, policy: str) -> bool:
-        """Whether it was lost on the way."""
+        """Whether it samples from them now. One that does not is replaced, and begins with them."""
+        host = sampler.host
         try:
             await self._bring(sampler, policy)
-        except BackendDied:
-            sampler.ready.clear()
-            return True
-        return False
+        except BackendDied as error:
+            logger.info("%s is without the weights that were published: %s", sampler.name, error)
+            sampler.replace(host, str(error))
+            return False
+        if host is sampler.host:
+            sampler.ready.set()
+        return True
 
     async def _bring(self, sampler: Sampler, policy: str) -> None:
-        host, process = sampler.host, sampler.process
-        if host is None or process is None:
-            raise BackendDied(f"{sampler.name} has just ended.")
+        """Raises BackendDied where it is gone, or does not take them, however often it is tried."""
+        tried = 0
+        while True:
+            tried += 1
+            host, process = sampler.host, sampler.process
+            if host is None or process is None:
+                raise BackendDied(f"{sampler.name} has just ended.")
+            try:
+                async with asyncio.timeout(self._options.start_seconds):
+                    return await self._take_up(host, process, policy)
+            except BackendDied:
+                raise
+            except (AgentLightningError, TimeoutError) as error:
+                sampler.ready.clear()  # it may have taken a part of them
+                why = message_of(error) or f"It took more than {self._options.start_seconds:g} s."
+                if tried == _TRIES:
+                    raise BackendDied(f"{host} did not take the weights, in {tried} tries. {why}") from error
+                logger.info("%s did not take the weights; it is given them again. %s", host, why)
+                await self._weights.look_again(host, self._current[policy][0])
+            await asyncio.sleep(_PAUSE_SECONDS * tried)
+
+    async def _take_up(self, host: Placed, process: ModelProcess, policy: str) -> None:
         name, version = self._current[policy]
         path = await self._weights.give_to(host, name)
         await process.policy(policy).take_up(path, version)

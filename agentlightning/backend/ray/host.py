@@ -15,7 +15,8 @@ import socket
 from pathlib import Path
 
 from agentlightning.backend.ray.cluster import this_machine
-from agentlightning.backend.ray.folder import Packed, checksums, pack, set_base, unpack
+from agentlightning.backend.ray.folder import Packed, checksums, digest_of, pack, unpack_once
+from agentlightning.backend.ray.machine import machine_of
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
 
 WAIT_SECONDS = 300.0
@@ -34,15 +35,21 @@ class Host:
         self._key = secrets.token_hex(32)
         self._door: socket.socket | None = None
         self._folder = Path(folder)
+        self._weights = self._folder
+        """Where weights are that were published."""
 
     def __repr__(self) -> str:
         return self._name  # what Ray puts before each line that it prints
 
-    def listen(self, host: str | None = None) -> tuple[str, int, str, int]:
-        """Where it waits, what it must be shown first, and its process. None: at this machine's address."""
+    def listen(self, host: str | None = None) -> tuple[str, int, str, int, str]:
+        """Where it waits, what it must be shown first, its process, and its machine: the same word for all hosts that
+        see the same files. None: at this machine's address."""
         host = host or this_machine()
         self._door = socket.create_server((host, 0))
-        return host, self._door.getsockname()[1], self._key, os.getpid()
+        return host, self._door.getsockname()[1], self._key, os.getpid(), self._machine()
+
+    def _machine(self) -> str:
+        return machine_of(dict.fromkeys((self._folder, self._weights)))
 
     def serve(self) -> int:
         """Be a model process; 1 where the policies could not be loaded."""
@@ -72,22 +79,24 @@ class Host:
         return packed
 
     def unpack(self, packed: Packed, name: str, base: str | None = None) -> None:
-        """Write files into a folder of its own; an adapter in it stands on `base`."""
-        unpack(packed, self._folder / name)
-        if base is not None:
-            set_base(self._folder / name, base)
+        """Write files into a folder of its own, if they are not there; an adapter in it stands on `base`."""
+        unpack_once(packed, self._folder / name, base)
 
     def take(self, packed: Packed, name: str) -> str:
-        """Write weights where what lives here reads them; where that is. `drop` takes them away."""
-        self.unpack(packed, name)
-        return str(self._folder / name)
+        """Write weights where every process of this machine reads them; where that is. `drop` removes them."""
+        folder = self._weights / f"{name}-{digest_of(packed.checksums)}"
+        if folder.is_dir() and checksums(folder) != dict(packed.checksums):
+            shutil.rmtree(folder)
+        unpack_once(packed, folder)
+        return str(folder)
 
-    def drop(self, name: str) -> None:
-        self.remove(name)
+    def drop(self, path: str) -> None:
+        shutil.rmtree(path, ignore_errors=True)
 
-    def remove(self, name: str = "") -> None:
-        """A folder of its own, or all of them."""
-        shutil.rmtree(self._folder / name, ignore_errors=True)
+    def remove(self) -> None:
+        """All files of the run on this machine."""
+        for folder in {self._folder, self._weights}:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _accept(self) -> socket.socket:
         """The connection of whoever knows the key."""

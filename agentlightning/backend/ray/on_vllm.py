@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,10 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentlightning.backend.base import ModelSpec
-from agentlightning.backend.ray.carry import Weights, carried_folder
+from agentlightning.backend.ray.carry import Weights
 from agentlightning.backend.ray.cluster import this_machine
 from agentlightning.backend.ray.engines import Place
-from agentlightning.backend.ray.folder import Packed, unpack
 from agentlightning.backend.ray.host import Host
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.server import Placed
@@ -40,17 +38,15 @@ class VLLMServer(Host):
 
     def __init__(self, name: str, level: int, folder: str) -> None:
         super().__init__(name, level, folder)
-        self._memory = Path(shared_memory() or tempfile.gettempdir()) / f"{self._folder.name}-weights"
-        self._own = self._memory / str(os.getpid())
-        """Of all servers of the run on this machine, and of this one."""
+        self._weights = Path(shared_memory() or tempfile.gettempdir()) / f"{self._folder.name}-weights"
         self._address = ("", 0)
         self._process: ServerProcess | None = None
 
-    def listen(self, host: str | None = None) -> tuple[str, int, str, int]:
+    def listen(self, host: str | None = None) -> tuple[str, int, str, int, str]:
         """Where the server will be. The key comes with `start`."""
         host = host or this_machine()
         self._address = host, free_port(host)
-        return *self._address, "", os.getpid()
+        return *self._address, "", os.getpid(), self._machine()
 
     async def start(self, served: Served, options: ServerOptions, key: str) -> str:
         """Its log. Raises ConfigError where there is no vLLM on this machine."""
@@ -75,27 +71,14 @@ class VLLMServer(Host):
     async def stop(self) -> None:
         if self._process is not None:
             await self._process.stop()
-        await asyncio.to_thread(shutil.rmtree, self._own, ignore_errors=True)
-
-    def take(self, packed: Packed, name: str) -> str:
-        """See `Host.take`; in shared memory."""
-        unpack(packed, self._own / name)
-        return str(self._own / name)
-
-    def drop(self, name: str) -> None:
-        shutil.rmtree(self._own / name, ignore_errors=True)
-
-    def remove(self, name: str = "") -> None:
-        super().remove(name)
-        if not name:
-            shutil.rmtree(self._memory, ignore_errors=True)
 
 
 class PlacedServer:
     """A `Server`, with the actor that has it."""
 
-    def __init__(self, host: Placed, log: str) -> None:
+    def __init__(self, host: Placed, log: str, weights: Weights) -> None:
         self.host = host
+        self._weights = weights
         self.log = Path(log)
         self.ended: asyncio.Future[EngineError] = asyncio.ensure_future(self._until_ended())
 
@@ -114,6 +97,7 @@ class PlacedServer:
     async def stop(self) -> None:
         with suppress(AgentLightningError):
             await self.host.ask("stop")
+        await self._weights.leave(self.host)
         self.host.end()
 
 
@@ -127,7 +111,9 @@ class ToServers:
         return await self._weights.put(policy, name, summed=True)
 
     async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
-        await for_all(replicas, lambda replica: self.give(name, replica))
+        present = [replica for replica in replicas if isinstance(replica.process, PlacedServer)]
+        self._weights.expect(name, [_host_of(replica) for replica in present])
+        await for_all(present, lambda replica: self.give(name, replica))
 
     async def give(self, name: str, replica: Replica) -> str:
         return await self._weights.give_to(_host_of(replica), name)
@@ -155,12 +141,12 @@ def vllm_servers(
         async def launch() -> tuple[str, PlacedServer]:
             host = await place(VLLMServer, number)
             try:
-                model = await carried_folder(served.model, [host], weights.folder)
+                model = await weights.models.path(served.model, [host])
                 log = await host.ask("start", replace(served, model=model), options.vllm, key)
             except BaseException:  # its place is for the next one
                 host.end()
                 raise
-            return f"http://{host.address.host}:{host.address.port}", PlacedServer(host, log)
+            return f"http://{host.address.host}:{host.address.port}", PlacedServer(host, log, weights)
 
         return Replica(
             f"engine {number}",

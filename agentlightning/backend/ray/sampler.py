@@ -21,12 +21,14 @@ Launch = Callable[[], Awaitable[tuple[Placed, ModelProcess]]]
 """Places a host and starts a model process in it."""
 Bring = Callable[["Sampler"], Awaitable[None]]
 """Gives one that just began the current weights."""
+Leave = Callable[[Placed], Awaitable[None]]
+"""Removes what only this host was still to read."""
 
 
 class Sampler:
     """`run` keeps it alive until it is cancelled, or gives up with an EngineError."""
 
-    def __init__(self, name: str, launch: Launch, bring: Bring, *, restarts: int) -> None:
+    def __init__(self, name: str, launch: Launch, bring: Bring, leave: Leave, *, restarts: int) -> None:
         self.name = name
         self.running = 0
         """Requests that it is sampling."""
@@ -37,7 +39,17 @@ class Sampler:
         self.process: ModelProcess | None = None
         self._launch = launch
         self._bring = bring
+        self._leave = leave
         self._restarts = restarts
+        self._replaced = ""
+        """Why it is, if that was not its own end."""
+
+    def replace(self, host: Placed | None, why: str) -> None:
+        """End this host; another one is started in its place. Nothing to do where that has begun already."""
+        if host is not None and host is self.host:
+            self._replaced = why
+            self.ready.clear()
+            host.end()
 
     def lost(self, cause: BackendDied) -> None:
         self.ready.clear()
@@ -48,7 +60,8 @@ class Sampler:
         while True:
             try:
                 await self._live()
-            except BackendDied as death:
+            except BackendDied as end:
+                death = BackendDied(self._replaced) if self._replaced else end
                 deaths = 1 if self.served > served else deaths + 1
                 served = self.served
                 if deaths > self._restarts:
@@ -59,6 +72,7 @@ class Sampler:
                 await self._end()
 
     async def _live(self) -> None:
+        self._replaced = ""
         self.host, self.process = await self._launch()
         await self._bring(self)
         self.ready.set()
@@ -72,4 +86,5 @@ class Sampler:
             with suppress(AgentLightningError):
                 await process.close()
         if host is not None:
+            await self._leave(host)
             host.end()

@@ -32,6 +32,8 @@ class Placed:
     actor: Any
     address: SocketAddress
     pid: int
+    machine: str
+    """The same for all that see the same files."""
 
     def __str__(self) -> str:
         return f"{self.name} (process {self.pid} on {self.address.host})"
@@ -61,12 +63,12 @@ async def arrived(name: str, actor: Any, seconds: float, at: str | None = None) 
 
     try:
         async with asyncio.timeout(seconds):
-            host, port, key, pid = await actor.listen.remote(at)
+            host, port, key, pid, machine = await actor.listen.remote(at)
     except TimeoutError:
         raise BackendDied(f"{name} found no place on the Ray cluster within {seconds:g} s.") from None
     except RayError as error:
         raise BackendDied(f"{name} could not be started on the Ray cluster: {said_by_ray(error)}") from error
-    return Placed(name, actor, SocketAddress(host, port, key), pid)
+    return Placed(name, actor, SocketAddress(host, port, key), pid, machine)
 
 
 class RayServer(Connection):

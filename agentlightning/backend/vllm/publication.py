@@ -24,7 +24,7 @@ from agentlightning.backend.vllm.api import Sums
 from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
-from agentlightning.errors import BackendDied
+from agentlightning.errors import BackendDied, EngineError, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -203,13 +203,21 @@ class WeightsPublication:
 
 
 async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:
-    """A replica that is lost meanwhile is left to whoever looks after it: it gets what is current before it samples."""
+    """A replica that is lost meanwhile, or does not do it while others do, is left to whoever looks after it: it gets
+    what is current before it samples, or is replaced. Raises what they failed with where all fail that are there."""
 
-    async def one(replica: Replica) -> None:
+    async def one(replica: Replica) -> EngineError | ModelError | None:
         try:
             await change(replica)
-        except BackendDied as error:
+        except (EngineError, ModelError) as error:
+            return error
+        return None
+
+    ends = await asyncio.gather(*(one(replica) for replica in replicas))
+    failed = [error for error in ends if error is not None and not isinstance(error, BackendDied)]
+    if failed and len(failed) == len([error for error in ends if not isinstance(error, BackendDied)]):
+        raise failed[0]
+    for replica, error in zip(replicas, ends, strict=True):
+        if error is not None:
             logger.warning("%s did not take what was published; it is tried again. %s", replica.name, error)
             replica.suspect(stale=True)
-
-    await asyncio.gather(*(one(replica) for replica in replicas))

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 
 from agentlightning.backend.vllm.api import Api, UnknownAdapter
 from agentlightning.backend.vllm.process import Server
-from agentlightning.errors import BackendDied, EngineError, message_of
+from agentlightning.errors import BackendDied, EngineError, ModelError, message_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,8 +97,13 @@ class Replica:
             if not (may_fail or isinstance(error, BackendDied)):
                 raise
             return message_of(error)
-        await self._bring_up()
-        return await self._until_lost()
+        try:
+            await self._bring_up()
+            return await self._until_lost()
+        except (EngineError, ModelError) as error:
+            if self._launch is None:
+                raise
+            return message_of(error)
 
     async def _start(self) -> None:
         """Start the server, if it is ours, and wait until it answers."""
@@ -122,12 +127,13 @@ class Replica:
             await asyncio.sleep(min(LOOK_SECONDS, 0.2 + (loop.time() - began) / 10))
 
     async def _bring_up(self) -> None:
-        """Give it the current weights; from then on it samples. Raises EngineError where it takes them at no time."""
+        """Give it the current weights; from then on it samples. Raises EngineError or ModelError where it never
+        takes them."""
         self._suspected.clear()
         self._stale = False
         try:
             await self._bring(self)
-        except BackendDied:
+        except (EngineError, ModelError):
             self._failed += 1
             if self._failed >= DEAF_LOOKS:
                 raise

@@ -17,7 +17,7 @@ def test_whoever_does_not_know_the_key_ends_nothing(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(module, "KEY_SECONDS", 0.2)
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # a host sets up the logging of a process of its own
     host = Host("engine 0", 30, str(tmp_path))
-    address, port, key, _ = host.listen("127.0.0.1")
+    address, port, key, *_ = host.listen("127.0.0.1")
     found: list[socket.socket] = []
     waiting = threading.Thread(target=lambda: found.append(host._accept()))  # pyright: ignore[reportPrivateUsage]
     waiting.start()

@@ -1,0 +1,46 @@
+"""The real Ray: several engines on one machine, several machines, several runs at once. `make test-ray`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from .test_three_nodes import ENVIRONMENT
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is tested by `make test-ray`, which installs it"),
+]
+
+
+def several(*arguments: Any) -> tuple[list[dict[str, Any]], str]:
+    command = [sys.executable, "-m", "tests.backend.ray.several_engines", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(("engines", "nodes", "runs"), [(2, 1, 1), (3, 1, 1), (3, 2, 1), (2, 1, 2)])
+def test_every_engine_has_every_publication(engines: int, nodes: int, runs: int) -> None:
+    found, _ = several(engines, nodes, runs)
+    assert len(found) == runs
+    for run in found:
+        assert run["versions"] == [step for step in (1, 2, 3) for _ in range(engines)]
+        assert max(run["gaps"]) < 1e-4 < run["moved"]
+        assert run["left"] == []
+
+
+def test_weights_that_vanish_replace_an_engine_and_end_no_run() -> None:
+    ((run,), words) = several(2, 1, 1, "clean")
+    assert run["cleaned"][0] == 1 < run["cleaned"][1]
+    assert run["versions"] == [1, 1, 2, 2, 3, 3]
+    assert max(run["gaps"]) < 1e-4 < run["moved"]
+    assert run["left"] == []
+    assert "did not take the weights, in 3 tries" in words
+    assert "do not fit" not in words
