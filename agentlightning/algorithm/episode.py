@@ -10,8 +10,8 @@ from statistics import fmean
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Call, Outcome, Rollout, Span
-from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
-from agentlightning.types.reward import PRIMARY, find_reward_spans, get_reward_value, get_rewards
+from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
+from agentlightning.types.reward import PRIMARY, find_reward_spans, get_reward_value, get_rewards, reward_error
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ def make_episode(
         own = [Earned(reward, i, named=True) for reward, i in pairs if reward is not None]
         return Episode(rollout, attempt, _final(own), calls, own, separate=True)
     for span in spans:
-        if (given := span.attributes.get(f"{REWARD}.0.value")) is not None and get_reward_value(span) is None:
-            logger.warning("A reward of rollout %s is %r, no finite number, and is left out.", span.rollout_id, given)
+        if (wrong := reward_error(span.name, span.attributes)) is not None:
+            logger.warning("A reward of rollout %s is left out. %s", span.rollout_id, wrong)
     rewards = [_earned(span, calls, reward_weights or {}) for span in find_reward_spans(spans)]
     final = _final(rewards, calls)
     if final is None and attempt is not None and attempt.outcome is Outcome.TRUNCATED:

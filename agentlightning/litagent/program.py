@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
-from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError
+from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
 from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
 from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
@@ -31,6 +31,7 @@ from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
 from agentlightning.tracer.trace import current_trace
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
+from agentlightning.types.reward import checked_reward
 
 TaskAs = Literal["stdin", "file", "env"]
 RewardFrom = Literal["last_line", "file", "http"]
@@ -209,7 +210,7 @@ class Program(LitAgent[Any]):
         try:
             if callable(self._grader):
                 result = await asyncio.to_thread(self._grader, run)
-                return float(await result if inspect.isawaitable(result) else result)
+                return checked_reward(await result if inspect.isawaitable(result) else result)
             graded = await self._run_grader(rollout, run)
             if graded.exit_code != 0:
                 raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{graded.stderr[-2000:]}")
@@ -271,8 +272,10 @@ def parse_reward(output: str) -> float:
     last = lines[-1].strip() if lines else ""
     try:
         found = json.loads(last)
-        return float(found["reward"] if isinstance(found, dict) else found)
-    except (ValueError, KeyError, TypeError):
+        return checked_reward(found["reward"] if isinstance(found, dict) else found, is_json=True)
+    except RewardError as error:
+        raise AgentError(f"The last line holds no reward: {last[:200]!r}. {error}") from None
+    except (ValueError, KeyError, RecursionError):
         raise AgentError(
             f'The last line holds no reward: {last[:200]!r}. Print a number or {{"reward": number}}, or give a grader.'
         ) from None

@@ -26,6 +26,7 @@ from agentlightning.errors import (
     DeadlineError,
     ExecutorError,
     JudgeError,
+    RewardError,
     StoreClosedError,
     StoreError,
     StoreUnavailableError,
@@ -55,7 +56,7 @@ from agentlightning.types import (
 )
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
-from agentlightning.types.reward import find_final_reward, reward_attributes
+from agentlightning.types.reward import find_final_reward, reward_attributes, reward_error
 
 logger = logging.getLogger(__name__)
 
@@ -307,7 +308,7 @@ class LitAgentRunner:
         Raises AgentError that says what is wrong with it.
         """
         if result is None:
-            return find_final_reward(trace.spans) is not None
+            return _is_rewarded(trace.spans)
         if isinstance(result, list):
             return _add_all(result, trace)
         if isinstance(result, Mapping) and len(result) > 1:
@@ -428,7 +429,19 @@ class LitAgentRunner:
         return self._agent
 
 
+def _is_rewarded(spans: Sequence[Span]) -> bool:
+    """Raises RewardError where there is no reward because the only ones are none."""
+    if find_final_reward(spans) is not None:
+        return True
+    wrong = next(filter(None, (reward_error(span.name, span.attributes) for span in spans)), None)
+    if wrong is not None:
+        raise RewardError(wrong)
+    return False
+
+
 def _check_attributes(span: Span) -> None:
+    if (wrong := reward_error(span.name, span.attributes)) is not None:
+        raise RewardError(wrong)
     try:
         encode_seen(span.attributes)
     except StoreError as error:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from agentlightning.types.reward import checked_reward
 from agentlightning.types.rollout import Record
 
 T = TypeVar("T")
@@ -20,7 +21,7 @@ class Triplet(Record):
     """Text, messages, or a mapping with `token_ids`."""
     response: Any
     """The same for what was sampled."""
-    reward: float | None = None
+    reward: Annotated[float, AfterValidator(checked_reward)] | None = None
     """What the call earned; None: nothing of its own."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """`response_id` names the recorded call that is meant; `logprobs` goes with token ids of the agent's own."""

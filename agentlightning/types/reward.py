@@ -3,18 +3,22 @@
 A span carries rewards as `agentlightning.reward.{i}.name` and `agentlightning.reward.{i}.value`, numbered from 0; the
 first one is the primary reward, the one that trains. Two other forms are read, and never written: what AgentOps'
 operations gave as their output, and version 0.2's attribute `reward`.
+
+A reward is a finite number within ±`largest_reward()`, wherever it enters, so that whatever adds rewards up stays
+finite too. Code may give a bool, as a comparison does; in JSON and in attributes `true` and `"1"` are no numbers.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, SupportsFloat
 
-from agentlightning.errors import RewardError
+from agentlightning.errors import RewardError, VariableError
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.span import Attributes, Span
 
@@ -24,20 +28,37 @@ MOST_AGENTS = 1000
 """So many agents of an attempt are rewarded apart."""
 MOST_CHARACTERS = 200
 """By so much of its name an agent is told from others."""
+LARGEST = "AGL_LARGEST_REWARD"
+"""The environment variable that sets another range; the same for runners, gateways, the store and the training."""
+LARGEST_REWARD = 1e6
 AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 """Attributes that hold the output of an AgentOps operation; a reward is the JSON `{"type": "reward", "value": 0.5}`."""
 
 
-def reward_attributes(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None = None) -> Attributes:
+def largest_reward() -> float:
+    """By absolute value. Raises VariableError where the environment says nonsense."""
+    text = os.environ.get(LARGEST, "")
+    try:
+        found = float(text) if text else LARGEST_REWARD
+    except ValueError:
+        found = math.nan
+    if not 0 < found <= 1e100:
+        raise VariableError(f"{LARGEST} is {text!r}; give a number above 0 and up to 1e100.")
+    return found
+
+
+def reward_attributes(
+    value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: str | None = None, *, is_json: bool = False
+) -> Attributes:
     """The span attributes of a reward, or of several named ones of which `primary_key` trains.
 
-    Raises RewardError when there is no primary reward to be found or when a value is not a finite number.
+    Raises RewardError when there is no primary reward to be found or when a value is none (in JSON, bools are none).
     """
     rewards = _by_name(value, primary_key)
     attributes: Attributes = {}
     for index, (name, number) in enumerate(rewards.items()):
         attributes[f"{REWARD}.{index}.name"] = name
-        attributes[f"{REWARD}.{index}.value"] = finite(number, name)
+        attributes[f"{REWARD}.{index}.value"] = checked_reward(number, name, is_json=is_json)
     return attributes
 
 
@@ -56,9 +77,9 @@ def _by_name(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: st
     return {primary_key: value[primary_key], **{k: v for k, v in value.items() if k != primary_key}}
 
 
-def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
-    """The reward as a float. Raises RewardError for anything that is not a finite number."""
-    if not isinstance(value, SupportsFloat):
+def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) -> float:
+    """The reward as a float. Raises RewardError for anything that is not a finite number within the range."""
+    if not isinstance(value, SupportsFloat) or (is_json and isinstance(value, bool)):
         raise RewardError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
     try:
         number = float(value)
@@ -73,9 +94,26 @@ def finite(value: SupportsFloat, name: str = PRIMARY) -> float:
             f"The reward '{name}' must be a number, not {type(value).__name__}: {error}. For an array take .item() or "
             ".mean()."
         ) from error
-    if not math.isfinite(number):
-        raise RewardError(f"The reward '{name}' is {number}; a reward must be a finite number.")
+    if not abs(number) <= (largest := largest_reward()):
+        raise RewardError(
+            f"The reward '{name}' is {number:g}; a reward must be a finite number from -{largest:g} to {largest:g} "
+            f"({LARGEST} sets another range)."
+        )
     return number
+
+
+def reward_error(name: str, attributes: Attributes) -> str | None:
+    """What is wrong with the rewards that a span's attributes hold; None where all are good, or there are none."""
+    for index in count():
+        key = f"{REWARD}.{index}.value"
+        given = in_one_form(name, attributes) if index == 0 else attributes
+        if key not in given:
+            return None
+        try:
+            checked_reward(given[key], str(given.get(f"{REWARD}.{index}.name", index))[:MOST_CHARACTERS], is_json=True)
+        except RewardError as error:
+            return str(error)
+    return None
 
 
 def is_reward_span(span: Span) -> bool:
@@ -111,12 +149,11 @@ def _of_output(output: Any) -> Any:
 
 
 def _finite_at(attributes: Attributes, index: int) -> float | None:
-    """A reward as it was written; what is no finite number is no reward (spans may come from anywhere)."""
-    try:
-        number = float(attributes.get(f"{REWARD}.{index}.value", math.nan))
-    except (TypeError, ValueError, OverflowError):
+    """A reward as it was written; what `checked_reward` would refuse is none (spans may come from anywhere)."""
+    given = attributes.get(f"{REWARD}.{index}.value")
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= largest_reward():
         return None
-    return number if math.isfinite(number) else None
+    return float(given)
 
 
 def get_rewards(span: Span) -> dict[str, float]:

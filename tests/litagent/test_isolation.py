@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.errors import AgentError, ConfigError
+from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.gateway import Gateway
 from agentlightning.litagent import Container, Program
 from agentlightning.runner import LitAgentRunner
@@ -62,7 +62,7 @@ class Place:
         runner.init_worker(0, self.store)
         try:
             async with asyncio.timeout(60):
-                with suppress(AgentError):  # how it ended is in the store
+                with suppress(AgentError, JudgeError, ValueError):  # how it ended is in the store
                     await runner.step(task, resources={"llm": self.gateway.as_resource()})
             (rollout,) = await self.store.query_rollouts(sort_by="start_time", sort_order="desc", limit=1)
             finished = await self.store.get_rollout_by_id(rollout.rollout_id)

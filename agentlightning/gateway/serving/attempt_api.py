@@ -70,7 +70,7 @@ class AttemptApi:
         live = await self._attempts.get(key.rollout_id, key.attempt_id)
         await self._recorder.room(live.key)
         try:
-            attributes = reward_attributes(given["reward"])
+            attributes = reward_attributes(given["reward"], is_json=True)
         except KeyError:
             raise Refusal('Send {"reward": number}.', code="missing_reward", param="reward") from None
         except AgentError as error:

@@ -17,6 +17,7 @@ from agentlightning.store.http import otlp, size
 from agentlightning.store.operations.spans import SPAN_FIELDS, to_values
 from agentlightning.types import Span
 from agentlightning.types.names import CALL_ID, PARENT_CALL_ID, TRIPLET, TRIPLET_JSON
+from agentlightning.types.reward import reward_error
 
 REWARD_PREFIX = "agentlightning.reward."
 SPANS_AT_ONCE = 256
@@ -73,6 +74,8 @@ def read(given: Given, body: bytes) -> tuple[Found | Refused, list[list[Row]]]:
     """What a body says, and its rows in parts; those of OTLP by attempt. Raises nothing for what a client may send."""
     try:
         found = list(otlp.spans_in(given.is_json, given.encoding, body) if given.is_otlp else _spans_in(given, body))
+        if given.owner is not None:
+            found = [_rewarded(span, leave_out=given.is_otlp) for span in found]
         spans = [span for span in found if not isinstance(span, str)]
         if given.owner is not None:
             for span in spans:
@@ -116,6 +119,14 @@ def _spans_in(given: Given, body: bytes) -> Iterator[Span]:
 def _why(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False, include_input=False)[:5]
     return "; ".join(": ".join(filter(None, (".".join(map(str, one["loc"]))[:200], one["msg"]))) for one in first)
+
+
+def _rewarded(span: Span | str, *, leave_out: bool) -> Span | str:
+    """The span, or why it is left out: a reward that is none. Raises StoreError where nothing may be left out."""
+    wrong = None if isinstance(span, str) else reward_error(span.name, span.attributes)
+    if wrong is not None and not leave_out:
+        raise StoreError(wrong)
+    return span if wrong is None else wrong
 
 
 def _check(owner: Owner, span: Span) -> None:

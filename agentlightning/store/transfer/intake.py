@@ -20,6 +20,7 @@ from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow
 from agentlightning.store.operations.spans import SPAN_FIELDS, to_span
 from agentlightning.types import FINISHED_ATTEMPT, Attempt, Rollout
 from agentlightning.types.kept import fits_kept
+from agentlightning.types.reward import checked_reward, reward_error
 from agentlightning.types.status import FINISHED_ROLLOUT
 
 Rows = Sequence[dict[str, Any]]
@@ -58,7 +59,9 @@ def check_record(record: dict[str, list[dict[str, Any]]]) -> None:
                 raise StoreError(f"The {name} of rollout '{rollout_id}' hold rows of another rollout or attempt.")
     if rollout["latest_attempt_id"] not in {None, *attempts} or len(attempts) != len(record["attempts"]):
         raise StoreError(f"The attempts of rollout '{rollout_id}' are not whole.")
-    _all_read(f"A span of rollout '{rollout_id}'", record["spans"], lambda row: to_span(_values(row, SPAN_FIELDS)))
+    _all_read(f"A span of rollout '{rollout_id}'", record["spans"], _read_span)
+    if rollout["reward"] is not None:
+        _all_read(f"Rollout '{rollout_id}'", [rollout], lambda row: checked_reward(row["reward"], is_json=True))
     _check_calls(rollout_id, record["segments"], record["calls"])
 
 
@@ -84,6 +87,12 @@ def _read_attempt(row: dict[str, Any]) -> None:
     attempt = Attempt.model_validate(to_attempt(_values(row, ATTEMPT_FIELDS)).__dict__)
     if attempt.status not in FINISHED_ATTEMPT or row["deadline"] is not None:
         raise ValueError(f"it is {attempt.status} and has a deadline, although its rollout is finished")
+
+
+def _read_span(row: dict[str, Any]) -> None:
+    span = to_span(_values(row, SPAN_FIELDS))
+    if (wrong := reward_error(span.name, span.attributes)) is not None:
+        raise ValueError(wrong)
 
 
 def _check_calls(rollout_id: str, segments: Rows, calls: Rows) -> None:
