@@ -35,6 +35,8 @@ from agentlightning.gateway.dialects.fields import (
 from agentlightning.gateway.dialects.tables.chat import (
     CALLED,
     CALLS,
+    CUSTOM,
+    CUSTOM_CALLED,
     FIELDS,
     FUNCTION,
     MESSAGES,
@@ -43,7 +45,14 @@ from agentlightning.gateway.dialects.tables.chat import (
     STREAM_OPTIONS,
     TOOLS,
 )
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.dialects.tools import (
+    Origin,
+    arguments_of_text,
+    origin_of,
+    text_function,
+    text_of_call,
+)
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
@@ -107,6 +116,7 @@ class ChatDialect(Dialect):
             schema=json_schema_of(body.get("response_format"), "response_format", reading),
             asked=asked,
             left_out=reading.left_out,
+            private=tools.origins,
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -198,7 +208,7 @@ class _Writer:
     def choice(self, choice: Choice) -> bytes:
         calls = b""
         if choice.tool_calls:
-            listed = [{"index": i, **call} for i, call in enumerate(_tool_calls(choice))]
+            listed = [{"index": i, **call} for i, call in enumerate(_tool_calls(self._request, choice))]
             calls = self._chunk(choice.index, {"tool_calls": listed})
         return calls + self._chunk(choice.index, {}, finish_reason=choice.finish_reason)
 
@@ -247,7 +257,13 @@ def _calls(message: Mapping[str, Any], where: str, reading: Reading) -> list[dic
     calls = []
     for index, call in enumerate(typed(message, "tool_calls", list, [])):
         place = f"{where}.tool_calls[{index}]"
-        if reading.known(call, CALLS, place) is not None:
+        kind = reading.known(call, CALLS, place)
+        if kind == "custom":
+            custom = required(call, "custom", dict)
+            reading.check(custom, CUSTOM_CALLED, f"{place}.custom")
+            called = {**custom, "id": call.get("id"), "input": arguments_of_text(custom.get("input"))}
+            calls.append(sent_call(called, place, id="id", arguments="input"))
+        elif kind is not None:
             function = required(call, "function", dict)
             reading.check(function, CALLED, f"{place}.function")
             calls.append(sent_call({**function, "id": call.get("id")}, place, id="id", arguments="arguments"))
@@ -257,21 +273,27 @@ def _calls(message: Mapping[str, Any], where: str, reading: Reading) -> list[dic
 
 
 def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
-    """OpenAI's function tools, without the flags that address the API and not the model."""
+    """OpenAI's tools as functions, without the flags that address the API and not the model."""
     declared: list[Tool] = []
     strict: dict[str, str] = {}
+    origins: dict[str, Origin] = {}
     for index, tool in enumerate(given):
         where = f"tools[{index}]"
-        if reading.known(tool, TOOLS, where) is None:
+        kind = reading.known(tool, TOOLS, where)
+        if kind is None:
             continue
-        function = required(tool, "function", dict)
-        reading.check(function, FUNCTION, f"{where}.function")
-        name = tool_name(function, f"{where}.function")
-        if function.get("strict") is True:
+        inner, fields = required(tool, kind, dict), CUSTOM if kind == "custom" else FUNCTION
+        reading.check(inner, fields, f"{where}.{kind}")
+        name = tool_name(inner, f"{where}.{kind}")
+        if kind == "custom":
+            declared.append(text_function(name, inner))
+            origins[name] = Origin(kind, name)
+            continue
+        if inner.get("strict") is True:
             strict[name] = f"{where}.parameters"
-        kept = {k: v for k, v in function.items() if k in FUNCTION.acting and k != "strict"}
+        kept = {k: v for k, v in inner.items() if k in FUNCTION.acting and k != "strict"}
         declared.append({"type": "function", "function": kept})
-    return ToolSet(declared, strict, len(declared) == len(given))
+    return ToolSet(declared, strict, len(declared) == len(given), origins)
 
 
 def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[str, Any]:
@@ -279,7 +301,7 @@ def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[
     if not choice.tool_calls:
         message["content"] = choice.content
     else:
-        message["tool_calls"] = _tool_calls(choice)
+        message["tool_calls"] = _tool_calls(request, choice)
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning
     logprobs = None
@@ -296,8 +318,14 @@ def _choice(request: CallRequest, choice: Choice, rendering: Rendering) -> dict[
     return found
 
 
-def _tool_calls(choice: Choice) -> list[dict[str, Any]]:
-    return [neutral_call(c.id, c.name, c.arguments) for c in choice.tool_calls]
+def _tool_calls(request: CallRequest, choice: Choice) -> list[dict[str, Any]]:
+    return [_tool_call(call, request.private or {}) for call in choice.tool_calls]
+
+
+def _tool_call(call: ToolCall, origins: Mapping[str, Any]) -> dict[str, Any]:
+    if origin_of(call, origins).kind == "custom":
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text_of_call(call.arguments)}}
+    return neutral_call(call.id, call.name, call.arguments)
 
 
 def _usage(reply: Answer) -> dict[str, Any]:

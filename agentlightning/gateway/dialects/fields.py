@@ -185,6 +185,8 @@ class ToolSet(NamedTuple):
     """Those with `strict: true` by name, with the field that holds the schema of each."""
     all_given: bool
     """False where some were left out."""
+    origins: Mapping[str, Any] = {}
+    """Those that the client declared as something else (`tools.Origin`), by name."""
 
 
 def tool_choice_of(choice: Any, tools: ToolSet, reading: Reading) -> ToolChoice:
@@ -209,6 +211,7 @@ def tool_choice_of(choice: Any, tools: ToolSet, reading: Reading) -> ToolChoice:
             named = typed(choice, kind, dict, {"name": choice.get("name")})
             reading.check(named, _NAMED, f"tool_choice.{kind}")
             name = required(named, "name", str)
+            name = next((flat for flat, origin in tools.origins.items() if origin.name == name), name)
             return required_choice(ToolChoice("required", name), names, tools.all_given, reading)
         case "allowed_tools":
             reading.unavailable("tool_choice:allowed_tools", "the model may choose from all tools, or must call one")

@@ -12,6 +12,7 @@ from agentlightning.gateway.dialects.base import (
     Answered,
     Body,
     Dialect,
+    Kinds,
     StreamWriter,
     logprob_rows,
     openai_error,
@@ -31,14 +32,34 @@ from agentlightning.gateway.dialects.fields import (
     tool_name,
     typed,
 )
-from agentlightning.gateway.dialects.tables.responses import FIELDS, ITEMS, NESTED, PARTS, TEXT, TOOLS
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.dialects.tables.responses import (
+    FIELDS,
+    IN_NAMESPACE,
+    ITEMS,
+    NESTED,
+    PARTS,
+    TEXT,
+    TOOLS,
+)
+from agentlightning.gateway.dialects.tools import (
+    Origin,
+    arguments_of_text,
+    flat_name,
+    origin_of,
+    text_function,
+    text_of_call,
+)
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal, ToolCall
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool
 
 SETTINGS = {"temperature": "temperature", "top_p": "top_p", "max_output_tokens": "max_tokens"}
 
+_CALLS = {"function": "function_call", "custom": "custom_tool_call"}
+"""The items that call tools of these kinds."""
+_SAID = {"function_call": "arguments", "custom_tool_call": "input"}
+"""Where such an item has what the tool is called with."""
 _ENDS = ("response.completed", "response.incomplete")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -82,7 +103,7 @@ class ResponsesDialect(Dialect):
             asked=asked,
             left_out=reading.left_out,
             remember=messages if typed(body, "store", bool, True) else None,
-            private={name: value for name, value in body.items() if name != "input"},
+            private={"body": {k: v for k, v in body.items() if k != "input"}, "origins": tools.origins},
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -136,13 +157,14 @@ class _Writer:
         whole = _items(choice, self._id, self._request, self._rendering)
         for item in whole[len(self._items) :]:
             at = len(self._items)
-            empty = {**item, "status": "in_progress"} | ({"arguments": ""} if item["type"] == "function_call" else {})
+            said = _SAID.get(item["type"])
+            empty = {**item, "status": "in_progress", **({said: ""} if said else {})}
             out += self._event("response.output_item.added", output_index=at, item=empty)
-            if item["type"] == "function_call":
+            if said:
                 place = {"item_id": item["id"], "output_index": at}
-                out += self._event("response.function_call_arguments.delta", **place, delta=item["arguments"])
-                done = {"arguments": item["arguments"], "name": item["name"]}
-                out += self._event("response.function_call_arguments.done", **place, **done)
+                named = {"name": item["name"]} if said == "arguments" else {}
+                out += self._event(f"response.{item['type']}_{said}.delta", **place, delta=item[said])
+                out += self._event(f"response.{item['type']}_{said}.done", **place, **{said: item[said]}, **named)
             out += self._event("response.output_item.done", output_index=at, item=item)
             self._items.append(item)
         return out
@@ -252,7 +274,12 @@ def _assistant_part(item: Mapping[str, Any], kind: str, where: str, reading: Rea
         parts = item.get("content") or item.get("summary") or []
         return {"reasoning": text_of(parts, where, PARTS, reading)}
     if kind == "function_call":
-        return {"calls": [sent_call(item, where, id="call_id", arguments="arguments")]}
+        called = {**item, "name": flat_name(item.get("namespace"), item.get("name"))}
+        return {"calls": [sent_call(called, where, id="call_id", arguments="arguments")]}
+    if kind == "custom_tool_call":
+        name = flat_name(item.get("namespace"), item.get("name"))
+        called = {**item, "name": name, "input": arguments_of_text(item.get("input"))}
+        return {"calls": [sent_call(called, where, id="call_id", arguments="input")]}
     if kind == "message" and item.get("role") == "assistant":
         return {"content": text_of(item.get("content"), f"{where}.content", PARTS, reading)}
     return None
@@ -266,7 +293,7 @@ def _begins_anew(said: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
 
 
 def _message(item: Mapping[str, Any], kind: str, where: str, reading: Reading) -> Message:
-    if kind == "function_call_output":
+    if kind in ("function_call_output", "custom_tool_call_output"):
         text = text_of(item.get("output"), f"{where}.output", PARTS, reading)
         return {"role": "tool", "content": text, "tool_call_id": str(item.get("call_id", ""))}
     role = item.get("role")
@@ -278,25 +305,44 @@ def _message(item: Mapping[str, Any], kind: str, where: str, reading: Reading) -
 
 
 def _tools(given: Sequence[Any], reading: Reading) -> ToolSet:
+    """The tools as functions, those of a namespace one by one."""
     declared: list[Tool] = []
     strict: dict[str, str] = {}
-    for index, tool in enumerate(given):
-        where = f"tools[{index}]"
-        if reading.known(tool, TOOLS, where) is None:
-            continue
+    origins: dict[str, Origin] = {}
+    whole = True
+
+    def add(tool: Any, kinds: Kinds, where: str, namespace: str | None = None) -> None:
+        nonlocal whole
+        kind = reading.known(tool, kinds, where)
+        if kind is None:
+            whole = False
+            return
         name = tool_name(tool, where)
+        if kind == "namespace":
+            for index, inner in enumerate(typed(tool, "tools", list, [])):
+                add(inner, IN_NAMESPACE, f"{where}.tools[{index}]", name)
+            return
+        flat = flat_name(namespace, name)
+        if kind == "custom":
+            declared.append(text_function(flat, tool))
+        else:
+            kept = {k: v for k, v in tool.items() if k in ("description", "parameters") and v}
+            declared.append({"type": "function", "function": {"name": flat, **kept}})
+        if kind == "custom" or namespace is not None:
+            origins[flat] = Origin(kind, name, namespace)
         if tool.get("strict") is True:
-            strict[name] = f"{where}.parameters"
-        kept = {k: v for k, v in tool.items() if k in ("name", "description", "parameters") and v}
-        declared.append({"type": "function", "function": kept})
-    return ToolSet(declared, strict, len(declared) == len(given))
+            strict[flat] = f"{where}.parameters"
+
+    for index, tool in enumerate(given):
+        add(tool, TOOLS, f"tools[{index}]")
+    return ToolSet(declared, strict, whole, origins)
 
 
 # ---- replies -------------------------------------------------------------------------------------------------------
 
 
 def _head(request: CallRequest, response_id: str, created: int) -> dict[str, Any]:
-    body: Mapping[str, Any] = request.private
+    body: Mapping[str, Any] = request.private["body"]
     return {
         "id": response_id,
         "object": "response",
@@ -335,21 +381,28 @@ def _items(choice: Choice, response_id: str, request: CallRequest, rendering: Re
         logprobs = logprob_rows(choice, request.top_logprobs, rendering) if request.logprobs else []
         items.append(_text_item("message", response_id, choice.content, logprobs))
     for number, call in enumerate(choice.tool_calls):
-        items.append(
-            {
-                "type": "function_call",
-                "id": f"{_item_id('function_call', response_id)}{number}",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-                "status": "completed",
-            }
-        )
+        items.append(_call(call, number, response_id, request.private["origins"]))
     return items
 
 
+def _call(call: ToolCall, number: int, response_id: str, origins: Mapping[str, Any]) -> dict[str, Any]:
+    """A call as the kind of item that its client's declaration of the tool asks for."""
+    origin = origin_of(call, origins)
+    kind = _CALLS[origin.kind]
+    said = text_of_call(call.arguments) if origin.kind == "custom" else call.arguments
+    item = {
+        "type": kind,
+        "id": f"{_item_id(kind, response_id)}{number}",
+        "call_id": call.id,
+        "name": origin.name,
+        _SAID[kind]: said,
+        "status": "completed",
+    }
+    return item if origin.namespace is None else {**item, "namespace": origin.namespace}
+
+
 def _item_id(kind: str, response_id: str) -> str:
-    prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc"}[kind]
+    prefix = {"reasoning": "rs", "message": "msg", "function_call": "fc", "custom_tool_call": "ctc"}[kind]
     return f"{prefix}_{response_id.partition('_')[2]}"
 
 

@@ -78,12 +78,16 @@ MESSAGES = Kinds(
     by="role",
 )
 TOOLS = Kinds(
-    known={"function": Fields(honoured=("type", "function"))},
-    unavailable={"custom": "declare it as a function"},
+    known={"function": Fields(("type", "function")), "custom": Fields(("type", "custom"))},
     default="function",
 )
 FUNCTION = Fields(honoured=("name", "description", "parameters", "strict"))
-CALLS = Kinds(known={"function": Fields(honoured=("id", "type", "function"), harmless=("index",))}, default="function")
+CUSTOM = Fields(honoured=("name", "description", "format"))
+CALLS = Kinds(
+    known={"function": Fields(("id", "type", "function"), ("index",)), "custom": Fields(("id", "type", "custom"))},
+    default="function",
+)
+CUSTOM_CALLED = Fields(honoured=("name", "input"))
 CALLED = Fields(honoured=("name", "arguments"))
 STREAM_OPTIONS = Fields(honoured=("include_usage",), harmless=("include_obfuscation",))
 NESTED = {
@@ -91,8 +95,10 @@ NESTED = {
     "messages[].content[]": PARTS,
     "messages[].tool_calls[]": CALLS,
     "messages[].tool_calls[].function": CALLED,
+    "messages[].tool_calls[].custom": CUSTOM_CALLED,
     "tools[]": TOOLS,
     "tools[].function": FUNCTION,
+    "tools[].custom": CUSTOM,
     "tool_choice": CHOICE,
     "response_format": FORMATS,
     "stream_options": STREAM_OPTIONS,

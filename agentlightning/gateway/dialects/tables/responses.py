@@ -47,7 +47,7 @@ FIELDS = Fields(
         "prompt": Unavailable(STATE, needed=True),
     },
 )
-_MARKS = ("id", "status", "prompt_cache_breakpoint")
+_CALL = ("id", "status", "async", "caller")
 _TEXT = Fields(honoured=("type", "text"), harmless=("prompt_cache_breakpoint", "annotations", "logprobs"))
 PARTS = Kinds(
     known={
@@ -85,26 +85,26 @@ ITEMS = Kinds(
         "reasoning": Fields(
             honoured=("type", "content", "summary"), harmless=("id", "status", "encrypted_content", "format")
         ),
-        "function_call": Fields(
-            honoured=("type", "call_id", "name", "arguments"), harmless=("id", "status", "async", "caller", "namespace")
-        ),
-        "function_call_output": Fields(
-            honoured=("type", "call_id", "output"), harmless=("id", "status", "caller", "name", "namespace")
+        "function_call": Fields(("type", "call_id", "name", "namespace", "arguments"), _CALL),
+        "custom_tool_call": Fields(("type", "call_id", "name", "namespace", "input"), _CALL),
+        **dict.fromkeys(
+            ("function_call_output", "custom_tool_call_output"),
+            Fields(("type", "call_id", "output"), (*_CALL, "name", "namespace")),
         ),
     },
     unavailable=dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
     harmless=("compaction", "compaction_trigger", "additional_tools", "configuration_update"),
     default="message",
 )
+_OF_TOOLS = ("allowed_callers", "async", "defer_loading", "output_schema")
+_CALLED = {
+    "function": Fields(("type", "name", "description", "parameters", "strict"), _OF_TOOLS),
+    "custom": Fields(("type", "name", "description", "format"), _OF_TOOLS),
+}
+IN_NAMESPACE = Kinds(known=_CALLED)
 TOOLS = Kinds(
-    known={
-        "function": Fields(
-            honoured=("type", "name", "description", "parameters", "strict"),
-            harmless=("allowed_callers", "async", "defer_loading", "output_schema"),
-        )
-    },
+    known={**_CALLED, "namespace": Fields(("type", "name", "tools"), ("description",))},
     unavailable={
-        **dict.fromkeys(("custom", "namespace"), "declare it as a function"),
         **dict.fromkeys(
             (
                 "web_search*",
@@ -128,6 +128,7 @@ NESTED = {
     "input[]": ITEMS,
     "input[].content[]": PARTS,
     "tools[]": TOOLS,
+    "tools[].tools[]": IN_NAMESPACE,
     "tool_choice": CHOICE,
     "text": TEXT,
     "text.format": FORMATS,
