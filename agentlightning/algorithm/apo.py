@@ -93,6 +93,9 @@ class APO(PromptSettings):
     def least_rollouts(self, train: int, val: int) -> int:
         return 2 * min(self.val_batch_size, val) + min(self.gradient_batch_size, train)
 
+    def comparisons(self) -> int:
+        return self.beam_rounds * (self.beam_width * self.branch_factor + 1)
+
     async def search(self, run: PromptRun) -> None:
         await ends_in_words(self._search(run), run)
 
@@ -113,8 +116,7 @@ class APO(PromptSettings):
             best = ranked[0]
             if best != run.incumbent:
                 # every child was looked at to choose this one, so each counts as a comparison
-                tests = self.beam_rounds * (self.beam_width * self.branch_factor + 1)
-                await run.challenge(best, tests, self.val_batch_size)
+                await run.challenge(best, self.comparisons(), self.val_batch_size)
             beam = ranked[: self.beam_width]
             run.report(number, self.beam_rounds, mean(seen), run.val_mean(best))
 

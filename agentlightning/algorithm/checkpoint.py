@@ -29,7 +29,8 @@ _FILE = "checkpoint.json"
 class CheckpointInfo:
     """`step` steps are done, which took `position` tasks; `base_model` is what the run started from.
 
-    `carried` are those of the tasks whose rollouts were still running. `val_reward` is the last one measured.
+    `carried` are those of the tasks whose rollouts were still running. `val_reward` is what its validation came to, if
+    it had one, and `val_low` the lower end of the 95 % interval of that.
     """
 
     step: int
@@ -37,6 +38,7 @@ class CheckpointInfo:
     seed: int
     position: int = 0
     val_reward: float | None = None
+    val_low: float | None = None
     policies: Sequence[str] = ()
     """Several policies: `model` and `optimizer` hold a directory for each."""
     frozen: str | None = None
@@ -184,12 +186,17 @@ def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Remove old checkpoints but for the last `keep_last`, the one with the best validation reward, and held ones.
+    """Remove old checkpoints but for the last `keep_last`, the one that validated best, and held ones.
 
+    Best is the highest lower end of the interval of its validation reward, so that a lucky one of few tasks does not
+    stand before a sure one of many; of older checkpoints, which do not have it, the reward itself.
     What is left of older ones that were never finished, or whose removal was interrupted, goes too.
     """
     found = list_checkpoints(run_dir)
-    rated = [(info.val_reward, c) for c in found if (info := read_checkpoint(c)).val_reward is not None]
+    infos = {c: read_checkpoint(c) for c in found}
+    rated = [
+        (i.val_reward if i.val_low is None else i.val_low, c) for c, i in infos.items() if i.val_reward is not None
+    ]
     best = max(rated, key=lambda pair: (pair[0], pair[1].name))[1] if rated else None
     for checkpoint in found[:-keep_last]:
         if checkpoint != best and not is_held(checkpoint / _FILE):

@@ -87,6 +87,9 @@ class GEPA(PromptSettings):
     def least_rollouts(self, train: int, val: int) -> int:
         return min(self.val_batch_size, val) + 2 * min(self.reflection_minibatch_size, train)
 
+    def comparisons(self) -> int:
+        return self.iterations + (self.max_merge_invocations if self.use_merge else 0)
+
     async def search(self, run: PromptRun) -> None:
         bridge = _Bridge(self, run, self._prompt)
         await ends_in_words(self._search(run, bridge), run)
@@ -112,9 +115,8 @@ class GEPA(PromptSettings):
         ranked = sorted(
             ((s, c) for s, c in scored if s is not None and not run.dominated(c)), key=lambda pair: -pair[0]
         )
-        tests = self.iterations + (self.max_merge_invocations if self.use_merge else 0)
         if ranked and ranked[0][1] != run.incumbent:
-            await run.challenge(ranked[0][1], tests, self.val_batch_size)
+            await run.challenge(ranked[0][1], self.comparisons(), self.val_batch_size)
         best = run.val_mean(ranked[0][1]) if ranked else None
         run.report(bridge.iterations + 1, self.iterations, None, best)
 

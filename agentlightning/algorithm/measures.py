@@ -11,7 +11,7 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode, mean_reward, of_trained
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.units import CreditRule
-from agentlightning.metrics.intervals import expected_best, mean_interval
+from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome
 
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
@@ -62,12 +62,12 @@ def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]
     a task side by side. Where rewards are 0 and 1, the best of k is pass@k.
     """
     earned = [(e.reward or 0.0) if e.outcome in ENDED_WELL else 0.0 for e in episodes]
-    tasks = [earned[i : i + repeats] for i in range(0, len(earned), repeats)]
-    metrics = {"val_reward": fmean(earned), **_interval("val", [fmean(r) for r in tasks])}
+    tasks, bounds = [earned[i : i + repeats] for i in range(0, len(earned), repeats)], bounds_of(earned)
+    metrics = {"val_reward": fmean(earned), **_interval("val", [fmean(r) for r in tasks], bounds)}
     k = 2
     while k <= repeats:
         best = [expected_best(rewards, k) for rewards in tasks]
-        metrics |= {f"val_best@{k}": fmean(best), **_interval(f"val_best@{k}", best)}
+        metrics |= {f"val_best@{k}": fmean(best), **_interval(f"val_best@{k}", best, bounds)}
         k *= 2
     return metrics
 
@@ -85,8 +85,8 @@ def _by_source(episodes: Sequence[Episode]) -> dict[str, float]:
     return {f"source/{name}/reward": value for name, value in sorted(found.items()) if value is not None}
 
 
-def _interval(name: str, values: Sequence[float]) -> dict[str, float]:
-    low, high = mean_interval(values)
+def _interval(name: str, values: Sequence[float], bounds: Bounds) -> dict[str, float]:
+    low, high = mean_interval(values, bounds=bounds)
     return {f"{name}_low": low, f"{name}_high": high}
 
 

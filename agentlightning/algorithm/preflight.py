@@ -11,7 +11,7 @@ from typing import Any
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
-from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of, visible_rise
+from agentlightning.algorithm.trend import FALSE_ALARMS, chance_of_no_rise, fall_of, noise_of, visible_rise
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
@@ -22,7 +22,8 @@ LOOK_AGAIN = 5
 """… and between one look at it and the next."""
 TREND_LEVEL = 0.15
 """A reward may have risen when one without any trend would look like it this rarely. Generous on purpose: a dead run
-is found at one of the next looks, and a healthy one is not accused (`tests/algorithm/test_trend.py` has the rates)."""
+is found at one of the next looks, and a healthy one is not accused (`scripts/calibration.py` has the rates). That it
+has not risen is said with it; that it has takes `trend.has_risen`."""
 VISIBLE = 0.12
 """No verdict while a rise of this share of the range of rewards would go unseen in the noise of the steps."""
 NEARLY_SOLVED = 0.9
@@ -151,7 +152,8 @@ class Preflight:
         steps = len(self._rewards)
         if fall := fall_of(self._rewards, max(0.0, self._highest - self._lowest)):
             self._tell(
-                f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. {GO_BACK}",
+                f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. "
+                f"{FALSE_ALARMS} {GO_BACK}",
                 key="fell",
                 verdict=True,
             )

@@ -81,8 +81,8 @@ class TrainingRun:
         """Tasks that these learned."""
         self._train = train
         self._val = val if val is not None and len(val) else None
-        self._val_reward: float | None = None
-        """Of the last step, if it was validated."""
+        self._validated: Mapping[str, float | None] = {}
+        """What the validation of the last step came to, if it was validated."""
         self._learned: Sampled | None = None
         self._replay = ReplayBuffer(settings.replay_size, settings.replay_priority, settings.seed)
         self._saved = 0
@@ -206,12 +206,11 @@ class TrainingRun:
         """How well it does on the validation tasks, every so many steps and after the last."""
         over = self.source.is_over(sampled.position) and not sampled.carried
         self._ended = self.preflight.solved or over or self.done == self.settings.steps
-        self._val_reward = None
+        self._validated = {}
         if self._val is None or not (self._ended or self.done % self.settings.val_every == 0):
             return {}
-        found = await self._validation(self._val)
-        self._val_reward = found["val_reward"]
-        return found
+        self._validated = await self._validation(self._val)
+        return {**self._validated}
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
         """Report the step, and save it where that is due."""
@@ -226,11 +225,10 @@ class TrainingRun:
 
     async def end_early(self) -> float | None:
         """Validate where others go on behind a step, and save what was learned; the validation reward."""
-        found = await self._validation(self._val) if self._val is not None else {}
-        self._val_reward = found.get("val_reward")
+        self._validated = await self._validation(self._val) if self._val is not None else {}
         if self._learned is not None and self._saved < self.done:
             await self._save(self._learned)
-        return self._val_reward
+        return self._validated.get("val_reward")
 
     # ---- their parts -----------------------------------------------------------------------------------------------
 
@@ -319,7 +317,8 @@ class TrainingRun:
             step=self.done,
             position=sampled.position,
             carried=sampled.carried,
-            val_reward=self._val_reward,
+            val_reward=self._validated.get("val_reward"),
+            val_low=self._validated.get("val_low"),
             known_tasks=self._schedule.known,
             league=[] if self._schedule.opponents is None else self._schedule.opponents.state,
             replay=self._replay.state,

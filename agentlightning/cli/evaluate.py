@@ -26,7 +26,8 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, SilentConsole
-from agentlightning.metrics.intervals import expected_best, mean_interval, paired_difference
+from agentlightning.metrics.intervals import bounds_of, expected_best, is_positive, mean_interval, paired_difference
+from agentlightning.metrics.power import power_words
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE
@@ -136,6 +137,8 @@ def _evaluate(
     untrained = came_from if base is None else replace(came_from or trained, model=base)
     litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
+    if untrained is not None:
+        beside.print(power_words(len(held_out), is_positive, repeats))
     rewards: dict[str, list[list[float]]] = {}
     found: dict[str, Measured] = {}
     models = {"base": untrained, "trained": trained}
@@ -168,13 +171,14 @@ def _numbers(
     estimate: Callable[[Sequence[float]], float], rewards: Mapping[str, Sequence[Sequence[float]]]
 ) -> dict[str, dict[str, float]]:
     """An estimate of each model with its 95 % interval; of two models also the paired difference, as `gain`."""
+    bounds = bounds_of([reward for tasks in rewards.values() for task in tasks for reward in task])
     values = {label: [estimate(task) for task in tasks] for label, tasks in rewards.items()}
     found: dict[str, dict[str, float]] = {}
     for label, of_tasks in values.items():
-        low, high = mean_interval(of_tasks)
+        low, high = mean_interval(of_tasks, bounds=bounds)
         found[label] = {"value": fmean(of_tasks), "low": low, "high": high, "tasks": len(of_tasks)}
     if len(values) == 2:
-        gain, (low, high) = paired_difference(values["base"], values["trained"])
+        gain, (low, high) = paired_difference(values["base"], values["trained"], bounds=bounds)
         found["gain"] = {"value": gain, "low": low, "high": high}
     return found
 

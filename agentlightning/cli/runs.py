@@ -16,6 +16,7 @@ from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
 from agentlightning.cli.safe import one_line, terminal
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.intervals import widened
 from agentlightning.metrics.svg import points_of
 from agentlightning.trainer.folder import METRICS_FILE
 from agentlightning.trainer.live import RUN_FILE, connect
@@ -34,7 +35,13 @@ class Listed:
     of_steps: int | None
     reward_first: float | None
     reward_last: float | None
+    val_last: float | None
     val_best: float | None
+    """The highest of all validations, which is more than the model is worth: it was chosen by its luck, too …"""
+    val_best_low: float | None
+    """… so its 95 % interval takes into account how many there were."""
+    val_best_high: float | None
+    validations: int
     seconds_per_step: float | None
     last_heard: float
     """When its files were last written, in seconds since the epoch."""
@@ -49,14 +56,14 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
     if as_json:
         terminal().print_json(json.dumps([asdict(run) for run in found]))
         return
-    table = Table("run", "algorithm", "agent", "steps", "reward", "val", "when", box=None, padding=(0, 2, 0, 0))
+    table = Table("run", "algorithm", "agent", "steps", "reward", "val", "best", "when", box=None, padding=(0, 2, 0, 0))
     for run in found:
         steps = f"{run.steps}" if run.of_steps is None else f"{run.steps}/{run.of_steps}"
         rise = "" if run.reward_last is None else f"{run.reward_first:.3f} → {run.reward_last:.3f}"
         when = Text("now", style="bold green") if run.going_on else Text(_ago(run.last_heard), style="dim")
-        best = "" if run.val_best is None else f"{run.val_best:.3f}"
+        last = "" if run.val_last is None else f"{run.val_last:.3f}"
         name, agent = Text(one_line(run.folder), overflow="fold"), Text(one_line(run.agent, 24))
-        table.add_row(name, run.algorithm, agent, steps, rise, best, when)
+        table.add_row(name, run.algorithm, agent, steps, rise, last, _best(run), when)
     terminal().print(table)
 
 
@@ -71,7 +78,9 @@ def _listed(folder: Path) -> Listed:
     about, metrics = described(folder), rows(folder)
     learned = [m for m in metrics if m.get("step")]
     rewards = [m["reward"] for m in learned if m.get("reward") is not None]
-    validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
+    validated = [m for m in metrics if m.get("val_reward") is not None]
+    best = max(validated, key=lambda m: m["val_reward"], default={})
+    low, high = _of_best(best, len(validated))
     times = [m["time"] for m in learned if "time" in m]
     heard = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
     return Listed(
@@ -83,10 +92,29 @@ def _listed(folder: Path) -> Listed:
         of_steps=learned[-1].get("steps") if learned else about.get("settings", {}).get("steps"),
         reward_first=rewards[0] if rewards else None,
         reward_last=rewards[-1] if rewards else None,
-        val_best=max(validated, default=None),
+        val_last=validated[-1]["val_reward"] if validated else None,
+        val_best=best.get("val_reward"),
+        val_best_low=low,
+        val_best_high=high,
+        validations=len(validated),
         seconds_per_step=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
         last_heard=heard,
     )
+
+
+def _of_best(best: Mapping[str, Any], looks: int) -> tuple[float, float] | tuple[None, None]:
+    """The interval of the best of so many validations; none where it was not written down."""
+    if best.get("val_low") is None or best.get("val_high") is None:
+        return None, None
+    return widened(best["val_reward"], (best["val_low"], best["val_high"]), looks)
+
+
+def _best(run: Listed) -> str:
+    """The best validation and its interval, for people."""
+    if run.val_best is None:
+        return ""
+    between = "" if run.val_best_low is None else f" ({run.val_best_low:.2f}–{run.val_best_high:.2f})"
+    return f"{run.val_best:.3f}{between}"
 
 
 def _ago(then: float) -> str:
@@ -132,9 +160,9 @@ def difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 
 def _side_by_side(runs: list[Listed]) -> Table:
     table = _headed("", *[run.folder for run in runs])
-    for name in ("steps", "reward_first", "reward_last", "val_best", "seconds_per_step"):
-        values = [asdict(run)[name] for run in runs]
-        table.add_row(name.replace("_", " "), *[_shown(value) for value in values])
+    for name in ("steps", "reward_first", "reward_last", "validations", "val_last", "val_best", "seconds_per_step"):
+        values = [_best(run) or "–" if name == "val_best" else _shown(asdict(run)[name]) for run in runs]
+        table.add_row(name.replace("_", " "), *values)
     return table
 
 

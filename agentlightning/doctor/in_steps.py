@@ -10,7 +10,15 @@ import statistics
 from collections.abc import Iterator
 
 from agentlightning.algorithm.preflight import GO_BACK, TREND_LEVEL, WATCHED_STEPS
-from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of
+from agentlightning.algorithm.trend import (
+    FALSE_ALARMS,
+    Validated,
+    chance_of_no_rise,
+    fall_of,
+    has_overfitted,
+    has_risen,
+    noise_of,
+)
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, warning
 
@@ -74,7 +82,7 @@ def _no_updates(evidence: Evidence) -> Iterator[Finding]:
         return
     # A run that has learned has ever fewer groups that differ: to know, and no fault.
     rewards = evidence.series("reward")
-    learned = len(rewards) >= WATCHED_STEPS and chance_of_no_rise(rewards) <= TREND_LEVEL
+    learned = len(rewards) >= WATCHED_STEPS and has_risen(rewards)
     yield (note if learned else problem)(
         "no_updates",
         f"{idle} of the last {len(updates)} steps taught nothing: in each group all siblings earned the same, or their "
@@ -92,7 +100,7 @@ def _trend(evidence: Evidence) -> Iterator[Finding]:
     if fall := fall_of(rewards, evidence.spread):
         yield problem(
             "reward_fell",
-            f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}.",
+            f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. {FALSE_ALARMS}",
             GO_BACK,
             best=fall.best,
             steps_ago=fall.since,
@@ -114,20 +122,16 @@ def _trend(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _validation(evidence: Evidence) -> Iterator[Finding]:
-    validated, rewards = evidence.series("val_reward"), evidence.series("reward")
-    if len(validated) < 3 or len(rewards) < 2 * FEW:
-        return
-    third = len(rewards) // 3
-    rise = statistics.mean(rewards[-third:]) - statistics.mean(rewards[:third])
-    fall = max(validated) - validated[-1]
-    if rise > 0.1 * evidence.spread and fall > max(0.1 * evidence.spread, 2 * noise_of(validated) / math.sqrt(2)):
+    series = zip(*(evidence.series(name) for name in ("val_reward", "val_low", "val_high")), strict=False)
+    validated = [Validated(*one) for one in series]
+    if has_overfitted(evidence.series("reward"), validated, evidence.spread):
+        best, last = max(v.reward for v in validated), validated[-1].reward
         yield warning(
             "overfitting",
-            f"Training reward rises, and validation reward has fallen from {max(validated):.3g} to "
-            f"{validated[-1]:.3g}.",
+            f"Training reward rises, and validation reward has fallen from {best:.3g} to {last:.3g}. {FALSE_ALARMS}",
             "Take the checkpoint that validated best; train on more tasks, for fewer epochs, or with kl_coef=0.01.",
-            best=max(validated),
-            last=validated[-1],
+            best=best,
+            last=last,
         )
 
 

@@ -9,8 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.algorithm.preflight import TREND_LEVEL
-from agentlightning.algorithm.trend import chance_of_no_rise
+from agentlightning.algorithm.trend import FALSE_ALARMS, has_risen
 from agentlightning.doctor.breaks import Decode, break_findings, lost_tokens
 from agentlightning.doctor.evidence import Evidence, gather
 from agentlightning.doctor.finding import Diagnosis, Finding, note, worst_first
@@ -111,8 +110,8 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
     if len(rewards) < 2 * FEW:
         return f"Nothing is wrong so far. {len(rewards)} steps are too few to say whether it learns."
     first, last = statistics.mean(rewards[:FEW]), statistics.mean(rewards[-FEW:])
-    if chance_of_no_rise(rewards) <= TREND_LEVEL:
-        return f"It is learning: the reward went from {first:.3g} to {last:.3g} in {len(rewards)} steps."
+    if has_risen(rewards):
+        return f"It is learning: the reward went from {first:.3g} to {last:.3g} in {len(rewards)} steps. {FALSE_ALARMS}"
     return (
         f"Nothing is wrong, and the reward has not visibly risen yet ({first:.3g} to {last:.3g}): give it more steps."
     )

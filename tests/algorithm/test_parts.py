@@ -78,6 +78,15 @@ async def test_the_last_ones_and_the_best_one_are_kept(tmp_path: Path) -> None:
     assert latest_checkpoint(tmp_path).name == "step-000005"
 
 
+async def test_the_best_checkpoint_is_the_one_that_is_surely_good(tmp_path: Path) -> None:
+    backend = CountingBackend()
+    for step, reward, low in [(1, 0.8, 0.7), (2, 0.9, 0.4), (3, 0.1, 0.0), (4, 0.2, 0.1)]:
+        info = CheckpointInfo(step=step, base_model="m", seed=0, val_reward=reward, val_low=low)
+        await save_checkpoint(tmp_path, backend, info)
+    prune_checkpoints(tmp_path, keep_last=1)
+    assert [read_checkpoint(c).step for c in list_checkpoints(tmp_path)] == [1, 4]
+
+
 async def test_a_checkpoint_that_somebody_reads_is_kept_until_it_is_read(tmp_path: Path) -> None:
     backend = CountingBackend()
     await save_checkpoint(tmp_path, backend, CheckpointInfo(step=1, base_model="m", seed=0))

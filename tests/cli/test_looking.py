@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.intervals import mean_interval
 from agentlightning.store import SqliteLightningStore
 from agentlightning.types import Outcome
 from tests.doctor.recorded import Recording, Said, Told, write
@@ -166,6 +168,29 @@ def test_runs_are_listed(tmp_path: Path) -> None:
     }
     with pytest.raises(ConfigError, match="There is no run"):
         agl("runs", tmp_path / "runs" / "a" / "nowhere")
+
+
+def test_the_best_validation_is_shown_beside_the_last_with_an_interval_that_knows_the_looks(tmp_path: Path) -> None:
+    folder = with_files(tmp_path / "runs" / "a", [0.4] * 7)
+    rng = np.random.default_rng(3)
+    rows = []
+    for step in range(1, 8):  # a flat run, validated on 20 tasks
+        won = int(rng.binomial(20, 0.4))
+        low, high = mean_interval([1.0] * won + [0.0] * (20 - won))
+        rows.append({"step": step, "reward": 0.4, "val_reward": won / 20, "val_low": low, "val_high": high})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (found,) = as_json("runs", tmp_path / "runs")
+    best = max(rows, key=lambda row: row["val_reward"])
+    assert (found["val_last"], found["val_best"], found["validations"]) == (
+        rows[-1]["val_reward"],
+        best["val_reward"],
+        7,
+    )
+    assert found["val_best_low"] < best["val_low"] < best["val_high"] < found["val_best_high"]
+    assert found["val_best_low"] <= 0.4 <= found["val_best_high"]
+    text = agl("compare", folder, folder).stdout
+    assert "val last" in text
+    assert f"{best['val_reward']:.3f} ({found['val_best_low']:.2f}–{found['val_best_high']:.2f})" in text
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:

@@ -243,7 +243,14 @@ SICK: dict[str, tuple[str, str, Recording]] = {
     "overfits": (
         "overfitting",
         "validated best",
-        replace(WELL, steps=steps(val_reward=lambda t: 0.9 if t < 0.4 else 0.2)),
+        replace(
+            WELL,
+            steps=steps(
+                val_reward=lambda t: 0.9 if t < 0.4 else 0.2,
+                val_low=lambda t: 0.8 if t < 0.4 else 0.1,
+                val_high=lambda t: 0.96 if t < 0.4 else 0.3,
+            ),
+        ),
     ),
     "an edit": ("prefix_break_history_edited", "Only add messages", Recording(groups=broke("history_edited"))),
     "reasoning": (

@@ -37,6 +37,7 @@ from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.significance import evidence, threshold
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.power import power_words
 from agentlightning.types import Dataset, PromptTemplate
 
 JOURNAL_FILE = "critic.jsonl"
@@ -144,9 +145,15 @@ class PromptRun:
         reporter.note(
             f"{type(s).__name__} tunes the prompt {names} on {len(self.train)} training tasks and {len(self.val)} "
             f"validation tasks. Budget: {', '.join(limits) or 'none'}.\n"
+            f"{self._power()}\n"
             f"Everything is recorded in {self._context.run_dir}. Ctrl-C stops cleanly.\n"
         )
         return self
+
+    def _power(self) -> str:
+        """What the validation tasks can show, said before anything is spent."""
+        needed = threshold(self.settings.significance, self.settings.comparisons())
+        return power_words(len(self.val), lambda differences: evidence(differences) >= needed)
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         self._journal.close()

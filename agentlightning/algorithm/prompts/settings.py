@@ -87,6 +87,10 @@ class PromptSettings(GivenByName, Algorithm):
         """How many it takes to measure the first prompt and try one candidate, with so many tasks."""
         raise NotImplementedError
 
+    def comparisons(self) -> int:
+        """How often a candidate may be compared with the incumbent in a run, those counted that it was chosen from."""
+        raise NotImplementedError
+
     def require_rollouts(self, train: int, val: int) -> None:
         """Raises ConfigError for a budget that ends before any candidate is measured."""
         least = self.least_rollouts(train, val)

@@ -34,6 +34,18 @@ def evidence(differences: Sequence[float], width: float = 1.0) -> float:
     return math.exp(min(top, 700.0)) * sum(math.exp(log - top) for log in logs) / len(logs)
 
 
+def least_gain(differences: Sequence[float], needed: float, width: float = 1.0) -> float:
+    """The largest gain that the evidence is enough for: the mean is below it with a probability of 1/`needed` at most,
+    however often one has looked. It is −`width` where there is no evidence of anything.
+    """
+    low, high = -width, width
+    for _ in range(40):
+        middle = (low + high) / 2
+        shifted = [(d - middle) / (width + abs(middle)) for d in differences]
+        low, high = (middle, high) if evidence(shifted) >= needed else (low, middle)
+    return low
+
+
 def threshold(alpha: float, tests: int) -> float:
     """The e-value that one of at most `tests` comparisons must reach, so that all of them together err with `alpha`.
 

@@ -8,6 +8,7 @@ from agentlightning.algorithm.prompts.candidate import difference
 from agentlightning.algorithm.prompts.evaluation import pairs
 from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
+from agentlightning.algorithm.prompts.significance import least_gain, threshold
 from agentlightning.files import atomic_write
 from agentlightning.types import Demonstrations
 
@@ -59,13 +60,14 @@ def _outcome(run: PromptRun) -> list[str]:
                 f"could tell.\n{difference(run.seed, candidate)}"
             )
         return lines
-    from agentlightning.metrics.intervals import paired_difference
-
     both = list(pairs(run.known(run.seed), run.known(run.incumbent)))
     before, after = [a for a, _ in both], [b for _, b in both]
-    gain, (low, high) = paired_difference(before, after)
+    gain = (sum(after) - sum(before)) / len(both)
+    rate, looked_at = run.settings.significance, len(run.candidates) - 1
+    least = least_gain([b - a for a, b in both], threshold(rate, max(looked_at, 1)), run.settings.width)
     return [
         f"Validation reward {sum(before) / len(both):.3f} with the first prompt, {sum(after) / len(both):.3f} with the "
-        f"best, on the same {len(both)} tasks: {gain:+.3f} (95 % interval {low:+.3f} to {high:+.3f}).",
+        f"best, on the same {len(both)} tasks: {gain:+.3f}, and {least:+.3f} or more "
+        f"for sure but for {rate:.0%} of runs: the best of {looked_at} candidates was also lucky.",
         difference(run.seed, run.incumbent),
     ]
