@@ -44,6 +44,8 @@ ADVICE = {
     "tokenizer_seam": "The same text was tokenised otherwise. The gateway could not bridge this template: set "
     "renderer=… "
     "to one that knows the model.",
+    "context_cleared": "The agent asked for old tool results or thoughts to be cleared (context_management). Clear "
+    "more at a time, and so more seldom.",
     "cut_to_fit": "The prompt was cut to fit the context: raise max_context, or let the agent shorten its history "
     "itself.",
 }
@@ -176,6 +178,7 @@ _WORDS = {
     "compaction": "history summarised",
     "sub_agent": "a conversation of its own",
     "tokenizer_seam": "the same text in other tokens",
+    "context_cleared": "cleared by context_management",
     "cut_to_fit": "cut to fit the context",
 }
 
@@ -236,7 +239,7 @@ _PERHAPS_APART = ("system_prompt_changed", "history_edited", "compaction", "tool
 
 def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
     """What the texts say beyond what the gateway could know."""
-    if told in ("tools_changed", "cut_to_fit", "compaction"):
+    if told in ("tools_changed", "context_cleared", "cut_to_fit", "compaction"):
         return told
     if was.startswith("<think>") or (told == "reasoning_stripped"):
         return "reasoning_stripped"

@@ -68,6 +68,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the client began the answer itself."""
     remember: list[Message] | None = None
     """For stateful dialects: the messages that the next request may refer to by the response's id."""
+    cleared: bool = False
+    """Whether parts of its history were cleared, because it asked for that."""
     left_out: tuple[LeftOut, ...] = ()
     """What of it has no effect."""
     private: Any = None

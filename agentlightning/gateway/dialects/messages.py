@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.gateway.dialects.base import Answered, Body, Dialect, StreamWriter, sse
+from agentlightning.gateway.dialects.clearing import cleared
 from agentlightning.gateway.dialects.fields import (
     Reading,
     ToolSet,
@@ -88,6 +89,7 @@ class MessagesDialect(Dialect):
         given = required(body, "messages", list)
         if not given:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
+        given, applied = cleared(body, given, reading)
         for index, message in enumerate(given):
             messages.extend(_messages(message, f"messages[{index}]", reading))
         tools = _tools(typed(body, "tools", list, []), reading)
@@ -108,6 +110,8 @@ class MessagesDialect(Dialect):
             asked=asked,
             prefilled=messages[-1]["role"] == "assistant",
             left_out=reading.left_out,
+            cleared=bool(applied),
+            private={"context_management": {"applied_edits": applied}} if body.get("context_management") else {},
         )
 
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
@@ -118,6 +122,7 @@ class MessagesDialect(Dialect):
                 "content": _blocks(choice),
                 **_stop(choice),
                 "usage": _usage(len(reply.prompt_ids), len(choice.ids), reply.cached_tokens),
+                **(request.private or {}),
             }
         )
 
@@ -162,6 +167,7 @@ class _Writer:
 
     def __init__(self, request: CallRequest, response_id: str) -> None:
         self._head = _head(response_id, request.model)
+        self._told = request.private or {}
         self._index = -1
         self._open: str | None = None
 
@@ -187,7 +193,7 @@ class _Writer:
             out += self._block_delta({"type": "input_json_delta", "partial_json": arguments})
             out += self._close()
         usage = {"output_tokens": len(choice.ids)}
-        return out + _event("message_delta", delta=_stop(choice), usage=usage)
+        return out + _event("message_delta", delta=_stop(choice), usage=usage, **self._told)
 
     def finish(self, reply: Answer) -> bytes:
         return _event("message_stop")

@@ -115,6 +115,8 @@ class Planner:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
         if cut and prompt.divergence is not None:
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
+        elif request.cleared and prompt.divergence is not None and prompt.divergence.cause != "new_conversation":
+            prompt = replace(prompt, divergence=replace(prompt.divergence, cause="context_cleared"))
         prompt_ids = path_ids(prompt.piece)
         self._check_room(live, len(prompt_ids))
         return Asked(

@@ -20,6 +20,7 @@ FIELDS = Fields(
         "top_k",
         "output_config",
         "output_format",
+        "context_management",
     ),
     harmless=(
         "metadata",
@@ -28,7 +29,6 @@ FIELDS = Fields(
         "cache_control",
         "inference_geo",
         "betas",
-        "context_management",
         "speed",
         "diagnostics",
         "billing_policy",
@@ -98,6 +98,15 @@ TOOLS = Kinds(
     },
     default="custom",
 )
+EDITS = Kinds(
+    known={
+        "clear_tool_uses_20250919": Fields(
+            ("type", "trigger", "keep", "clear_at_least", "exclude_tools", "clear_tool_inputs")
+        ),
+        "clear_thinking_20251015": Fields(("type", "keep")),
+    },
+    unavailable={"compact_*": "the agent has to summarise its conversation itself"},
+)
 TOOL_CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
 OUTPUT_CONFIG = Fields(honoured=("format",), harmless=("effort", "task_budget"))
 NESTED = {
@@ -108,6 +117,7 @@ NESTED = {
     "system[]": PARTS,
     "tools[]": TOOLS,
     "tool_choice": TOOL_CHOICE,
+    "context_management.edits[]": EDITS,
     "output_config": OUTPUT_CONFIG,
     "output_config.format": FORMATS,
 }
