@@ -22,7 +22,8 @@ BEGIN, END = "<!-- fields: python scripts/fields.py -->\n", "<!-- /fields -->"
 
 def unlisted(dialect: Dialect) -> list[str]:
     """Fields that the provider's client can send and that stand in no table of this gateway's."""
-    assert dialect.client_params is not None, dialect.name
+    if dialect.client_params is None:  # its client is walked where it is installed, in tests/clients
+        return []
     module, _, name = dialect.client_params.partition(":")
     return sorted(set(get_type_hints(getattr(import_module(module), name))) - names(dialect.fields))
 

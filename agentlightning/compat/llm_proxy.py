@@ -44,7 +44,7 @@ _LISTED = ("hosted_vllm", "openai_like", "litellm_proxy", "text-completion-opena
 _TOKEN_IDS = {"return_token_ids": True}
 """Asked of vLLM, as 0.3 did by default."""
 _READ = ("model", "api_base", "base_url", "api_key", "timeout", "extra_headers", "extra_body", "max_parallel_requests")
-_KEYS = (b"authorization", b"x-api-key")
+_KEYS = (b"authorization", b"x-api-key", b"x-goog-api-key")
 _OLDER_PARTS = {
     "middlewares": ("rollout_attempt", "stream_conversion", "message_inspection"),
     "callbacks": ("return_token_ids", "opentelemetry", "logprobs"),

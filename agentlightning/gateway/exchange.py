@@ -26,6 +26,8 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
     mode: str = "auto"
     name: str | None = None
+    among: tuple[str, ...] = ()
+    """The tools that may be called, where these are not all; they are only held to where calls are."""
 
 
 class AnswerSchema(msgspec.Struct, frozen=True):

@@ -80,10 +80,19 @@ def _in_system(body: dict[str, Any], edit: Edit) -> dict[str, Any]:
     return {**body, "system": edit(_text(system))}
 
 
+def _in_system_instruction(body: dict[str, Any], edit: Edit) -> dict[str, Any]:
+    """Google's Gemini API: `systemInstruction`, a text or a content of parts."""
+    name = "system_instruction" if "system_instruction" in body else "systemInstruction"
+    given = body.get(name)
+    old = _text(given.get("parts") if isinstance(given, dict) else given)
+    return {**body, name: {"parts": [{"text": edit(old)}]}}
+
+
 _PLACES: Mapping[str, Callable[[dict[str, Any], Edit], dict[str, Any]]] = {
     "chat": _in_messages,
     "responses": _in_responses,
     "messages": _in_system,
+    "gemini": _in_system_instruction,
 }
 """Where the system prompt is, by the dialect's name."""
 
@@ -99,7 +108,8 @@ def _demonstrated(dialect: str, body: dict[str, Any], turns: Sequence[Mapping[st
     """The turns behind the system messages that the conversation begins with. One that the server continues from an
     earlier response had them there.
     """
-    name = {"chat": "messages", "messages": "messages", "responses": "input"}.get(dialect)
+    names = {"chat": "messages", "messages": "messages", "responses": "input", "gemini": "contents"}
+    name = names.get(dialect)
     if name is None or body.get("previous_response_id") or body.get("conversation"):
         return body
     given = body.get(name)
@@ -108,7 +118,13 @@ def _demonstrated(dialect: str, body: dict[str, Any], turns: Sequence[Mapping[st
         return body
     at = next((i for i, m in enumerate(messages) if not (isinstance(m, dict) and m.get("role") in _SYSTEM)), None)
     start = len(messages) if at is None else at
-    return {**body, name: [*messages[:start], *map(dict, turns), *messages[start:]]}
+    added = [_content(turn) if dialect == "gemini" else dict(turn) for turn in turns]
+    return {**body, name: [*messages[:start], *added, *messages[start:]]}
+
+
+def _content(turn: Mapping[str, str]) -> dict[str, Any]:
+    """A turn as the Gemini API has it."""
+    return {"role": "model" if turn["role"] == "assistant" else "user", "parts": [{"text": turn["content"]}]}
 
 
 def _text(content: Any) -> str:
@@ -119,9 +135,12 @@ def _text(content: Any) -> str:
 
 
 def _described(tool: Any, prompt: ToolDescription) -> Any:
-    """A tool with another description, if it is the one; both forms in which tools are declared."""
+    """A tool with another description, if it is the one; all forms in which tools are declared."""
     if not isinstance(tool, dict):
         return tool
+    for name in ("functionDeclarations", "function_declarations"):
+        if isinstance(tool.get(name), list):
+            return {**tool, name: [_described(one, prompt) for one in tool[name]]}
     inner = tool.get("function")
     if isinstance(inner, dict):
         return (

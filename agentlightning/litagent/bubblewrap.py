@@ -30,7 +30,7 @@ from agentlightning.litagent import view
 
 INSIDE = Path(__file__).with_name("relay.py")
 PROBE = Path(__file__).with_name("probe.py")
-ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "AGL_REWARD_URL")
+ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "GOOGLE_GEMINI_BASE_URL", "AGL_REWARD_URL")
 """The variables that hold the endpoint."""
 SOCKETS = "/run/agl"
 """Where the sandbox has the folder with the gateway's socket."""

@@ -307,7 +307,8 @@ def _base_environment() -> dict[str, str]:
 
 
 def _endpoint(resources: NamedResources) -> dict[str, str]:
-    """The first LLM of the resources in the variables that clients read. Anthropic's clients add /v1 themselves."""
+    """The first LLM of the resources in the variables that clients read. Anthropic's and Google's clients add the
+    version themselves."""
     llm = next((r for r in resources.values() if isinstance(r, LLM)), None)
     if llm is None:
         return {}
@@ -317,9 +318,12 @@ def _endpoint(resources: NamedResources) -> dict[str, str]:
         "OPENAI_API_BASE": llm.endpoint,
         "OPENAI_API_KEY": key,
         "OPENAI_MODEL": llm.model,
-        "ANTHROPIC_BASE_URL": re.sub(r"/v1/?$", "", llm.endpoint),
+        "ANTHROPIC_BASE_URL": (plain := re.sub(r"/v1/?$", "", llm.endpoint)),
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_MODEL": llm.model,
+        "GOOGLE_GEMINI_BASE_URL": plain,
+        "GEMINI_API_KEY": key,
+        "GEMINI_MODEL": llm.model,
     }
 
 

@@ -20,6 +20,7 @@ SMALLEST: dict[str, Any] = {
     "responses": {"model": "m", "input": "x"},
     "messages": {"model": "m", "messages": [{"role": "user", "content": "x"}], "max_tokens": 5},
     "completions": {"model": "m", "prompt": "x"},
+    "gemini": {"model": "m", "contents": [{"role": "user", "parts": [{"text": "x"}]}]},
 }
 
 

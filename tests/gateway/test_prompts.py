@@ -66,6 +66,24 @@ def test_tools_are_described_anew_by_name_in_both_forms() -> None:
     assert flat["tools"] == [{"name": "find", "description": "finds"}]
 
 
+@pytest.mark.parametrize("given", ["old", {"parts": [{"text": "old"}]}])
+@pytest.mark.parametrize("name", ["systemInstruction", "system_instruction"])
+def test_the_gemini_apis_places(given: Any, name: str) -> None:
+    turn = {"role": "user", "parts": [{"text": "hi"}]}
+    shown = agl.Demonstrations(template='{"role": "user", "content": "a"}\n{"role": "assistant", "content": "b"}')
+    tool = agl.ToolDescription(tool="find", template="finds")
+    body = {name: given, "contents": [turn], "tools": [{"functionDeclarations": [{"name": "find"}, {"name": "other"}]}]}
+    assert with_prompts("gemini", body, [AFTER, tool, shown], None) == {
+        name: {"parts": [{"text": "old\n\nmore"}]},
+        "contents": [
+            {"role": "user", "parts": [{"text": "a"}]},
+            {"role": "model", "parts": [{"text": "b"}]},
+            turn,
+        ],
+        "tools": [{"functionDeclarations": [{"name": "find", "description": "finds"}, {"name": "other"}]}],
+    }
+
+
 def test_only_the_agent_it_is_for() -> None:
     prompt = agl.SystemPrompt(template="new", agent="^writer$")
     body = {"messages": [USER]}

@@ -81,7 +81,9 @@ async def test_the_endpoint_is_in_the_variables_and_our_secrets_are_not(
         test "$OPENAI_BASE_URL" = http://127.0.0.1:9/rollout/r/attempt/a/v1 &&
         test "$OPENAI_API_BASE" = "$OPENAI_BASE_URL" && test "$OPENAI_API_KEY" = secret-key &&
         test "$ANTHROPIC_BASE_URL" = http://127.0.0.1:9/rollout/r/attempt/a && test "$ANTHROPIC_API_KEY" = secret-key &&
-        test "$OPENAI_MODEL" = m && test "$MORE" = yes && test -z "$MY_CLOUD_PASSWORD" && echo 1"""
+        test "$GOOGLE_GEMINI_BASE_URL" = "$ANTHROPIC_BASE_URL" && test "$GEMINI_API_KEY" = secret-key &&
+        test "$GEMINI_MODEL" = m && test "$OPENAI_MODEL" = m &&
+        test "$MORE" = yes && test -z "$MY_CLOUD_PASSWORD" && echo 1"""
     (rollout,) = await run(store, Program(sh(check), env={"MORE": "yes"}), None)
     assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
 

@@ -105,7 +105,8 @@ class Dialect(ABC):
     title: ClassVar[str]
     """For people."""
     paths: ClassVar[tuple[str, ...]]
-    """Without /v1, for example ("/chat/completions",)."""
+    """Without /v1, for example ("/chat/completions",). What stands in braces may be anything: "/models/{model}:answer".
+    """
     counting_paths: ClassVar[tuple[str, ...]] = ()
     """Where the provider counts the tokens of a request instead of answering it."""
     id_prefix: ClassVar[str]
@@ -117,6 +118,8 @@ class Dialect(ABC):
     """Where the provider's own client describes a request ("module:TypedDict"), for the table of fields in the docs."""
     conversation_fields: ClassVar[tuple[str, ...]] = ()
     """The fields of a request that hold the conversation; enough for `parse`."""
+    keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
+    """What is sent in a stream while there is nothing to say; the format's clients must skip it."""
 
     @abstractmethod
     def parse(self, body: Body, answered: Answered) -> CallRequest:
@@ -138,6 +141,18 @@ class Dialect(ABC):
     def refuse(self, refusal: Refusal) -> bytes:
         """The body of an error."""
 
+    def located(self, body: Body, path: str, query: str) -> Body:
+        """A request with what its URL says, as `parse` reads it: for formats whose paths carry the model."""
+        return body
+
+    def media_type(self, request: CallRequest) -> str:
+        """Of the stream that `writer` writes."""
+        return "text/event-stream; charset=utf-8"
+
+    def counted(self, tokens: int) -> bytes:
+        """The body of the answer where tokens were counted."""
+        return msgspec.json.encode({"input_tokens": tokens})
+
     # ---- calls that another provider answers -----------------------------------------------------------------------
 
     def credentials(self, api_key: str | None) -> dict[str, str]:
@@ -147,6 +162,18 @@ class Dialect(ABC):
     def asking_for_usage(self, body: Body) -> Body:
         """A request whose answer will tell its tokens, for formats that tell those of a stream only if asked."""
         return body
+
+    def addressed(self, path: str, body: Body) -> tuple[str, Body]:
+        """Where at the provider a request goes, and its body: the reverse of `located`."""
+        return path, body
+
+    def settings(self, body: Body) -> Body:
+        """The object of a request that has `n` and the limit of an answer's tokens, under names that OpenAI uses."""
+        return body
+
+    def in_openai_terms(self, answer: Body) -> dict[str, Any]:
+        """A provider's answer with its `id`, `model` and `usage` under these names."""
+        return dict(answer)
 
     def said(self, answer: Body) -> Message | None:
         """The message in a provider's answer. A body that cannot be read may raise what reading it raises."""

@@ -40,6 +40,8 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     """Decode the body that follows, check it, and say what it asks."""
 
     dialect: str
+    path: str
+    query: str
     counting: bool
     """Whether only the number of its tokens is asked."""
     limits: RequestLimits

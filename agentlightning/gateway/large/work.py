@@ -156,7 +156,8 @@ def _grammar(asked: MakeGrammar) -> Answer:
 def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
     model = "unknown"
     try:
-        given = checked(body, read.limits)
+        dialect = _dialects[read.dialect]
+        given = dialect.located(checked(body, read.limits), read.path, read.query)
         if read.prompts:
             given = with_prompts(read.dialect, given, [_prompt(prompt) for prompt in read.prompts], read.agent)
         model = required(given, "model", str)
@@ -165,7 +166,7 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
         measure = read.models.get(model)
         if measure is None:
             return Unmeasured(model)
-        request = _dialects[read.dialect].parse(given, _Answered(read.answered))
+        request = dialect.parse(given, _Answered(read.answered))
         read.limits.check_stops(request.asked.get("stop", ()))
         if read.strict:
             check_strict(request.left_out)

@@ -43,19 +43,24 @@ def overhear(dialect: Dialect, request: Mapping[str, Any], answer: Body) -> Over
 
 def answer_in(dialect: Dialect, response: bytes) -> Body:
     """The bytes of an answer as one object; empty if they are none."""
-    found = _object(response)
-    if found is not None:
-        return found
-    lines = [line[5:].strip() for line in response.split(b"\n") if line.startswith(b"data:")]
+    found = _json(response)
     try:
-        return dialect.gather([event for event in map(_object, lines) if event is not None])
+        if not isinstance(found, dict):
+            found = dialect.gather(_events(response) if found is None else found)
+        return dialect.in_openai_terms(found)
     except (LookupError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _object(text: bytes) -> Body | None:
+def _events(response: bytes) -> list[Body]:
+    """The objects of a stream of server-sent events."""
+    lines = [line[5:].strip() for line in response.split(b"\n") if line.startswith(b"data:")]
+    return [event for event in map(_json, lines) if isinstance(event, dict)]
+
+
+def _json(text: bytes) -> Any:
+    """What JSON says; None for anything else."""
     try:
-        found = msgspec.json.decode(text)
+        return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None

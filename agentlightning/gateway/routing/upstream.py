@@ -22,7 +22,7 @@ import msgspec
 
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.dialects import Dialect
+from agentlightning.gateway.dialects import Dialect, Route
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.recording.recorder import Recorder
@@ -104,8 +104,7 @@ class Upstream:
     @asynccontextmanager
     async def forward(
         self,
-        path: str,
-        dialect: Dialect,
+        route: Route,
         body: Mapping[str, Any],
         live: LiveAttempt,
         place: Place,
@@ -118,9 +117,11 @@ class Upstream:
         `key` is the client's own, which goes on if the provider is to have it. A `large` request is written, and its
         record made, beside the event loop.
         """
+        dialect = route.dialect
         sent = {**self._provider.extra_body, **body, "model": self._provider.model or self._alias}
         if self.account.counts_tokens:
             sent = dialect.asking_for_usage(sent)
+        path, sent = dialect.addressed(route.path, sent)
         call = Forwarded(
             call_id=f"fwd-{uuid.uuid4().hex}:0",
             alias=self._alias,
@@ -128,10 +129,10 @@ class Upstream:
             request=await in_background(_text, sent) if large else _text(sent),
             start=time.time(),
         )
-        expected = await self._admit(live, place, call, sent)
+        expected = await self._admit(live, place, call, dialect.settings(sent))
         kept = bytearray()
         error: str | None = "cut off"
-        answers = path not in dialect.counting_paths  # whose client goes away meanwhile may be charged nevertheless
+        answers = not route.counting  # whose client goes away meanwhile may be charged nevertheless
         try:
             url = self._replica(live.rollout_id) + path
             own = key if self._provider.forward_client_key else None
@@ -161,9 +162,9 @@ class Upstream:
         elif status >= 400:
             live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {status}.")
 
-    async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, sent: Mapping[str, Any]) -> Spent:
+    async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, settings: Mapping[str, Any]) -> Spent:
         try:
-            return await self.account.admit(live, sent, len(call.request))
+            return await self.account.admit(live, settings, len(call.request))
         except Refusal as refusal:
             record_refusal(self._recorder, live, place, self._alias, refusal, call.start)
             raise

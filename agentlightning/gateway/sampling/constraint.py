@@ -40,6 +40,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
 def constraint_of(request: CallRequest) -> Constraint | None:
     """None if the response may be anything."""
     choice, tools = request.tool_choice, request.tools if reads_tools(request) else None
+    if tools and choice.among:
+        tools = [tool for tool in tools if _name(tool) in choice.among]
     if choice.mode == "required":
         meant = [_spare(tool) for tool in tools or () if choice.name in (None, _name(tool))]
         several = request.parallel_tool_calls and choice.name is None

@@ -6,17 +6,14 @@ For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import msgspec
 
+from agentlightning.gateway.serving.http import KEY_HEADERS, Receive, Send, api_key, headers_of
 from agentlightning.keys import PREFIX, not_empty
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
-
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 
 class AttemptGateway(Protocol):
@@ -30,7 +27,7 @@ class AttemptGateway(Protocol):
 
 
 class AnonymousAccess:
-    """The ASGI application. With `api_key`, clients must send it as OpenAI's or Anthropic's clients do."""
+    """The ASGI application. With `api_key`, clients must send it as the clients of OpenAI, Anthropic or Google do."""
 
     def __init__(self, gateway: AttemptGateway, store: LightningStore, api_key: str | None) -> None:
         self._gateway = gateway
@@ -41,27 +38,23 @@ class AnonymousAccess:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._gateway.app(scope, receive, send)
             return
-        if _key(scope).startswith(PREFIX.encode()):  # an attempt's key, which the gateway checks
+        given = api_key(headers_of(scope))
+        if given.startswith(PREFIX):  # an attempt's key, which the gateway checks
             await self._gateway.app(scope, receive, send)
             return
-        if self._api_key is not None and not hmac.compare_digest(_key(scope), self._api_key.encode()):
+        if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
             await _refuse(send)
             return
         claimed = await self._store.start_rollout({"path": scope["path"]}, RolloutMode.TEST)
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
         key = self._gateway.key_for(rollout_id, attempt_id).encode()
-        others = [(name, value) for name, value in scope["headers"] if name not in (b"authorization", b"x-api-key")]
+        others = [(name, value) for name, value in scope["headers"] if name not in KEY_HEADERS]
         try:
             named = {**scope, "headers": [*others, (b"authorization", b"Bearer " + key)]}
             await self._gateway.app(named, receive, send)
         finally:
             await self._gateway.close_attempt(rollout_id, attempt_id)
             await self._store.update_attempt(rollout_id, attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
-
-
-def _key(scope: Any) -> bytes:
-    headers = dict(scope["headers"])
-    return headers.get(b"authorization", b"").removeprefix(b"Bearer ").strip() or headers.get(b"x-api-key", b"")
 
 
 async def _refuse(send: Send) -> None:

@@ -119,12 +119,13 @@ class Exchange:
                 return
         arrival = self._arrival
         writer = self._dialect.writer(arrival.request, arrival.response_id, int(arrival.start), self._target.rendering)
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+        media_type = self._dialect.media_type(arrival.request).encode()
+        headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": [*headers, *self._headers]})
         await send_part(send, writer.start(begin.prompt_tokens))
         event = first
         while event is not _GONE:
-            await send_part(send, b": keep-alive\n\n" if event is None else _written(writer, event))
+            await send_part(send, self._dialect.keep_alive if event is None else _written(writer, event))
             event = await _next(events, self._keep_alive)
         outcome = _outcome(await _finished(work))
         last = writer.fail(outcome) if isinstance(outcome, Refusal) else writer.finish(outcome)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from agentlightning.backoff import Watched
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.dialects import FORWARDED, Dialect, by_path
+from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.large.requests import LargeRequests
@@ -36,7 +36,9 @@ from agentlightning.gateway.serving.http import (
     Receive,
     Scope,
     Send,
+    api_key,
     drain,
+    headers_of,
     left_out_header,
     read_body,
     send_body,
@@ -50,7 +52,7 @@ from agentlightning.types.names import CONTEXT_HEADER
 _PATH = re.compile(
     r"(?:/key/(?P<key>[^/]+))?"
     r"(?:/rollout/(?P<rollout>[^/]+)/attempt/(?P<attempt>[^/]+)(?:/key/(?P<url_key>[^/]+))?)?"
-    r"(?:/agent/(?P<agent>[^/]+))?(?:/v1)*(?P<rest>/.*)"
+    r"(?:/agent/(?P<agent>[^/]+))?(?:/v1(?:(?:alpha|beta)\d*)?)*(?P<rest>/.*)"
 )
 _CONTEXT = CONTEXT_HEADER.encode()
 _MOST_REASONS = 16
@@ -89,8 +91,7 @@ class GatewayApp:
         self._waiting = Waiting(large.limits)
         self._busy = busy
         self._instance = instance
-        self._dialects = {**by_path(FORWARDED), **by_path(dialects)}
-        self._counting = {path for dialect in dialects for path in dialect.counting_paths}
+        self._paths = Paths(dialects, FORWARDED)
         self.turned_away: Counter[str] = Counter()
         """Requests that belong to no attempt, by why they were refused."""
         self.trouble: str | None = None
@@ -101,13 +102,13 @@ class GatewayApp:
             raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
         match = _PATH.fullmatch(scope["path"])
         rest = match["rest"] if match else scope["path"]
-        dialect = self._dialects.get(rest)
-        if dialect is not None and match is not None:
+        route = self._paths.find(rest, scope["query_string"].decode("latin-1"))
+        if route is not None and match is not None:
             if scope["method"] == "POST":
-                await self._call(dialect, match, scope, receive, send)
+                await self._call(route, match, scope, receive, send)
             else:
                 refusal = Refusal(f"Use POST for {rest}.", status=405, code="method_not_allowed")
-                await send_body(send, 405, dialect.refuse(refusal))
+                await send_body(send, 405, route.dialect.refuse(refusal))
         elif rest in PATHS and match is not None and scope["method"] == "POST":
             await self._of_attempt(match, scope, receive, send)
         elif rest == "/models":
@@ -118,7 +119,7 @@ class GatewayApp:
             told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
             await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **told})
         else:
-            known = ", ".join(f"/v1{path}" for path in (*self._dialects, "/models"))
+            known = ", ".join(f"/v1{path}" for path in (*self._paths.known, "/models"))
             refusal = Refusal(
                 f"There is no {redacted(scope['path'])} here. Served are {known}.", status=404, code="not_found"
             )
@@ -131,20 +132,21 @@ class GatewayApp:
             return True
         match = _PATH.fullmatch(scope["path"])
         try:
-            return match is not None and CLOSE in self._attribute(match, dict(scope["headers"])).scopes
+            return match is not None and CLOSE in self._attribute(match, headers_of(scope)).scopes
         except Refusal:
             return False
 
     def _models(self) -> dict[str, Any]:
         names = self._router.names()
         page = {"has_more": False, "first_id": names[0], "last_id": names[-1]}  # for Anthropic's clients
-        return {"object": "list", "data": [_model(name) for name in names], **page}
+        models = [_model(name) for name in names]
+        return {"object": "list", "data": models, "models": models, **page}  # "models" for Google's clients
 
-    async def _call(self, dialect: Dialect, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _call(self, route: Route, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         watched = Watched(receive, send)
         with ExitStack() as counted:
             counted.callback(self._backoff.settle, watched)
-            handler = await self._begin(dialect, path, dict(scope["headers"]), counted, watched)
+            handler = await self._begin(route, path, headers_of(scope), counted, watched)
             if handler is not None:
                 watched.samples = isinstance(handler, Exchange)
                 watched.forwarded = isinstance(handler, Relay)
@@ -152,7 +154,7 @@ class GatewayApp:
 
     async def _begin(
         self,
-        dialect: Dialect,
+        route: Route,
         path: re.Match[str],
         headers: Mapping[bytes, bytes],
         counted: ExitStack,
@@ -177,7 +179,7 @@ class GatewayApp:
                     await while_connected(receive, live.running, self._recorder.room(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
-                return await self._handler(dialect, path, body, live, place, receive, _own_key(headers))
+                return await self._handler(route, path["key"] is None, body, live, place, receive, _own_key(headers))
         except DisconnectedError:
             return None
         except Exception as error:  # the last one who can give the client an answer
@@ -186,7 +188,7 @@ class GatewayApp:
                 self._turn_away(refusal)
             if unread:
                 await self._drain(receive, headers, refusal)
-            await send_body(watched.send, refusal.status, dialect.refuse(refusal))
+            await send_body(watched.send, refusal.status, route.dialect.refuse(refusal))
             return None
 
     async def _wait(self, watched: Watched, key: AttemptKey) -> None:
@@ -227,7 +229,7 @@ class GatewayApp:
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
         watched = Watched(receive, send)
         try:
-            await self._answer_of_attempt(path, dict(scope["headers"]), watched)
+            await self._answer_of_attempt(path, headers_of(scope), watched)
         finally:
             self._backoff.settle(watched)
 
@@ -259,8 +261,8 @@ class GatewayApp:
 
     async def _handler(
         self,
-        dialect: Dialect,
-        found: re.Match[str],
+        route: Route,
+        knows_models: bool,
         body: bytes,
         live: LiveAttempt,
         place: Place,
@@ -272,28 +274,28 @@ class GatewayApp:
         `own_key` is for a provider of which the gateway knows no key.
         """
         start = time.time()
-        knows_models = found["key"] is None and not self._router.takes_any_name
-        incoming = Incoming(dialect, found["rest"], body, live, place, knows_models=knows_models)
+        knows_models = knows_models and not self._router.takes_any_name
+        incoming = Incoming(route, body, live, place, knows_models=knows_models)
         try:
             self._check_open(live)
             asked = await self._reader.read(incoming, receive)
             if isinstance(asked, int):
-                return _Counted(asked)
+                return _Counted(route.dialect, asked)
             target = self._router.target(incoming.model)
             if isinstance(target, Upstream):
                 assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
                 large = self._limits.is_large(body)
-                forwarding = target.forward(incoming.path, dialect, asked, live, place, key=own_key, large=large)
-                return Relay(dialect, forwarding, live.running, self._recorder.admitted(live.key))
+                forwarding = target.forward(route, asked, live, place, key=own_key, large=large)
+                return Relay(route.dialect, forwarding, live.running, self._recorder.admitted(live.key))
             assert isinstance(asked, CallRequest), "what is answered here has been read"
         except Refusal as refusal:
             record_refusal(self._recorder, live, place, incoming.model, refusal, start)
             raise
-        if incoming.path in self._counting:
-            return _Count(dialect, target, asked, live)
-        arrival = _arrive(live, asked, dialect, place, start)
+        if route.counting:
+            return _Count(route.dialect, target, asked, live)
+        arrival = _arrive(live, asked, route.dialect, place, start)
         admitted = self._recorder.admitted(live.key, asked.n)
-        return Exchange(dialect, target, arrival, admitted, self._keep_alive_seconds)
+        return Exchange(route.dialect, target, arrival, admitted, self._keep_alive_seconds)
 
     def _check_open(self, live: LiveAttempt) -> None:
         if len(live.running) >= self._limits.open_requests:
@@ -307,7 +309,7 @@ class GatewayApp:
     def _attribute(self, path: re.Match[str], headers: Mapping[bytes, bytes]) -> AttemptKey:
         """Whose call this is: the header's key says so if it is one of ours, else the key in the URL."""
         rollout, attempt = path["rollout"], path["attempt"]
-        scoped = self._verified(_key(headers)) or self._verified(path["key"])
+        scoped = self._verified(api_key(headers)) or self._verified(path["key"])
         if scoped is None and path["url_key"] is not None:
             scoped = verify_url_key(self._secret, rollout, attempt, path["url_key"])
         if scoped is None:
@@ -371,11 +373,13 @@ def _wrong_client(key: AttemptKey, running: str) -> Refusal:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """A model as both OpenAI and Anthropic describe theirs."""
+    """A model as OpenAI, Anthropic and Google describe theirs."""
     now = int(time.time())
     openai = {"object": "model", "created": now, "owned_by": "agentlightning"}
     since = datetime.fromtimestamp(now, UTC).isoformat()
-    return {"id": name, **openai, "type": "model", "display_name": name, "created_at": since}
+    methods = ["generateContent", "countTokens"]
+    google = {"name": f"models/{name}", "displayName": name, "supportedGenerationMethods": methods}
+    return {"id": name, **openai, "type": "model", "display_name": name, "created_at": since, **google}
 
 
 class Handler(Protocol):
@@ -402,17 +406,18 @@ class _Count:
             refusal = refusal_for(error)
             await send_body(send, refusal.status, self._dialect.refuse(refusal))
             return
-        await send_json(send, 200, {"input_tokens": count}, left_out_header(self._request.left_out))
+        await send_body(send, 200, self._dialect.counted(count), left_out_header(self._request.left_out))
 
 
 class _Counted:
     """Tells what was counted while the request was read."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(self, dialect: Dialect, tokens: int) -> None:
+        self._dialect = dialect
         self._tokens = tokens
 
     async def run(self, receive: Receive, send: Send) -> None:
-        await send_json(send, 200, {"input_tokens": self._tokens})
+        await send_body(send, 200, self._dialect.counted(self._tokens))
 
 
 def _arrive(live: LiveAttempt, request: CallRequest, dialect: Dialect, place: Place, start: float) -> Arrival:
@@ -434,13 +439,5 @@ def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None)
 
 def _own_key(headers: Mapping[bytes, bytes]) -> str | None:
     """The client's own API key, which is none of ours: the URL alone says whose call it is."""
-    key = _key(headers)
+    key = api_key(headers)
     return key if key and not key.startswith(PREFIX) else None
-
-
-def _key(headers: Mapping[bytes, bytes]) -> str:
-    """The API key as OpenAI's clients send it, or as Anthropic's do."""
-    bearer = headers.get(b"authorization", b"").decode("latin-1")
-    if bearer[:7].lower() == "bearer ":
-        return bearer[7:].strip()
-    return headers.get(b"x-api-key", b"").decode("latin-1")

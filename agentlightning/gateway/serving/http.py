@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -19,11 +20,30 @@ Send = Callable[[Any], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 _MOST_NAMES = 16
+KEY_HEADERS = (b"authorization", b"x-api-key", b"x-goog-api-key")
+"""Where OpenAI's, Anthropic's and Google's clients send their key."""
 _JSON = (b"content-type", b"application/json")
 
 
 class DisconnectedError(Exception):
     """The client went away while it was still sending its request."""
+
+
+def headers_of(scope: Scope) -> dict[bytes, bytes]:
+    """The headers of a request, by lower-case name. A key that stands in the query, as Google's API has it, is one."""
+    headers = dict(scope["headers"])
+    if b"key=" in scope["query_string"] and not any(name in headers for name in KEY_HEADERS):
+        key = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("key", "")
+        headers[b"x-goog-api-key"] = key.encode("latin-1", "replace")
+    return headers
+
+
+def api_key(headers: Mapping[bytes, bytes]) -> str:
+    """The API key as OpenAI's clients send it, or as Anthropic's or Google's do."""
+    bearer = headers.get(b"authorization", b"").decode("latin-1")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip()
+    return (headers.get(b"x-api-key") or headers.get(b"x-goog-api-key", b"")).decode("latin-1")
 
 
 async def read_body(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.dialects import DIALECTS, Dialect
+from agentlightning.gateway.dialects import DIALECTS, Route
 from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest
 from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
@@ -41,8 +41,7 @@ class Router(Protocol):
 class Incoming:
     """A request of an attempt that is yet to be read."""
 
-    dialect: Dialect
-    path: str
+    route: Route
     body: bytes
     live: LiveAttempt
     place: Place
@@ -67,7 +66,7 @@ class Reader:
         is, if another provider is asked. Sets `incoming.model`. Raises `Refusal`.
         """
         large = self._limits.is_large(incoming.body)
-        if large and incoming.dialect in DIALECTS:
+        if large and incoming.route.dialect in DIALECTS:
             measures = self._router.measures()
             found = await self._read_elsewhere(incoming, receive, measures) if measures else None
             if found is not None:
@@ -76,15 +75,15 @@ class Reader:
 
     async def _read_here(self, incoming: Incoming, *, large: bool) -> CallRequest | Mapping[str, Any]:
         body, live = incoming.body, incoming.live
-        given = await in_background(checked, body, self._limits) if large else decode(body)
+        given = incoming.route.read(await in_background(checked, body, self._limits) if large else decode(body))
         if live.prompts and not incoming.place.judge:
-            given = with_prompts(incoming.dialect.name, given, live.prompts, incoming.place.agent)
+            given = with_prompts(incoming.route.dialect.name, given, live.prompts, incoming.place.agent)
         incoming.model = required(given, "model", str)
         if not incoming.knows_models and incoming.model not in self._router.names():
             incoming.model = self._router.names()[0]
         if isinstance(self._router.target(incoming.model), Upstream):
             return given
-        parse = incoming.dialect.parse
+        parse = incoming.route.dialect.parse
         request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
         self._limits.check_stops(request.asked.get("stop", ()))
         if self._strict:
@@ -97,8 +96,10 @@ class Reader:
         """None where only this process can read it."""
         live, place = incoming.live, incoming.place
         read = Read(
-            dialect=incoming.dialect.name,
-            counting=incoming.path in incoming.dialect.counting_paths,
+            dialect=incoming.route.dialect.name,
+            path=incoming.route.path,
+            query=incoming.route.query,
+            counting=incoming.route.counting,
             limits=self._limits,
             strict=self._strict,
             models=measures,
