@@ -135,6 +135,7 @@ ELSEWHERE = {
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc': _NODE,
     },
     "algorithms.md": {
+        "agl train --data chats.jsonl --model calc": "tests/cli/test_train_data.py",
         "agl train --algorithm sft --set from_run=runs/sampled --set min_reward=1 --agent calc_agent.py:calc_agent "
         "--tasks tasks.jsonl": "tests/examples/test_good_runs.py",
     },

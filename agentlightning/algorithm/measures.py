@@ -15,6 +15,24 @@ from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, m
 from agentlightning.types import Outcome
 
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
+COLUMNS = (
+    ("progress", "step", "s"),
+    ("reward", "reward", ".3f"),
+    ("val_reward", "val", ".3f"),
+    ("failed", "failed", "d"),
+    ("tokens", "tokens", ",d"),
+    ("sampling_seconds", "sample s", ".1f"),
+    ("learning_seconds", "learn s", ".1f"),
+)
+"""What is shown of a step whose rollouts were sampled."""
+COLUMNS_OF_EXAMPLES = (
+    ("progress", "step", "s"),
+    ("loss", "loss", ".4f"),
+    ("val_reward", "val", ".3f"),
+    ("tokens", "tokens", ",d"),
+    ("learning_seconds", "learn s", ".1f"),
+)
+"""What is shown of a step that learns examples: nothing earned a reward."""
 
 
 def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = ()) -> dict[str, Any]:
@@ -37,6 +55,20 @@ def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = 
         "tasks": list(sampled.tasks),
         **_groups(sampled.episodes),
         **({"dropped": len(sampled.dropped)} if sampled.dropped else {}),
+    }
+
+
+def of_examples(sampled: Sampled) -> dict[str, Any]:
+    """How many examples a step learns, and how long they are. They were given: no reward of theirs is a measure."""
+    calls = [c for e in sampled.episodes for c in e.calls]
+    lengths = [len(c.response_ids) for c in calls]
+    return {
+        "examples": len(sampled.episodes),
+        "calls": len(calls),
+        "tokens": sum(lengths),
+        **({"response_tokens_mean": fmean(lengths), "response_tokens_max": max(lengths)} if lengths else {}),
+        "tasks": list(sampled.tasks),
+        **_groups(sampled.episodes),
     }
 
 

@@ -22,7 +22,13 @@ from agentlightning.algorithm.checkpoint import (
     save_checkpoint,
 )
 from agentlightning.algorithm.league import Opponents, of_opponents
-from agentlightning.algorithm.measures import of_rollouts, of_validation
+from agentlightning.algorithm.measures import (
+    COLUMNS,
+    COLUMNS_OF_EXAMPLES,
+    of_examples,
+    of_rollouts,
+    of_validation,
+)
 from agentlightning.algorithm.policies import PolicyUpdaters, groups_to_learn_from
 from agentlightning.algorithm.preflight import Preflight
 from agentlightning.algorithm.replay import ReplayBuffer
@@ -36,15 +42,6 @@ from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
 
-COLUMNS = (
-    ("progress", "step", "s"),
-    ("reward", "reward", ".3f"),
-    ("val_reward", "val", ".3f"),
-    ("failed", "failed", "d"),
-    ("tokens", "tokens", ",d"),
-    ("sampling_seconds", "sample s", ".1f"),
-    ("learning_seconds", "learn s", ".1f"),
-)
 CLIPS_NOTHING = (
     "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
     "minibatches=2 or update_epochs=2 make it count."
@@ -109,7 +106,8 @@ class TrainingRun:
         own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
         if settings.clips_nothing:
             self.context.reporter.note(CLIPS_NOTHING)
-        self.context.reporter.columns([*COLUMNS, *(own or OF_ONE_POLICY), *AT_THE_END])
+        shown = [*COLUMNS, *(own or OF_ONE_POLICY)] if settings.samples else COLUMNS_OF_EXAMPLES
+        self.context.reporter.columns([*shown, *AT_THE_END])
         self.source = self._make_source(self._schedule, info.carried)
         self._stack.push_async_callback(self.source.close)
         self._sampling = AsynchronousSampling(
@@ -214,13 +212,18 @@ class TrainingRun:
 
     async def end_step(self, sampled: Sampled, metrics: Mapping[str, Any]) -> None:
         """Report the step, and save it where that is due."""
-        rollouts = of_rollouts(sampled, self.settings.credit_rule(), self.settings.adapters)
-        if (league := self.settings.plays) is not None:
+        settings = self.settings
+        rollouts = (
+            of_rollouts(sampled, settings.credit_rule(), settings.adapters)
+            if settings.samples
+            else of_examples(sampled)
+        )
+        if (league := settings.plays) is not None:
             rollouts |= of_opponents([*sampled.episodes, *sampled.dropped], league.even)
         summary = {"step": self.done, **rollouts, **metrics, **self._times(sampled), **self._outlook(metrics)}
         self.context.reporter.step({**summary, **await self._time_split()})
         self.preflight.watch(summary)
-        if self._ended or self.done % self.settings.save_every == 0 or self.preflight.stuck:
+        if self._ended or self.done % settings.save_every == 0 or self.preflight.stuck:
             await self._save(sampled)
 
     async def end_early(self) -> float | None:

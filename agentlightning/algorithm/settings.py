@@ -238,9 +238,14 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             object.__setattr__(self, name, value)
 
     @property
+    def examples(self) -> str | None:
+        """What is learned where nothing is sampled, as a plural; None where it learns from what the engine samples."""
+        return None
+
+    @property
     def samples(self) -> bool:
         """Whether it learns from what the engine sampled."""
-        return True
+        return self.examples is None
 
     @property
     def serial(self) -> bool:
@@ -304,7 +309,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
         """How many steps a run on so many tasks has, if no group carries over."""
         if self.steps is not None:
             return self.steps
-        return math.ceil(self.epochs * tasks / max(1, min(self.tasks_per_step, tasks)))
+        per_step = max(1, min(self.tasks_per_step, tasks))
+        if self.curriculum is not None:  # which draws, and knows no end of an epoch
+            return math.ceil(self.epochs * tasks / per_step)
+        return self.epochs * math.ceil(tasks / per_step)
 
     def loss_config(self) -> LossConfig:
         """What the learner minimises."""

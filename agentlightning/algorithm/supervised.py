@@ -54,6 +54,8 @@ class SFT(GRPO):
 
     loss: Loss = "reinforce"
     advantage: Advantage = "best"
+    max_kl: float | None = None
+    """How far one update may move the policy, in nats per token; None: as far as the examples move it."""
     source: Literal["rollouts", "chats", "run"] = "rollouts"
     """Where the training data are from; "run" follows from `from_run`."""
     from_run: str | Path | None = None
@@ -91,8 +93,8 @@ class SFT(GRPO):
         return Good(best_of=self.best_of, min_reward=self.min_reward)
 
     @property
-    def samples(self) -> bool:
-        return self.source == "rollouts"
+    def examples(self) -> str | None:
+        return {"rollouts": None, "chats": "conversations", "run": "recorded tasks"}.get(self.source, "examples")
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
         rollouts = super().make_source(schedule, again)

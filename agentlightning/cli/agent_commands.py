@@ -151,6 +151,12 @@ def train(
         bool, typer.Option("--remote", help="No agent here: runners join from elsewhere (agl runner) and have it.")
     ] = False,
     val_tasks: Annotated[Path | None, typer.Option(help="Tasks to validate on, never trained.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help='Learn these conversations by SFT, in place of --tasks: {"messages": […], "tools": […]} per line.'
+        ),
+    ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="GRPO, DAPO, RLOO, PPO, SFT, DPO, …; GRPO if not given.")
     ] = None,
@@ -207,16 +213,20 @@ def train(
 
     agl train --agent my_agent.py:agent --tasks tasks.jsonl --model ./my-model --set steps=50
 
+    agl train --data chats.jsonl --model ./my-model                  fine-tune on good conversations first
+
     agl train --algorithm DAPO --set steps=50 --print-config         what it would train with
 
     agl train --config runs/grpo-20250101-120000/run.json            the same run again
     """
     from agentlightning.cli.agents import find_agent
-    from agentlightning.cli.configuration import agent_and_tasks
+    from agentlightning.cli.configuration import agent_and_tasks, of_data
     from agentlightning.cli.train import show_config, train_agent
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
+    if data is not None:
+        algorithm, tasks, settings = of_data(data, algorithm, tasks, settings or [])
     if address is not None:
         backend_option = [*(backend_option or []), f"address={address}"]
     if print_config:
@@ -226,8 +236,11 @@ def train(
     if tasks is None:
         tasks, val_tasks = known_tasks, val_tasks or known_val_tasks
     if tasks is None:
-        raise ConfigError("There are no tasks to train on: give --tasks FILE, or --config with the run.json of a run.")
-    if agent is None and not remote:
+        raise ConfigError(
+            "There are no tasks to train on: give --tasks FILE, --data FILE with conversations, or --config with the "
+            "run.json of a run."
+        )
+    if agent is None and not remote and data is None:
         agent = known_agent
     train_agent(
         None

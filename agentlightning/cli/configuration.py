@@ -120,6 +120,18 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else repr(value)
 
 
+def of_data(
+    data: Path, algorithm: str | None, tasks: Path | None, settings: Sequence[str]
+) -> tuple[str, Path, list[str]]:
+    """The algorithm, the training data and the settings that `--data` stands for. Raises ConfigError for options that
+    say otherwise."""
+    if tasks is not None:
+        raise ConfigError("--data has the conversations to learn, --tasks what an agent is run on: give one of them.")
+    if algorithm is not None and algorithm.lower() != "sft":
+        raise ConfigError(f"--data has conversations, which only SFT learns; {algorithm} learns from --tasks.")
+    return "SFT", data, ["source=chats", *settings]
+
+
 def agent_and_tasks(config: Path | None) -> tuple[str | None, Path | None, Path | None]:
     """Of a run that is to be repeated: its agent, and the files with its tasks; None for what is not known."""
     if config is not None and not config.is_file():

@@ -54,11 +54,12 @@ def train_agent(
     resume: Path | None,
 ) -> None:
     """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
-    if agent is None and strategy != "remote":
-        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
     others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
+    chosen = make_algorithm(algorithm, model, config, settings, **others)
+    if agent is None and strategy != "remote" and (chosen.samples or val_tasks is not None):
+        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
     trainer = Trainer(
-        algorithm=make_algorithm(algorithm, model, config, settings, **others),
+        algorithm=chosen,
         concurrency=concurrency,
         n_runners=n_runners,
         strategy=strategy,

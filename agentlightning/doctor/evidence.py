@@ -67,6 +67,12 @@ class Evidence:
         return [e.reward for e in (*self.early, *self.episodes) if e.reward is not None]
 
     @property
+    def supervised(self) -> bool:
+        """Whether the run learned examples that it was given: its rollouts are validations, and nothing learns from
+        what they earned."""
+        return self.settings.get("source") in ("chats", "run")
+
+    @property
     def spread(self) -> float:
         """From the lowest to the highest reward that was read."""
         return max(self.rewards) - min(self.rewards) if self.rewards else 0.0
@@ -81,7 +87,10 @@ class Evidence:
 
     @cached_property
     def groups(self) -> list[list[Episode]]:
-        """Siblings among the last rollouts that were neither masked nor failed; groups of at least two."""
+        """Siblings among the last rollouts that were neither masked nor failed; groups of at least two. Of a run that
+        learned examples none: validations are compared with nothing."""
+        if self.supervised:
+            return []
         found: dict[Any, list[Episode]] = {}
         for e in self.episodes:
             if e.good and e.reward is not None:

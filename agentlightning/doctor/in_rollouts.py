@@ -227,7 +227,7 @@ def _context(evidence: Evidence) -> str:
 
 
 def _rewards(evidence: Evidence) -> Iterator[Finding]:
-    if evidence.settings.get("credit") == "teacher":
+    if evidence.settings.get("credit") == "teacher" or evidence.supervised:
         return  # rewards play no part
     rated = [e for e in evidence.episodes if e.good and e.reward is not None]
     if len(rated) >= 8 and len({e.reward for e in (*evidence.early, *rated) if e.reward is not None}) == 1:

@@ -101,6 +101,8 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
         others = "" if not more else f" ({more} more below.)"
         return f"{worst.words} First thing to try: {worst.fix}{others}"
     rewards = evidence.series("reward")
+    if evidence.supervised and evidence.steps:
+        return _of_examples(evidence)
     if not evidence.steps:
         return (
             "Nothing is wrong with the rollouts that were read." if evidence.episodes else "Nothing has happened yet."
@@ -117,6 +119,17 @@ def _verdict(evidence: Evidence, findings: Sequence[Finding]) -> str:
     )
 
 
+def _of_examples(evidence: Evidence) -> str:
+    """The verdict on a run that learned examples: how well it knows them, and how well it does."""
+    losses, validated = evidence.series("loss"), evidence.series("val_reward")
+    said = f"It learns the examples: the loss went from {losses[0]:.3g} to {losses[-1]:.3g} nats per token"
+    if len(losses) < 2 or losses[-1] >= losses[0]:
+        said = f"The loss has not fallen yet ({losses[0]:.3g} to {losses[-1]:.3g} nats per token): give it more steps"
+    if len(validated) > 1:
+        said += f". The validation reward went from {validated[0]:.3g} to {validated[-1]:.3g}"
+    return f"{said}."
+
+
 def _part(some: Sequence[Any], of: Sequence[Any]) -> float | None:
     return len(some) / len(of) if of else None
 
@@ -126,7 +139,7 @@ def measure(evidence: Evidence) -> dict[str, Any]:
     episodes, groups = evidence.episodes, evidence.groups
     flat = sum(len({e.reward for e in group}) == 1 for group in groups)
     calls = [c for e in episodes for c in e.calls]
-    rewards = evidence.series("reward")
+    rewards, losses = evidence.series("reward"), evidence.series("loss")
     found: dict[str, Any] = {
         "steps": len(evidence.steps),
         "reward_first": statistics.mean(rewards[:FEW]) if rewards else None,
@@ -148,6 +161,8 @@ def measure(evidence: Evidence) -> dict[str, Any]:
         "sampled_tokens_per_rollout": statistics.mean(e.sampled_tokens for e in episodes) if episodes else None,
         "longest_call_tokens": max((len(c.prompt_ids) + len(c.response_ids) for c in calls), default=None),
     }
+    if evidence.supervised and losses:
+        found |= {"loss_first": losses[0], "loss_last": losses[-1]}
     found["signal_to_noise"] = signal_to_noise(evidence)
     found |= lost_tokens(evidence)
     return found | {name: value for name in _OF_STEPS if (value := recent(evidence, name)) is not None}

@@ -235,8 +235,8 @@ class Trainer(GivenByName):
         """Train `agent` on the tasks; validate on others. Blocks until it is done; Ctrl-C stops it cleanly.
 
         Tasks are a list, or anything that has a length and is read by number; or the name of a file that ends in
-        .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, the tasks where the
-        algorithm brings its own.
+        .jsonl, .json, .csv or .parquet. `agent` may be None where all runners are elsewhere, and where the
+        algorithm learns examples and nothing is validated; the tasks may be None where the algorithm brings its own.
         """
         val = val_dataset if val_dataset is not None else val_data
         try:
@@ -276,7 +276,8 @@ class Trainer(GivenByName):
         finished step, and answers signals himself.
         """
         refuse_while_loading()
-        agent = LitAgent() if agent is None and self.strategy.is_elsewhere else as_agent(agent)
+        needless = val_dataset is None and isinstance(self.algorithm, TrainingSettings) and not self.algorithm.samples
+        agent = LitAgent() if agent is None and (needless or self.strategy.is_elsewhere) else as_agent(agent)
         self._trained_agents = agent.trained_agents
         current_trainer.set(self)
         if self.strategy.role == "runner":

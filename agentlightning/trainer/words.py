@@ -18,6 +18,10 @@ NO_VALIDATION = (
     "There are no validation tasks: whether it got better is told by the rewards of training alone, and the best "
     "checkpoint cannot be told from the last. Keep some tasks apart: fit(agent, tasks, val_dataset=others)."
 )
+NO_VALIDATION_OF_EXAMPLES = (
+    "There are no validation tasks: the loss says how well the examples are known, and nothing says whether an agent "
+    "does better. Give tasks to validate on: fit(agent, examples, val_dataset=tasks)."
+)
 NOTHING_LEARNED = (
     "Nothing was learned: in every step all siblings earned the same, so the weights are those it began with. Take "
     "tasks that the model solves now and then, give partial rewards, or take a larger group_size."
@@ -42,7 +46,7 @@ def introduce(
         )
     reporter.note(opening(algorithm, shape, run_dir, train, val))
     if val is None or len(val) == 0:
-        reporter.note(NO_VALIDATION)
+        reporter.note(NO_VALIDATION if algorithm.samples else NO_VALIDATION_OF_EXAMPLES)
     reporter.note("")
 
 
@@ -65,11 +69,14 @@ def opening(
     """The model, what is trained of it at which learning rate, how many steps, and where the run leaves its files."""
     steps = settings.steps_of(len(train)) if train is not None else settings.steps
     how_many = "" if steps is None else f"{steps} steps of "
+    step = f"{settings.tasks_per_step} tasks × {settings.group_size} rollouts"
     of_what = f"{_tasks(train, 'training')} and {_tasks(val, 'validation')}"
+    if settings.examples is not None:
+        step = f"{settings.tasks_per_step} {settings.examples}"
+        of_what = f"{0 if train is None else len(train)} {settings.examples} and {_tasks(val, 'validation')}"
     return (
         f"{type(settings).__name__} trains {_trained(settings, shape)} at {_rate(settings)}.\n"
-        f"{how_many}{settings.tasks_per_step} tasks × {settings.group_size} rollouts, "
-        f"on {of_what}{_context(settings, shape)}.\n"
+        f"{how_many}{step}, on {of_what}{_context(settings, shape)}.\n"
         f"Everything is recorded in {run_dir}. Ctrl-C stops cleanly."
     )
 
@@ -103,8 +110,11 @@ def closing(command: str, result: RunResult) -> str:
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
     lines = [""]
-    if result.stopped and not rewards:
+    if result.stopped and not any(m.get("step") for m in metrics):
         return "\nStopped before the first step was finished: nothing is learned yet."
+    losses = [m["loss"] for m in metrics if m.get("loss") is not None]
+    if losses and not rewards:
+        lines.append(f"Loss of the first step {losses[0]:.4f}, of the last {losses[-1]:.4f}, in nats per token.")
     if rewards:
         lines.append(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
     if len(validated) > 1:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
@@ -140,6 +142,31 @@ async def test_training_on_chats_can_be_stopped(tmp_path: Path) -> None:
     chats: Sequence[Any] = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]] * 4
     learner = await run(tmp_path, agl.SFT(model="calc", source="chats", epochs=50), chats, stopped=True)
     assert learner.version == 0
+
+
+async def test_a_run_on_chats_reports_what_it_has_and_no_rewards(tmp_path: Path) -> None:
+    chats: Sequence[Any] = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]] * 5
+    await run(tmp_path, agl.SFT(model="calc", source="chats", epochs=3, tasks_per_step=2), chats)
+    rows = read_metrics(tmp_path / "m.jsonl")
+    assert [row["examples"] for row in rows] == [2, 2, 1] * 3
+    assert {row["steps"] for row in rows} == {len(rows)}
+    assert all("loss" in row and row["tokens"] > 0 for row in rows)
+    of_rewards = ("reward", "rollouts", "flat", "failed", "outcomes", "truncated", "cut_off")
+    assert not [name for row in rows for name in row if name.startswith(of_rewards)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(tasks=st.integers(1, 40), per_step=st.integers(1, 20), epochs=st.integers(1, 4), drawn=st.booleans())
+def test_as_many_steps_are_announced_as_are_taken(tasks: int, per_step: int, epochs: int, drawn: bool) -> None:
+    made = agl.GRPO(
+        model="calc", tasks_per_step=per_step, group_size=2, epochs=epochs, curriculum="learnability" if drawn else None
+    )
+    schedule = TaskSchedule(range(tasks), per_step, 0, made.weigh)
+    position = steps = 0
+    while schedule.epochs_taken(position) < epochs:
+        position += len(schedule.take(position, schedule.per_step))
+        steps += 1
+    assert made.steps_of(tasks) == steps
 
 
 @pytest.mark.parametrize("val", [None, []])

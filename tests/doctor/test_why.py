@@ -372,7 +372,7 @@ async def test_every_quantity_is_measured_of_a_healthy_run_too(store: InMemoryLi
     measured = (await why(store, await write(store, recording))).measured
     assert {name for name in LISTED if measured.get(name) is None} == set()
     assert measured["masked"] == measured["failed"] == measured["truncated"] == 1 / 32
-    assert measured["prompt_tokens_lost"] > 0.5
+    assert measured["prompt_tokens_lost"] == pytest.approx(0.2), "one of the two tokens of each second prompt"
     assert 0 < measured["rewarded_without_tools"] < 1
 
 
@@ -462,6 +462,22 @@ async def test_a_run_that_is_not_there_is_refused(store: InMemoryLightningStore)
 
 async def test_an_empty_store_is_nothing_to_worry_about(store: InMemoryLightningStore) -> None:
     assert [f.code for f in (await why(store)).findings] == ["nothing_ran"]
+
+
+@pytest.mark.parametrize(("losses", "says"), [((2.0, 0.5), "learns the examples"), ((2.0, 2.1), "not fallen yet")])
+async def test_a_run_that_learns_examples_is_judged_by_its_loss(
+    store: InMemoryLightningStore, losses: tuple[float, float], says: str
+) -> None:
+    """Its rollouts are validations: that all of them earned the same stands in the way of nothing."""
+    first, last = losses
+    rows = [{"loss": first + (last - first) * n / 11, "updates": 1, "learning_rate": 1e-4} for n in range(12)]
+    recording = Recording(groups=told(reward=0.0), steps=rows, settings={"source": "chats"})
+    found = await why(store, await write(store, recording))
+    assert [f.code for f in found.findings if f.fix] == []
+    assert says in found.verdict
+    assert found.measured["loss_last"] == pytest.approx(last)
+    assert found.measured["reward_last"] is None
+    assert found.measured["groups"] == 0
 
 
 async def test_rewards_of_a_distilled_run_are_no_matter(store: InMemoryLightningStore) -> None:

@@ -62,6 +62,12 @@ def answer(command: str) -> str:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
+        ("train --data tasks.jsonl --tasks tasks.jsonl", "give one of them"),
+        ("train --data tasks.jsonl --algorithm ppo", "which only SFT learns"),
+        ("train --data tasks.jsonl --val-tasks tasks.jsonl", "Say which agent to train"),
+        ("train --data tasks.jsonl --model nowhere", "nowhere"),
+        ("train --data chats.txt", "chats.txt"),
+        ("sft --data tasks.jsonl", "agl train --data CHATS.jsonl"),
         ("train --agent agent:agent --tasks tasks.jsonl", "An agent is named by its file: agent.py:agent"),
         ("train --agent pkg.agent:run --tasks tasks.jsonl", "named by its file: pkg/agent.py:run"),
         ("train --agent agent.py: --tasks tasks.jsonl", "the name of a function in it"),

@@ -30,7 +30,7 @@ def test_the_learning_rate_is_said_and_whose_choice_it_was() -> None:
 
 def test_steps_tasks_and_folder_are_said() -> None:
     said = first_words(epochs=2, max_context=512)
-    assert "13 steps of 16 tasks × 8 rollouts, on 100 training tasks and no validation tasks.\n" in said
+    assert "14 steps of 16 tasks × 8 rollouts, on 100 training tasks and no validation tasks.\n" in said
     assert "runs/x" in said
     assert "contexts of at most 1024 tokens" in first_words(), "the default is more than the model can do"
     assert "40 steps" in first_words(steps=40)
