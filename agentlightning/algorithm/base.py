@@ -13,7 +13,7 @@ from agentlightning.arguments import explained_class
 from agentlightning.backend import Backend, BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
-from agentlightning.metrics import Reporter
+from agentlightning.metrics import Reporter, Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
 
@@ -108,10 +108,25 @@ class TrainingContext:
     """Set when the user wants to stop; the algorithm saves a checkpoint and returns."""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainerDefaults:
+    """What the configuration that an algorithm was made of says of the trainer; what the trainer is given wins."""
+
+    sinks: Sequence[Sink] = ()
+    """Besides those that the trainer is given."""
+    run_dir: Path | None = None
+    name: str | None = None
+    """What a new folder in `runs/` begins with; None: the algorithm's name."""
+    port: int | None = None
+    resume: Path | None = None
+
+
 class Algorithm:
     """Decides what to run and what to learn from it. Override `run`, sync or async."""
 
     _context: TrainingContext | None = None
+    trainer_defaults = TrainerDefaults()
+    """What it says of the trainer that runs it."""
     keeps_journal: ClassVar[bool] = False
     """Whether it is resumed by taking its course again, with what was paid for read back instead of done again. It
     needs no checkpoint then: a run's folder is enough."""

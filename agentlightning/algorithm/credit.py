@@ -78,7 +78,8 @@ def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Has
     plain = replace(rule, mode=rule.mode if compares else "return_to_go", advantage=reinforce_pp if alone else drgrpo)
     units = make_units(episodes, rule, {})
     found = _assign(units, plain, {}).advantages
-    return {u.group[0] for u, advantages in zip(units, found, strict=True) if u.counts and _any(advantages)}
+    names = [episode.rollout.metadata.get("group") for episode in episodes]
+    return {names[u.rollout] for u, advantages in zip(units, found, strict=True) if u.counts and _any(advantages)}
 
 
 def explained_variance(batches: Sequence[Sequence[CreditedCall]], values: Values) -> float:

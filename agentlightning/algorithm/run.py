@@ -136,7 +136,7 @@ class TrainingRun:
         """Validate and save the model as it came, before the first step of a run; the validation reward, if it did."""
         if self.context.resume_from is not None:
             return None
-        found = await self._validation(self._val) if self._val is not None else {}
+        found = await self._validation(self._val) if self._val is not None and self.settings.val_before else {}
         if found:
             self.context.reporter.step({"step": 0, **found, "time": time.time()})
         await self._save(NOTHING)

@@ -117,6 +117,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Discount per turn (per token in `token_gae`)."""
     lam: float = 1.0
     """λ of generalised advantage estimation."""
+    group_by: Literal["task", "rollout"] = "task"
+    """What is compared: the rollouts of a task; or the calls of one rollout, each by the rewards that name it, else by
+    what the rollout earned."""
     rollout_return: Literal["final", "sum"] = "final"
     """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
     normalization: Normalization = "token"
@@ -202,6 +205,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Deadline and retries of each rollout."""
     val_every: int = 10
     """Validate before the first step, every so many steps, and after the last."""
+    val_before: bool = True
+    """Whether it is validated before the first step, too."""
     val_repeats: int = 1
     """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
     save_every: int = 10
@@ -336,6 +341,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             gamma=self.gamma,
             lam=self.lam,
             total=self.rollout_return == "sum",
+            by_call=self.group_by == "rollout",
             normalization=self.normalization,
             constant=self.max_context,
             overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens else None,

@@ -52,6 +52,8 @@ class CreditRule:
     uses: Mapping[Outcome, Use] = field(default_factory=lambda: OUTCOME_USE)
     rewardless: bool = False
     """Rollouts count without a reward too."""
+    by_call: bool = False
+    """The calls of one rollout are compared with each other, instead of the rollouts of a task."""
 
     @property
     def estimator(self) -> Estimator:
@@ -80,14 +82,15 @@ class Unit:
 
 
 def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[str, float]) -> list[Unit]:
-    """One unit per rollout; where agents have rewards of their own, one per agent; one per triplet an agent gave."""
+    """One per rollout; where agents have rewards of their own, one per agent; one per call, if it is compared."""
     units: list[Unit] = []
     for r, e in enumerate(episodes):
         use = rule.uses[e.outcome]
         group = e.rollout.metadata.get("group")
-        if e.separate:
+        if e.separate or rule.by_call:
             parts = [(_alone(e, i), [(i, c)]) for i, c in enumerate(e.calls) if c.info.trained and len(c.response_ids)]
-            units += [_unit(r, part, use, (group, None), calls, rule, bonuses) for part, calls in parts]
+            key = (e.rollout.rollout_id if rule.by_call else group, None)
+            units += [_unit(r, part, use, key, calls, rule, bonuses) for part, calls in parts]
             continue
         agents = {c.info.agent for c in e.calls} if any(x.agent for x in e.rewards) else {None}
         for agent in sorted(agents, key=str):
@@ -98,8 +101,13 @@ def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[s
 
 
 def _alone(episode: Episode, call: int) -> Episode:
-    """The episode as if this call and its own reward were all of it."""
-    return replace(episode, reward=None, rewards=[x for x in episode.rewards if x.call == call])
+    """The episode as if this call and its own reward were all of it; what names no call counts for each of them."""
+    named = [x for x in episode.rewards if x.call == call and (x.named or episode.separate)]
+    if named or episode.separate:
+        return replace(episode, reward=None, rewards=named)
+    of_agent = [x.value for x in episode.rewards if x.agent is not None and x.agent == episode.calls[call].info.agent]
+    earned = of_agent[-1] if of_agent else episode.reward
+    return replace(episode, rewards=[] if earned is None else [Earned(earned, call)])
 
 
 def _unit(

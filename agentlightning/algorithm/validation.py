@@ -31,7 +31,7 @@ AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps"), 0),
     **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
-    **dict.fromkeys(("top_k", "min_p"), 0),
+    **dict.fromkeys(("top_k", "min_p", "val_temperature"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
 ABOVE_ZERO = (
@@ -44,6 +44,7 @@ AT_MOST: dict[str, float] = {
     "lam": 1,
     "quorum": 1,
     "temperature": 10,
+    "val_temperature": 10,
     "top_p": 1,
     "min_p": 1,
     "baseline_decay": 1,
@@ -76,6 +77,10 @@ USED_WITH: dict[str, tuple[Asks, str]] = {
     "hint": (
         lambda s: s.credit_mode.teacher and s.teacher_url is None,
         "a teacher that is loaded here, as agl.SelfDistill has it",
+    ),
+    "group_by": (
+        lambda s: s.compares_siblings and s.credit == "broadcast" and not s.is_supervised,
+        "credit='broadcast' and an advantage that compares siblings",
     ),
     "rollout_return": (
         lambda s: not s.credit_mode.turns,
@@ -269,12 +274,13 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
 
 def _refuse_advantage(s: TrainingSettings) -> None:
     """What the advantage needs and does not get, and what the loss would make of it."""
-    if s.group_size < 2 and s.compares_siblings:
+    if s.group_size < 2 and s.compares_siblings and s.group_by == "task":
         raise ConfigError(
             "group_size must be at least 2: rollouts of the same task are compared with each other. For groups of "
-            f"one use a critic (PPO), or advantage={_known(ADVANTAGES, lambda one: not one.siblings)}."
+            f"one use a critic (PPO), group_by='rollout', or advantage="
+            f"{_known(ADVANTAGES, lambda one: not one.siblings)}."
         )
-    if s.compares_siblings and s.group_size < s.estimator.least:
+    if s.compares_siblings and s.group_by == "task" and s.group_size < s.estimator.least:
         raise ConfigError(
             f"advantage={s.advantage!r} looks at {s.estimator.least} siblings at a time, and group_size is "
             f"{s.group_size}. Sample larger groups, or compare fewer."

@@ -205,6 +205,10 @@ def train(
     upstream_limit: UpstreamLimit = None,
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
+    log: Annotated[
+        list[str] | None,
+        typer.Option(help="Send metrics to a tracker as well: tensorboard, wandb, mlflow or trackio; may be repeated."),
+    ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as JSON for --config, and train nothing.")
     ] = False,
@@ -263,6 +267,7 @@ def train(
         models=read_upstreams(upstream or [], upstream_key, upstream_price or [], upstream_limit or []),
         run_dir=run_dir,
         resume=resume,
+        log=log or (),
     )
 
 

@@ -52,6 +52,7 @@ def train_agent(
     models: Mapping[str, Provider],
     run_dir: Path | None,
     resume: Path | None,
+    log: Sequence[str],
 ) -> None:
     """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
     others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
@@ -66,6 +67,7 @@ def train_agent(
         models=models,
         run_dir=run_dir,
         resume=resume,
+        sinks=log,
     )
     result = trainer.fit(agent, tasks, val_tasks)
     if result.stopped:

@@ -13,7 +13,8 @@ from typing import Any
 
 from agentlightning import algorithm as family
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.compat.verl_keys import flatten, understand
+from agentlightning.compat.verl_keys import flatten, in_verls_words, understand
+from agentlightning.compat.verl_trainer import trainer_defaults
 from agentlightning.errors import AgentLightningError, ConfigError
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,13 @@ def VERL(config: Mapping[str, Any], trainer_cls: Any = None, daemon_cls: Any = N
     for name, given in (("trainer_cls", trainer_cls), ("daemon_cls", daemon_cls)):
         if given is not None:
             raise ConfigError(f"{name}= is not kept: there is no VERL trainer inside. Subclass GRPO instead.")
-    meaning = understand(flatten(_plain(config)), _gpus)
-    made = getattr(family, meaning.algorithm)(**meaning.settings)
+    flat = flatten(_plain(config))
+    meaning = understand(flat, _gpus, _has_vllm)
+    try:
+        made = getattr(family, meaning.algorithm)(**meaning.settings)
+    except ConfigError as error:
+        raise ConfigError(f"VERL's configuration cannot be used as it is: {in_verls_words(str(error))}") from error
+    vars(made)["trainer_defaults"] = trainer_defaults(flat)  # beside the settings, which are frozen
     if meaning.ignored:
         lines = "\n".join(f"  {key}: {why}" for key, why in meaning.ignored.items())
         logger.warning("These keys of VERL's configuration have no meaning here and change nothing:\n%s", lines)
@@ -62,6 +68,15 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
+def _has_vllm() -> bool:
+    from agentlightning.backend.vllm.options import find_vllm
+
+    try:
+        return bool(find_vllm(None))
+    except ConfigError:
+        return False
+
+
 # ---- the command -----------------------------------------------------------------------------------------------------
 
 
@@ -82,11 +97,11 @@ def _train(flat: dict[str, Any]) -> None:
     from agentlightning.trainer import Trainer
 
     train, val = flat.pop("data.train_files", None), flat.pop("data.val_files", None)
-    named, run_dir = flat.pop("agent", None), flat.pop("trainer.default_local_dir", None)
+    named = flat.pop("agent", None)
     if train is None:
         raise ConfigError("data.train_files is missing: a file with one task per line.")
     agent = None if named is None else find_agent(named)
-    trainer = Trainer(algorithm=VERL(flat), strategy=None if agent else "remote", run_dir=run_dir)
+    trainer = Trainer(algorithm=VERL(flat), strategy=None if agent else "remote")
     trainer.fit(agent, _tasks(train), None if val is None else _tasks(val))
 
 

@@ -7,16 +7,20 @@ refused: by a rule of its own (`REFUSED`), or because nobody knows it.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.compat.verl_trainer import OF_THE_TRAINER
 from agentlightning.errors import ConfigError
 
 DUAL_CLIP_BOUND = 3.0
 """VERL's default for clip_ratio_c, and the only bound that `dual_clip` has."""
 NEVER = 10**9
-"""VERL's -1: not between the first step and the last."""
+"""VERL's 0 and -1: not between the first step and the last."""
+LORA_ALPHA = 32
+"""What an adapter's weights are multiplied with, over its rank."""
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "grpo": ("GRPO", {}),
     "gae": ("PPO", {}),
@@ -25,6 +29,8 @@ ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "reinforce_plus_plus_baseline": ("GRPO", {"advantage": "reinforce++baseline"}),
 }
 """The algorithm of each, and its settings: in VERL an estimator changes the advantage and keeps the clipped loss."""
+_COMPARE = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Those that compare what has the same uid: with n=1 these are the calls of one rollout."""
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _AGGREGATION = {"token-mean": "token", "seq-mean-token-mean": "sequence", "seq-mean-token-sum-norm": "constant"}
 _LOSSES = {"vanilla": "dual_clip", "gspo": "gspo"}
@@ -36,6 +42,10 @@ OFFLOADS = tuple(f"actor_rollout_ref.actor.fsdp_config.{what}_offload" for what 
 SHARED_ROWS = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 CUT_LAYERS = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
+
+VAL = ROLLOUT + "val_kwargs."
+GREEDY = VAL + "do_sample"
+ENGINE, SHARE = ROLLOUT + "name", ROLLOUT + "gpu_memory_utilization"
 
 DEFAULTS: dict[str, Any] = {
     "actor_rollout_ref.rollout.n": 1,
@@ -56,7 +66,7 @@ def _same(value: Any) -> Any:
 
 
 def _often(value: Any) -> int:
-    return NEVER if int(value) < 0 else int(value)
+    return NEVER if int(value) <= 0 else int(value)
 
 
 def _or_none(value: Any) -> Any:
@@ -110,6 +120,9 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "trainer.total_epochs": ("epochs", int),
     "trainer.total_training_steps": ("steps", _or_none),
     "trainer.test_freq": ("val_every", _often),
+    "trainer.val_before_train": ("val_before", bool),
+    VAL + "temperature": ("val_temperature", float),
+    VAL + "n": ("val_repeats", int),
     "trainer.save_freq": ("save_every", _often),
     "trainer.critic_warmup": ("critic_warmup", int),
     "trainer.device": ("device", lambda v: "cpu" if v == "cpu" else "auto"),
@@ -118,6 +131,10 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Keys that are one setting here."""
 
 TOGETHER = {
+    **OF_THE_TRAINER,
+    ENGINE: "vllm: backend='vllm', on one GPU that this machine has, where vLLM is installed",
+    SHARE: "with vLLM: backend_options={'gpu_memory_utilization': …}",
+    GREEDY: "false: val_temperature=0",
     "data.max_prompt_length": "with data.max_response_length: max_context",
     "data.max_response_length": "with data.max_prompt_length: max_context",
     ACTOR + "ppo_mini_batch_size": "train_batch_size / ppo_mini_batch_size: minibatches",
@@ -144,12 +161,9 @@ TOGETHER = {
 _ENGINE = "the engine that samples decides by itself"
 _LEARNER = "the learner packs tokens into batches by itself (tokens_per_batch)"
 _PLACES = "where things compute is the backend's business"
-_METRICS = "every run writes metrics.jsonl and curve.png"
 _TREE = "turns are trained as one tree of tokens: both levels at once, nothing twice"
 NO_MEANING: dict[str, str] = {
-    ROLLOUT + "name": _ENGINE,
     ROLLOUT + "mode": _ENGINE,
-    ROLLOUT + "gpu_memory_utilization": _ENGINE,
     ROLLOUT + "data_parallel_size": _ENGINE,
     ROLLOUT + "multi_turn": "agents make as many turns as they like",
     ROLLOUT + "engine_kwargs": _ENGINE,
@@ -162,9 +176,7 @@ NO_MEANING: dict[str, str] = {
     ROLLOUT + "dtype": _ENGINE,
     ROLLOUT + "calculate_log_probs": "they are always kept",
     ROLLOUT + "agent": "agents run in runners: Trainer(n_runners=…)",
-    ROLLOUT + "val_kwargs": "in validation the agent's own sampling settings hold",
     ROLLOUT + "log_prob": _LEARNER,
-    ROLLOUT + "do_sample": "training always samples",
     ACTOR + "ppo_micro_batch_size": _LEARNER,
     ACTOR + "use_dynamic_bsz": _LEARNER,
     ACTOR + "fsdp_config": _PLACES,
@@ -179,40 +191,30 @@ NO_MEANING: dict[str, str] = {
     MODEL + "use_fused_kernels": _PLACES,
     MODEL + "use_liger": _PLACES,
     MODEL + "enable_activation_offload": _PLACES,
-    MODEL + "lora_alpha": "an adapter's scale is the backend's default",
-    MODEL + "target_modules": "an adapter is on all linear layers",
     "critic": "the critic sits on the policy's hidden states",
     "reward_model": "rewards come from the agent",
     "custom_reward_function": "rewards come from the agent",
     "data.val_batch_size": "validation runs all tasks at once",
-    "data.shuffle": "tasks are shuffled in every epoch",
+    "data.train_files": "the tasks are those that Trainer.fit is given",
+    "data.val_files": "the tasks are those that Trainer.fit is given",
     "data.filter_overlong_prompts": "the agent makes the prompts",
     "data.prompt_key": "a task goes to the agent as it is",
     "data.reward_fn_key": "a task goes to the agent as it is",
     "data.image_key": "a task goes to the agent as it is",
     "data.return_raw_chat": "a task goes to the agent as it is",
     "data.dataloader_num_workers": "tasks are a list",
-    "trainer.val_before_train": "validation runs before the first step where there are validation tasks",
     "trainer.use_legacy_worker_impl": _PLACES,
-    "trainer.logger": _METRICS,
-    "trainer.project_name": "a run's name is its folder: Trainer(run_dir=…)",
-    "trainer.experiment_name": "a run's name is its folder: Trainer(run_dir=…)",
-    "trainer.default_local_dir": "the folder is the trainer's: Trainer(run_dir=…)",
-    "trainer.default_hdfs_dir": "the folder is the trainer's: Trainer(run_dir=…)",
-    "trainer.resume_mode": "Trainer(resume=…) goes on with a run",
     "trainer.log_val_generations": "`agl show` shows what was said",
     "trainer.max_critic_ckpt_to_keep": "the critic is in the policy's checkpoints",
     "trainer.balance_batch": _LEARNER,
     "trainer.esi_redundant_time": _PLACES,
     "trainer.ray_wait_register_center_timeout": _PLACES,
-    "algorithm.kl_penalty": "in the reward it is k1's",
     "algorithm.kl_ctrl": "the coefficient is fixed",
     "algorithm.pf_ppo": _LEARNER,
     "ray_init": _PLACES,
     "ray_kwargs": _PLACES,
     "global_profiler": _PLACES,
     "hydra": "there is no Hydra",
-    "agentlightning.port": "the gateway's port is Trainer(port=…)",
     "agentlightning.trace_aggregator": _TREE,
 }
 """Keys, or what keys begin with, that have no meaning here."""
@@ -225,8 +227,15 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     MODEL + "override_config": (lambda v: not v, "change the model's config.json"),
     "reward_model.enable": (lambda v: not v, "let the agent ask the reward model, and return what it says"),
     "custom_reward_function.path": (lambda v: v is None, "let the agent return the reward"),
-    "data.train_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks)"),
-    "data.val_files": (lambda v: v is None, "give the tasks to Trainer.fit(agent, tasks, val_dataset=…)"),
+    "data.shuffle": (lambda v: v is not False, "the order of the tasks is drawn anew in each epoch; take it out"),
+    ROLLOUT + "do_sample": (lambda v: v is not False, "training samples, or siblings would be equal; take it out"),
+    VAL + "top_p": (lambda v: v in (None, 1), "let the agent ask for it in validation; take it out"),
+    VAL + "top_k": (lambda v: v in (None, 0, -1), "let the agent ask for it in validation; take it out"),
+    MODEL + "lora_alpha": (lambda v: v in (None, LORA_ALPHA), f"it is {LORA_ALPHA}: scale the learning rate instead"),
+    MODEL + "target_modules": (lambda v: v in (None, "all-linear"), "an adapter is on all linear layers; take it out"),
+    "algorithm.kl_penalty": (lambda v: v in (None, "kl", "k1"), "in the reward it is k1's; take it out"),
+    "algorithm.kl_ctrl.type": (lambda v: v in (None, "fixed"), "GRPO(kl_target=…) moves the coefficient; take it out"),
+    "trainer.default_hdfs_dir": (lambda v: v is None, "copy the run's folder there when it is done"),
     "algorithm.use_pf_ppo": (lambda v: not v, "take it out: there is nothing like it"),
 }
 """Keys that may have one value only: what is accepted, and what to do for another."""
@@ -253,8 +262,8 @@ def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def understand(flat: Mapping[str, Any], gpus: Callable[[], int]) -> Meaning:
-    """What the keys mean on a machine with so many GPUs, which are counted only where it matters.
+def understand(flat: Mapping[str, Any], gpus: Callable[[], int], has_vllm: Callable[[], bool] = bool) -> Meaning:
+    """What the keys mean on a machine with so many GPUs, and vLLM or not; it is looked at only where it matters.
 
     Raises ConfigError that names each key that has to change, and how.
     """
@@ -276,6 +285,7 @@ def understand(flat: Mapping[str, Any], gpus: Callable[[], int]) -> Meaning:
     problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
     problems += _place(flat, settings, ignored, gpus)
     _cut_layers(flat, settings, ignored)
+    _engine(flat, settings, ignored, gpus, has_vllm)
     if problems:
         raise ConfigError("VERL's configuration cannot be used as it is:\n" + "\n".join(f"  {p}" for p in problems))
     algorithm, own = ESTIMATORS[estimator]
@@ -308,8 +318,14 @@ def _combine(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
     elif prompt is not None or response is not None:
         problems.append("data.max_prompt_length and data.max_response_length go together; give both.")
     batch, mini = settings.get("tasks_per_step"), flat.get(ACTOR + "ppo_mini_batch_size")
-    if batch is not None and mini is not None:
+    if mini is not None and int(mini) < 1:
+        problems.append(f"{ACTOR}ppo_mini_batch_size is {mini!r}; it must be a whole number above 0.")
+    elif batch is not None and mini is not None:
         settings["minibatches"] = max(1, math.ceil(batch / int(mini)))
+    if flat.get(GREEDY) is False:
+        settings["val_temperature"] = 0.0
+    if settings.get("group_size") == 1 and flat.get("algorithm.adv_estimator") in _COMPARE:
+        settings["group_by"] = "rollout"
     clip = flat.get(ACTOR + "clip_ratio")
     if clip is not None:
         settings.setdefault("clip_low", float(clip))
@@ -388,6 +404,26 @@ def _of_verls_workers(
     return {name: value for options in asked.values() for name, value in options.items()}
 
 
+def _engine(
+    flat: Mapping[str, Any],
+    settings: dict[str, Any],
+    ignored: dict[str, str],
+    gpus: Callable[[], int],
+    has_vllm: Callable[[], bool],
+) -> None:
+    """What samples: vLLM on one GPU, where it was asked for and is there; else this package's engine, which is said."""
+    asked = [key for key in (ENGINE, SHARE) if flat.get(key) is not None]
+    if flat.get(ENGINE, "vllm") != "vllm" or not asked:
+        ignored |= dict.fromkeys(asked, "this package's engine samples")
+    elif settings.get("backend") == "ray" or settings.get("ranks", 1) > 1:
+        ignored |= dict.fromkeys(asked, "with several ranks this package's engine samples, unless GRPO says otherwise")
+    elif settings.get("device") == "cpu" or not gpus() or not has_vllm():
+        ignored |= dict.fromkeys(asked, "there is no GPU or no vLLM here: this package's engine samples")
+    else:
+        share = {} if flat.get(SHARE) is None else {"gpu_memory_utilization": float(flat[SHARE])}
+        settings |= {"backend": "vllm", "backend_options": share}
+
+
 def _cut_layers(flat: Mapping[str, Any], settings: dict[str, Any], ignored: dict[str, str]) -> None:
     """Ranks that share layers, once it is known how many there are."""
     asked = flat.get(CUT_LAYERS) or 1
@@ -418,3 +454,22 @@ def _warm_up(flat: Mapping[str, Any], settings: dict[str, Any]) -> list[str]:
             return [f"{ACTOR}optim.lr_warmup_steps_ratio needs trainer.total_training_steps; or give lr_warmup_steps."]
         settings["warmup_steps"] = int(float(share) * settings["steps"])
     return []
+
+
+_OTHER_WORDS = {
+    "max_context": "data.max_prompt_length + data.max_response_length",
+    "minibatches": ACTOR + "ppo_mini_batch_size",
+    "advantage": "algorithm.adv_estimator",
+    "kl_coef": ACTOR + "kl_loss_coef",
+    "warmup_steps": ACTOR + "optim.lr_warmup_steps",
+}
+"""Settings that several keys make, and the key to name."""
+
+
+def in_verls_words(message: str) -> str:
+    """What is wrong with a setting, by the key that the user wrote."""
+    keys = {name: key for key, (name, _) in reversed(MAPPED.items())} | _OTHER_WORDS
+    named = "|".join(sorted(keys, key=len, reverse=True))
+    # A setting's name that is a common word too is meant where a value stands behind it.
+    pattern = rf"(?<![\w.])({named})(?=\s?=|\s\(|\sis\b|\smust\b|\sneeds\b)"
+    return re.sub(pattern, lambda found: keys[found[1]], message)

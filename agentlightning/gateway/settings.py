@@ -17,6 +17,8 @@ class CallSettings:
     """… from so many of them (0: all) …"""
     min_p: float = 0.0
     """… and from those that have at least this share of the most probable one's."""
+    val_temperature: float | None = None
+    """Of validation rollouts, whatever the agent asks for; None: what it asks for."""
     filter_replay: bool = False
     """Write down which tokens these three left to draw from, and take the learner's log-probs over the same ones."""
     train_agents: str | None = None

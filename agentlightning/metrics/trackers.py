@@ -1,6 +1,6 @@
 """Experiment trackers as sinks, each on a package that is installed apart, under the names of `metrics.jsonl`.
 
-    Trainer(sinks=[TensorBoardSink("runs/tb")])
+    Trainer(sinks=[TensorBoardSink("runs/tb"), "wandb"])
 
 None of them needs an account or a network.
 """
@@ -8,7 +8,8 @@ None of them needs an account or a network.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,18 @@ class TensorBoardSink(Sink):
 
 
 class WandbSink(Sink):
-    """A Weights & Biases run, offline unless told otherwise: `wandb sync` sends it later. Needs `wandb`."""
+    """A Weights & Biases run, offline unless `mode` or WANDB_MODE says otherwise: `wandb sync` sends it later.
 
-    def __init__(self, project: str = "agentlightning", *, mode: str = "offline", folder: str | Path = ".") -> None:
+    Needs `wandb`.
+    """
+
+    def __init__(self, project: str = "agentlightning", *, mode: str | None = None, folder: str | Path = ".") -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise _missing("wandb") from None
         self._wandb: Any = wandb
+        mode = mode or os.environ.get("WANDB_MODE") or "offline"
         self._given: dict[str, Any] = {"project": project, "mode": mode, "dir": str(folder)}
         self._run: Any = None
 
@@ -125,3 +130,24 @@ class TrackioSink(Sink):
     def close(self) -> None:
         if self._begun:
             self._trackio.finish()
+
+
+TRACKERS: Mapping[str, Callable[[str], Sink]] = {
+    "tensorboard": lambda project: TensorBoardSink(os.environ.get("TENSORBOARD_DIR") or Path("tensorboard", project)),
+    "wandb": lambda project: WandbSink(project),
+    "mlflow": lambda project: MLflowSink(os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db", project),
+    "trackio": lambda project: TrackioSink(project),
+}
+"""Trackers by name, each for a project; where they write is what their own variables of the environment say."""
+
+
+def as_sink(sink: Sink | str, project: str = "agentlightning") -> Sink:
+    """The tracker of a name; a sink as it is.
+
+    Raises ConfigError for a name that there is not, or whose package is not installed.
+    """
+    if not isinstance(sink, str):
+        return sink
+    if sink not in TRACKERS:
+        raise ConfigError(f"There is no tracker '{sink}'; there are {', '.join(TRACKERS)}.")
+    return TRACKERS[sink](project)

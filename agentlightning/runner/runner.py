@@ -400,6 +400,8 @@ class LitAgentRunner:
         """
         if not isinstance(resource, ProxyLLM):
             return resource
+        if resource.val_sampling_parameters is not None and claimed.mode is not RolloutMode.TRAIN:
+            resource = resource.model_copy(update={"sampling_parameters": resource.val_sampling_parameters})
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
         if self._gateway is None:
             bound = resource.for_attempt(rollout_id, attempt_id, resource.api_key)

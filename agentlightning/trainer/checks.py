@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -41,6 +41,13 @@ def check_parts(**parts: object) -> None:
             raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")
 
 
+def check_each(**parts: Iterable[object]) -> None:
+    """The same for several parts of a kind."""
+    for name, values in parts.items():
+        for value in values:
+            check_parts(**{name: value})
+
+
 def check_adapter(adapter: object, algorithm: Algorithm) -> None:
     """Raises ConfigError for an adapter that would have no effect: what trains a model reads the gateway's calls."""
     if adapter is None or not isinstance(algorithm, TrainingSettings):
@@ -74,6 +81,9 @@ def check_whole_numbers(**given: object) -> None:
     for name, value in given.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} is {value!r}; it must be a whole number, and at least 1.")
+    both = given.get("n_runners"), given.get("n_workers")
+    if None not in both and both[0] != both[1]:
+        raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
 
 
 def check_places(*, run_dir: object, resume: object, port: object) -> None:

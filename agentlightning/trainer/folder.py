@@ -31,7 +31,8 @@ def default_folder(algorithm: Algorithm, resume_from: Path | None) -> Path:
     if resume_from is not None:
         return resume_from.parent.parent
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return new_folder(Path("runs") / f"{type(algorithm).__name__.lower()}-{stamp}")
+    name = algorithm.trainer_defaults.name or type(algorithm).__name__.lower()
+    return new_folder(Path("runs") / f"{name}-{stamp}")
 
 
 def draw_curve(run_dir: Path) -> None:

@@ -39,14 +39,18 @@ class Served:
     """Of the models besides the first policy."""
     sampling: Mapping[str, Any]
     """What training samples with, whatever an agent asks for."""
+    val_sampling: Mapping[str, Any]
+    """The same of validation, as far as it is settled."""
 
     def resources(self) -> NamedResources:
         """The first policy's endpoint as `llm`, and every other model's under its alias. Without a policy `llm` is the
         first of the others."""
         policy = None if self.backend is not None else next(iter(self.aliases), None)
         others = {alias: self.gateway.as_resource(alias) for alias in self.aliases}
-        sampling = dict(self.sampling) if policy is None else {}
-        return {"llm": self.gateway.as_resource(policy, sampling_parameters=sampling), **others}
+        llm = self.gateway.as_resource(policy, sampling_parameters=dict(self.sampling) if policy is None else {})
+        if policy is None and self.val_sampling:
+            llm = llm.model_copy(update={"val_sampling_parameters": dict(self.val_sampling)})
+        return {"llm": llm, **others}
 
 
 async def serve_models(
@@ -94,6 +98,7 @@ async def serve_models(
         port=port or 0,
         secret=secret,
         train_sampling={name: getattr(calls, name) for name in ("temperature", "top_p", "top_k", "min_p")},
+        val_sampling={"temperature": calls.val_temperature},
         train_agents=calls.train_agents,
         train_prompts=calls.train_prompts,
         max_calls=calls.max_calls,
@@ -104,7 +109,8 @@ async def serve_models(
     )
     await gateway.start()
     stack.push_async_callback(gateway.stop)
-    return Served(gateway, backend, tuple(served), {"temperature": calls.temperature})
+    val_sampling = {} if calls.val_temperature is None else {"temperature": calls.val_temperature}
+    return Served(gateway, backend, tuple(served), {"temperature": calls.temperature}, val_sampling)
 
 
 async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:

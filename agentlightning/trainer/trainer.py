@@ -40,10 +40,11 @@ from agentlightning.algorithm.elsewhere import REWARD
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
 from agentlightning.doctor.preflight import objections
-from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, debugging
+from agentlightning.errors import AgentLightningError, BackendDied, debugging
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, JsonlSink, Reporter, Sink, StoreSink, read_metrics
 from agentlightning.metrics.notebook import default_console
+from agentlightning.metrics.trackers import as_sink
 from agentlightning.runner import LitAgentRunner, ModelAccess
 from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
@@ -54,6 +55,7 @@ from agentlightning.trainer.checks import (
     as_agent,
     as_tasks,
     check_adapter,
+    check_each,
     check_models,
     check_parts,
     check_places,
@@ -140,7 +142,8 @@ class Trainer(GivenByName):
         run_dir: Where the run leaves its files; None is a new folder in `runs/`.
         resume: A run's folder or a checkpoint to go on from.
         console: Where progress is shown; None is the terminal.
-        sinks: Where metrics and messages go besides: the user's own `agentlightning.metrics.Sink`s.
+        sinks: Where metrics and messages go besides: the user's own `agentlightning.metrics.Sink`s, or trackers by
+            their names, such as "wandb".
     """
 
     _otherwise = (
@@ -172,10 +175,8 @@ class Trainer(GivenByName):
         run_dir: str | Path | None = None,
         resume: str | Path | None = None,
         console: Console | None = None,
-        sinks: Sequence[Sink] = (),
+        sinks: Sequence[Sink | str] = (),
     ) -> None:
-        if n_runners is not None and n_workers is not None and n_runners != n_workers:
-            raise ConfigError("n_workers is the older word for n_runners; give only one of them.")
         check_parts(algorithm=algorithm, store=store, tracer=tracer, console=console)
         check_whole_numbers(
             n_runners=n_runners, n_workers=n_workers, concurrency=concurrency, max_rollouts=max_rollouts
@@ -184,6 +185,8 @@ class Trainer(GivenByName):
         check_models(models)
         check_resources(initial_resources)
         self.algorithm = algorithm or Baseline()
+        of_algorithm = self.algorithm.trainer_defaults
+        run_dir, resume = run_dir or of_algorithm.run_dir, resume or of_algorithm.resume
         self.concurrency = concurrency
         self.store = store
         self.tracer = tracer or OtelTracer()
@@ -195,27 +198,24 @@ class Trainer(GivenByName):
         self.models = dict(models or {})
         self.dialects = tuple(dialects)
         self.hooks = list(hooks) if isinstance(hooks, Sequence) else [hooks] if hooks is not None else []
-        for hook in self.hooks:
-            check_parts(hook=hook)
+        check_each(hook=self.hooks)
         self.max_rollouts = max_rollouts
         on_ray = isinstance(self.algorithm, TrainingSettings) and self.algorithm.backend == "ray"
         default = "ray" if on_ray and not self.algorithm.serial else "inline"
         chosen = strategy if isinstance(strategy, Strategy) else Strategy.read(strategy, default=default)
         self.strategy = chosen.with_key()
-        given = (self.strategy.n_runners, n_runners, n_workers, 1)
-        self.n_runners = next(n for n in given if n is not None)
+        self.n_runners = next(n for n in (self.strategy.n_runners, n_runners, n_workers, 1) if n is not None)
         self.address: asyncio.Future[Address] | None = None
         """While `fit` runs with runners elsewhere: where they find the store."""
-        self.port = port
+        self.port = of_algorithm.port if port is None else port
         self._taken_again = resumable_journal(self.algorithm, resume)
         self.resume_from = latest_checkpoint(Path(resume)) if resume and self._taken_again is None else None
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
         )
         self.console = console
-        self.sinks = list(sinks)
-        for sink in self.sinks:
-            check_parts(sink=sink)
+        self.sinks = [*map(as_sink, sinks), *of_algorithm.sinks]
+        check_each(sink=self.sinks)
         self._spent: Mapping[str, Spent] = {}
         """What was asked of other providers before a model process died."""
         self._trained_agents: str | None = None

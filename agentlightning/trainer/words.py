@@ -109,6 +109,7 @@ def closing(command: str, result: RunResult) -> str:
     metrics, run_dir, checkpoint = result.metrics, result.run_dir, result.checkpoint
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
+    before = "before training" if metrics and metrics[0].get("step") == 0 else "at first"
     lines = [""]
     if result.stopped and not any(m.get("step") for m in metrics):
         return "\nStopped before the first step was finished: nothing is learned yet."
@@ -118,7 +119,7 @@ def closing(command: str, result: RunResult) -> str:
     if rewards:
         lines.append(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
     if len(validated) > 1:
-        lines.append(f"Validation reward {validated[0]:.3f} before training, {validated[-1]:.3f} at the last.")
+        lines.append(f"Validation reward {validated[0]:.3f} {before}, {validated[-1]:.3f} at the last.")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
         tasks = "" if validated else " --tasks FILE"

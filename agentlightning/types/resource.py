@@ -76,6 +76,8 @@ class ProxyLLM(LLM):
     """The gateway's endpoint. Its base URL names the rollout and attempt, so that every call is attributed."""
 
     resource_type: str = "proxy_llm"
+    val_sampling_parameters: dict[str, Any] | None = None
+    """What `sampling_parameters` are in validation and test; None: the same."""
 
     def get_base_url(self, rollout_id: str | None = None, attempt_id: str | None = None) -> str:
         """`{host}/rollout/{id}/attempt/{id}/v1`; without ids, the plain endpoint."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import logging
@@ -21,10 +22,12 @@ from agentlightning.backend.ray.options import parse_options
 from agentlightning.compat.verl_keys import (
     CUT_LAYERS,
     DUAL_CLIP_BOUND,
+    ENGINE,
     MAPPED,
     NO_MEANING,
     OFFLOADS,
     REFUSED,
+    SHARE,
     SHARED_ROWS,
     TOGETHER,
     flatten,
@@ -66,7 +69,7 @@ CONFIG: dict[str, Any] = {
         "n_gpus_per_node": 1,
         "val_before_train": True,
         "critic_warmup": 0,
-        "logger": ["console", "wandb"],
+        "logger": ["console"],
         "project_name": "AgentLightning",
         "experiment_name": "calc_x",
         "nnodes": 1,
@@ -76,7 +79,7 @@ CONFIG: dict[str, Any] = {
     },
     "agentlightning": {"trace_aggregator": {"level": "trajectory"}, "port": 9999},
 }
-"""What the documented scripts give."""
+"""What the documented scripts give, but for the trackers, whose packages are installed apart."""
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
@@ -116,7 +119,9 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
     (said,) = caplog.records
     listed = {line.strip().partition(":")[0] for line in said.getMessage().splitlines()[1:]}
     known = {*MAPPED, *TOGETHER}
-    assert listed == {key for key in flatten(CONFIG) if key not in known} | {*OFFLOADS}, "all others, once"
+    assert listed == {key for key in flatten(CONFIG) if key not in known} | {*OFFLOADS, ENGINE, SHARE}, (
+        "all others, once"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,6 +137,15 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
         ("actor_rollout_ref.model.lora_rank", 8, "lora_rank", 8),
         ("actor_rollout_ref.model.lora_rank", 0, "lora_rank", None),
         ("trainer.test_freq", -1, "val_every", 10**9),
+        ("trainer.test_freq", 0, "val_every", 10**9),
+        ("trainer.save_freq", 0, "save_every", 10**9),
+        ("trainer.val_before_train", False, "val_before", False),
+        ("actor_rollout_ref.rollout.val_kwargs.temperature", 0.3, "val_temperature", 0.3),
+        ("actor_rollout_ref.rollout.val_kwargs.n", 4, "val_repeats", 4),
+        ("actor_rollout_ref.rollout.val_kwargs.do_sample", False, "val_temperature", 0.0),
+        ("actor_rollout_ref.rollout.n", 1, "group_by", "rollout"),
+        ("actor_rollout_ref.rollout.n", 2, "group_by", "task"),
+        ("data.train_files", "train.parquet", "group_size", 4),
         ("trainer.total_training_steps", 7, "steps", 7),
         ("trainer.device", "cuda", "device", "auto"),
         ("trainer.device", "cpu", "device", "cpu"),
@@ -148,6 +162,47 @@ def test_a_key_changes_its_setting(path: str, value: Any, setting: str, meaning:
     assert getattr(VERL(changed(path, value)), setting) == meaning
 
 
+@pytest.mark.parametrize(
+    ("gpus", "vllm", "name", "used"),
+    [(1, True, "vllm", True), (1, False, "vllm", False), (0, True, "vllm", False), (1, True, "sglang", False)],
+)
+def test_vllm_samples_with_its_share_of_the_gpu_where_it_can(gpus: int, vllm: bool, name: str, used: bool) -> None:
+    """Where it cannot, that is said."""
+    flat = flatten(CONFIG) | {"actor_rollout_ref.rollout.name": name, OFFLOADS[0]: False, OFFLOADS[1]: False}
+    meaning = understand(flat, lambda: gpus, lambda: vllm)
+    made = agl.GRPO(**meaning.settings)
+    options = {"gpu_memory_utilization": 0.6} if used else {}
+    assert (made.backend, made.backend_options) == ("vllm" if used else "embedded", options)
+    assert ("actor_rollout_ref.rollout.gpu_memory_utilization" in meaning.ignored) != used
+
+
+def test_what_is_the_trainers_reaches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = agl.Trainer(algorithm=VERL(changed("agentlightning.port", 9998)))
+    assert trainer.port == 9998
+    assert trainer.run_dir.name.startswith("AgentLightning-calc_x-")
+    folder = changed("trainer.default_local_dir", "checkpoints/mine")
+    assert agl.Trainer(algorithm=VERL(folder)).run_dir == Path("checkpoints/mine")
+    assert agl.Trainer(algorithm=VERL(folder), run_dir="other").run_dir == Path("other"), "the trainer's own word wins"
+
+
+def test_trackers_are_the_trainers_sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path))
+    asked = changed("trainer.logger", ["console", "tensorboard"])
+    try:
+        import tensorboard as _  # pyright: ignore[reportMissingImports]  # noqa: F401
+    except ImportError:
+        with pytest.raises(agl.ConfigError, match=r"trainer.logger asks for 'tensorboard'.*pip install tensorboard"):
+            VERL(asked)
+        return
+    from agentlightning.metrics.trackers import TensorBoardSink
+
+    assert [type(sink) for sink in agl.Trainer(algorithm=VERL(asked)).sinks] == [TensorBoardSink]
+    assert [type(sink) for sink in agl.Trainer(algorithm=agl.Baseline(), sinks=["tensorboard"]).sinks] == [
+        TensorBoardSink
+    ]
+
+
 def test_a_share_of_warm_up_is_of_all_steps() -> None:
     config = changed("trainer.total_training_steps", 40)
     config["actor_rollout_ref"]["actor"]["optim"] |= {"lr_warmup_steps": -1, "lr_warmup_steps_ratio": 0.1}
@@ -159,7 +214,22 @@ def test_a_share_of_warm_up_is_of_all_steps() -> None:
     [
         ("trainer.nnodes", "two", "whole number above 0"),
         ("trainer.n_gpus_per_node", 0, "whole number above 0"),
-        ("data.train_files", "train.parquet", "Trainer.fit"),
+        ("data.shuffle", False, "in each epoch"),
+        ("actor_rollout_ref.rollout.do_sample", False, "siblings would be equal"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_p", 0.9, "let the agent ask"),
+        ("actor_rollout_ref.rollout.val_kwargs.top_k", 20, "let the agent ask"),
+        ("actor_rollout_ref.model.lora_alpha", 64, "learning rate"),
+        ("actor_rollout_ref.model.target_modules", ["q_proj"], "all linear layers"),
+        ("algorithm.kl_penalty", "low_var_kl", "k1's"),
+        ("algorithm.kl_ctrl.type", "adaptive", "kl_target"),
+        ("trainer.default_hdfs_dir", "hdfs://x", "copy"),
+        ("trainer.resume_mode", "always", "auto, disable or resume_path"),
+        ("trainer.resume_mode", "resume_path", "trainer.resume_from_path"),
+        ("trainer.logger", ["swanlab"], "tensorboard"),
+        ("actor_rollout_ref.rollout.temperature", -1, "above 0"),
+        ("actor_rollout_ref.actor.grad_clip", -1, "at least 0"),
+        ("trainer.critic_warmup", 5, "it needs credit="),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size", 0.5, "whole number"),
         ("reward_model.enable", True, "let the agent ask"),
         ("algorithm.adv_estimator", "remax", "it can be one of grpo"),
         ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-sum", "can be one of"),
@@ -302,13 +372,30 @@ import agentlightning as agl
 from openai import AsyncOpenAI
 
 @agl.rollout
-async def agent(task, llm):
+async def agent(task, llm, rollout):
     client = AsyncOpenAI(base_url=llm.endpoint, api_key="dummy")
-    assert llm.sampling_parameters == {"temperature": 0.9}, llm.sampling_parameters
+    training = rollout.mode == "train"
+    assert llm.sampling_parameters == {"temperature": 0.9 if training else 0.4}, llm.sampling_parameters
     messages = [{"role": "user", "content": task["question"]}]
     said = await client.chat.completions.create(model=llm.model, messages=messages)
     return float(len(said.choices[0].message.content or "") % 2)
 """
+
+
+def temperatures(run: Path) -> dict[str, set[float]]:
+    """What was sampled with, by mode."""
+
+    async def read() -> dict[str, set[float]]:
+        store = agl.SqliteLightningStore(run / "store.db")
+        found: dict[str, set[float]] = {}
+        for rollout in await store.query_rollouts(limit=-1):
+            for span in await store.query_spans(rollout.rollout_id):
+                if "gen_ai.request.temperature" in span.attributes:
+                    found.setdefault(str(rollout.mode), set()).add(span.attributes["gen_ai.request.temperature"])
+        await store.close()
+        return found
+
+    return asyncio.run(read())
 
 
 @pytest.mark.slow
@@ -317,6 +404,7 @@ def test_the_command_trains(tmp_path: Path) -> None:
     tasks = [json.dumps({"question": f"What is {n} + 1?"}) for n in range(4)]
     (tmp_path / "tasks.jsonl").write_text("\n".join(tasks))
     command = [sys.executable, "-m", "agentlightning.verl", "agent=agent.py:agent", "data.train_files=tasks.jsonl"]
+    command.append("data.val_files=tasks.jsonl")
     settings = {
         "+algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.model.path": "calc",
@@ -328,11 +416,15 @@ def test_the_command_trains(tmp_path: Path) -> None:
         "data.max_prompt_length": 256,
         "data.max_response_length": 64,
         "trainer.val_before_train": "False",
+        "actor_rollout_ref.rollout.val_kwargs.temperature": 0.4,
     }
     command += [f"{key}={value}" for key, value in settings.items()]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1]
+    (row,) = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert row["step"] == 1, "nothing is validated before"
+    assert row["val_reward"] is not None
+    assert temperatures(tmp_path / "run") == {"train": {0.9}, "val": {0.4}}
 
 
 def test_the_command_says_what_is_missing(tmp_path: Path) -> None:
