@@ -32,6 +32,7 @@ TYPED = {
         "agl show runs/calc-20250101-120000 --failed",
         "agl show runs/calc-20250101-120000 --step 12 --reward-max 0",
         "agl show runs/calc-20250101-120000 --group 12-0",
+        "agl agents",
         "agl runs",
         "agl runs my-folder --json",
         "agl compare runs/a runs/b",
@@ -266,6 +267,9 @@ ELSEWHERE = {
         ),
     },
     "programs.md": {
+        'agl train --agent codex --tasks tasks.jsonl --grader "python grade.py" --model ./my-model': (
+            "needs Codex; tests/litagent/test_known_agents.py starts each agent's command"
+        ),
         'agl train --agent "node agent.js" --tasks tasks.jsonl --model calc --set steps=20': (
             "takes minutes; tests/e2e/test_docs_as_typed.py types it without the setting"
         ),

@@ -38,7 +38,11 @@ class Strategy(StrEnum):
     REMOTE = "remote"
 
 
-Agent = Annotated[str, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")]
+_AGENT_HELP = (
+    "file.py:name of a function, a command such as 'node agent.js {task.question}', or an agent that has a name here "
+    "(agl agents), such as codex."
+)
+Agent = Annotated[str, typer.Option(help=_AGENT_HELP)]
 Tasks = Annotated[Path, typer.Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet.")]
 TaskAsOption = Annotated[
     TaskAs | None, typer.Option(help="Where a program finds its task: stdin, the file $AGL_TASK_FILE, or $AGL_TASK.")
@@ -144,9 +148,7 @@ def train(
         Path | None,
         typer.Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet; those of --config's run."),
     ] = None,
-    agent: Annotated[
-        str | None, typer.Option(help="A command such as 'python my_agent.py', or file.py:name of a function.")
-    ] = None,
+    agent: Annotated[str | None, typer.Option(help=_AGENT_HELP)] = None,
     remote: Annotated[
         bool, typer.Option("--remote", help="No agent here: runners join from elsewhere (agl runner) and have it.")
     ] = False,
@@ -309,6 +311,16 @@ def runner(
         give_up_after=give_up_after,
         run=run,
     )
+
+
+def agents(as_json: Json = False) -> None:
+    """List the agents that have a name here, such as claude-code, and which of them are installed.
+
+    agl train --agent codex --tasks tasks.jsonl --grader "python grade.py" --model ./my-model
+    """
+    from agentlightning.cli.known_agents import list_agents
+
+    list_agents(as_json=as_json)
 
 
 def program_options(

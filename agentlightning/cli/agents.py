@@ -1,11 +1,10 @@
-"""What `--agent` means: a function in a file, or a command."""
+"""What `--agent` means: a function in a file, a known agent, or a command."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -15,6 +14,8 @@ from typing import Any, Literal
 from agentlightning.cli.example import load_agent
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Kubernetes, LitAgent, Program
+from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
+from agentlightning.litagent.placeholders import split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +34,15 @@ class ProgramOptions:
 
 
 def find_agent(reference: str, options: ProgramOptions | None = None) -> LitAgent[Any]:
-    """`path/to/file.py:name` is a function or a LitAgent in that file; anything else is a command.
+    """`path/to/file.py:name` is a function or a LitAgent in that file; the name of a known agent is that one; anything
+    else is a command.
 
     Raises ConfigError for what is neither.
     """
     given = options.given() if options else {}
+    if reference in KNOWN_AGENTS:
+        _check_installed(KNOWN_AGENTS[reference], here=not isinstance(given.get("isolation"), Kubernetes))
+        return Program(reference, **given)
     file, _, name = reference.rpartition(":")
     if not (file.endswith(".py") and name.isidentifier()):
         _check_command(reference, here=not isinstance(given.get("isolation"), Kubernetes))
@@ -71,16 +76,21 @@ def isolation_of(kind: str | None, settings: Sequence[str]) -> Literal["bubblewr
 def _check_command(command: str, *, here: bool) -> None:
     """Raises ConfigError for one whose program is not there, before a model is loaded for it. What is in an image is
     not known here."""
-    try:
-        program = shlex.split(command)[0]
-    except (ValueError, IndexError):
-        raise ConfigError(f"--agent {command!r} is no command: look at its quotes.") from None
+    words = split(command)
+    if not words:
+        raise ConfigError("--agent is empty: give a command, file.py:name, or the name of an agent (agl agents).")
+    program = words[0]
     if not here:
         return
     if program.endswith(".py") and not os.access(program, os.X_OK):
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
     if shutil.which(program) is None:
         raise ConfigError(f"There is no program '{program}'. {_meant(program)}")
+
+
+def _check_installed(agent: KnownAgent, *, here: bool) -> None:
+    if here and shutil.which(agent.command[0]) is None:
+        raise ConfigError(f"{agent.name} is not installed: there is no '{agent.command[0]}'. Try  {agent.install}")
 
 
 def _meant(program: str) -> str:

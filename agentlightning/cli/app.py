@@ -209,6 +209,7 @@ def serve(
 
 
 app.command()(agent_commands.runner)
+app.command()(agent_commands.agents)
 
 
 @app.command()

@@ -41,6 +41,9 @@ class LitAgent(Generic[T]):
         """What the API key of an attempt opens for this agent; see `agentlightning.keys`."""
         return ALL_SCOPES
 
+    def check_task(self, task: T) -> None:
+        """Raises ConfigError for a task that this agent cannot be given; asked of each task before a run begins."""
+
     @property
     def origin(self) -> tuple[str, str | None]:
         """Its name, and the file it is from (None where that is not known): `file.py:name` finds it again."""

@@ -25,7 +25,9 @@ from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
 from agentlightning.keys import ALL_SCOPES, REWARDS
+from agentlightning.litagent import placeholders
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
+from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_llm
 from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
@@ -71,9 +73,11 @@ class Program(LitAgent[Any]):
     """An agent that is a command.
 
     Args:
-        command: Arguments, or one string that is split as a shell would (no shell runs). Arguments that name files
-            here are made absolute, because the command runs in a folder of its own.
-        task_as: "stdin" (JSON), "file" (JSON, its path in AGL_TASK_FILE), or "env" (JSON in AGL_TASK).
+        command: Arguments, or one string that is split as a shell would (no shell runs), or the name of a known agent
+            (`agl agents` lists them). `{task.field}` in an argument stands for a field of the task, `{task}` for all
+            of it. Arguments that name files here are made absolute, because the command runs in a folder of its own.
+        task_as: "stdin" (JSON), "file" (JSON, its path in AGL_TASK_FILE), or "env" (JSON in AGL_TASK); stdin, if the
+            command takes nothing of its task as an argument.
         reward: "last_line" of stdout: a number, or JSON with a "reward"; "file": the same, written to the path in
             AGL_REWARD_FILE; or "http": POST {"reward": number} to AGL_REWARD_URL with the API key (the last one
             counts). Not used with a grader.
@@ -95,7 +99,7 @@ class Program(LitAgent[Any]):
         self,
         command: Sequence[str] | str,
         *,
-        task_as: TaskAs = "stdin",
+        task_as: TaskAs | None = None,
         reward: RewardFrom = "last_line",
         grader: Sequence[str] | str | Grader | None = None,
         env: Mapping[str, str] | None = None,
@@ -107,16 +111,20 @@ class Program(LitAgent[Any]):
         trained_agents: str | None = None,
     ) -> None:
         super().__init__(trained_agents=trained_agents)
-        if task_as not in ("stdin", "file", "env"):
+        if task_as not in (None, "stdin", "file", "env"):
             raise ConfigError(f"task_as is {task_as!r}; it can be 'stdin', 'file' or 'env'.")
         if reward not in ("last_line", "file", "http"):
             raise ConfigError(f"reward is {reward!r}; it can be 'last_line', 'file' or 'http', or give a grader.")
         if grader_env and (grader is None or callable(grader)):
             raise ConfigError("grader_env is for a grader that is a command.")
+        self._known = KNOWN_AGENTS.get(command) if isinstance(command, str) else None
+        if self._known is not None:
+            _check_known(self._known, rewards=grader is not None or reward != "last_line", isolation=isolation)
         check_isolation(isolation, {"files": files, "workspaces": workspaces, "limits": limits})
         here = not isinstance(isolation, Kubernetes)  # else names of files are those of the image
-        self.command = _arguments(command, here=here)
-        self._task_as = task_as
+        self.command = list(self._known.command) if self._known else _arguments(command, here=here)
+        placeholders.check_shell(self.command)
+        self._task_as = task_as or (None if placeholders.has_places(self.command) else "stdin")
         self._reward = reward
         self._grader = grader if grader is None or callable(grader) else _arguments(grader, here=here)
         self._env = dict(env or {})
@@ -132,11 +140,18 @@ class Program(LitAgent[Any]):
         takes_them = self._reward == "http" and self._grader is None
         return ALL_SCOPES if takes_them else [scope for scope in ALL_SCOPES if scope != REWARDS]
 
+    def check_task(self, task: Any) -> None:
+        placeholders.fill(self.command, task)
+
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         async with self._workspace(rollout) as folder:
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
-            environment = {**self._inherited(), **_endpoint(resources), **self._env}
+            command, llm = placeholders.fill(self.command, task), _llm(resources)
+            environment = {**self._inherited(), **_endpoint(llm)}
+            if self._known is not None:
+                command = self._prepare(self._known, llm, notes / "home", environment, task)
+            environment.update(self._env)
             environment["AGL_REWARD_FILE"] = str(notes / "reward")
             if "OPENAI_BASE_URL" in environment:
                 environment["AGL_REWARD_URL"] = environment["OPENAI_BASE_URL"].rstrip("/") + "/reward"
@@ -147,28 +162,46 @@ class Program(LitAgent[Any]):
                 (notes / "task.json").write_text(text)
                 environment["AGL_TASK_FILE"] = str(notes / "task.json")
             stdin = text.encode() if self._task_as == "stdin" else b""
-            finished = await self._run(rollout, folder, environment, stdin)
+            finished = await self._run(rollout, command, folder, environment, stdin)
             if self._grader is not None:
                 return await self._grade(rollout, task, finished, folder)
             if self._reward == "file":
                 return _reward_file(notes / "reward")
             return None if self._reward == "http" else parse_reward(finished.stdout)
 
+    @staticmethod
+    def _prepare(agent: KnownAgent, llm: LLM | None, home: Path, environment: dict[str, str], task: Any) -> list[str]:
+        """The command of a known agent, with its configuration written into a home of its own."""
+        if llm is None:
+            raise AgentError(f"{agent.name} needs a model, and the rollout's resources have none.")
+        for path, text in {".keep": "", **agent.files}.items():
+            file = home / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(with_llm(text, llm, quoted=True))
+        environment.update({name: with_llm(value, llm) for name, value in agent.environment.items()})
+        environment["HOME"] = str(home)
+        return placeholders.fill([with_llm(argument, llm) for argument in agent.command], task)
+
     async def _run(
-        self, rollout: AttemptedRollout, folder: Path, environment: Mapping[str, str], stdin: bytes
+        self,
+        rollout: AttemptedRollout,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        stdin: bytes,
     ) -> Finished:
         """The program's run; what it wrote becomes a span of the attempt, however it ended."""
         captured = Captured.empty()
         ended: dict[str, Any] = {"exit_code": None}
         try:
             finished = await self._execute(
-                rollout, "program", self.command, folder, environment, stdin, self._limits, captured
+                rollout, "program", command, folder, environment, stdin, self._limits, captured
             )
             ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
         finally:
             written = {"stdout": captured.stdout.text(), "stderr": captured.stderr.text()}
             sizes = {"stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}
-            emit_annotation({"program": {"command": shlex.join(self.command), **ended, **written, **sizes}})
+            emit_annotation({"program": {"command": shlex.join(command), **ended, **written, **sizes}})
         if finished.exit_code != 0:
             raise AgentError(f"The program ended with {_exit(finished.exit_code)}.\n{finished.stderr[-2000:]}")
         return finished
@@ -288,8 +321,21 @@ def _reward_file(path: Path) -> float:
         return parse_reward(file.read(100_000))
 
 
+def _check_known(agent: KnownAgent, *, rewards: bool, isolation: Isolation) -> None:
+    """Raises ConfigError where a known agent would earn nothing, or lack its configuration."""
+    if not rewards:
+        raise ConfigError(
+            f"{agent.name} prints no reward: give a grader that looks at what it did (--grader COMMAND, or grader=…)."
+        )
+    if agent.files and isinstance(isolation, Kubernetes):
+        raise ConfigError(
+            f"{agent.name} reads a configuration file, which cannot be written in an image. Put one there, and give "
+            f"the command: {shlex.join(agent.command)}"
+        )
+
+
 def _arguments(command: Sequence[str] | str, *, here: bool) -> list[str]:
-    arguments = shlex.split(command) if isinstance(command, str) else list(command)
+    arguments = placeholders.split(command) if isinstance(command, str) else list(command)
     if not arguments:
         raise ConfigError("The command is empty: give for example ['python', 'my_agent.py'].")
     if not here:
@@ -306,10 +352,13 @@ def _base_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k in INHERITED or k.startswith("LC_")}
 
 
-def _endpoint(resources: NamedResources) -> dict[str, str]:
-    """The first LLM of the resources in the variables that clients read. Anthropic's and Google's clients add the
-    version themselves."""
-    llm = next((r for r in resources.values() if isinstance(r, LLM)), None)
+def _llm(resources: NamedResources) -> LLM | None:
+    """The first LLM of the resources."""
+    return next((r for r in resources.values() if isinstance(r, LLM)), None)
+
+
+def _endpoint(llm: LLM | None) -> dict[str, str]:
+    """A model in the variables that clients read. Anthropic's and Google's clients add the version themselves."""
     if llm is None:
         return {}
     key = llm.api_key or "none"

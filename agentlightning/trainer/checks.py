@@ -168,6 +168,21 @@ def _no_agent(given: object) -> str:
     )
 
 
+_MOST_CHECKED = 100_000
+"""Tasks that an agent is asked about before a run begins."""
+
+
+def check_tasks(agent: LitAgent[Any], what: str, tasks: Dataset[Any] | None) -> None:
+    """Raises ConfigError for the first task that the agent cannot be given, with its number."""
+    if tasks is None or type(agent).check_task is LitAgent.check_task:
+        return
+    for number in range(min(len(tasks), _MOST_CHECKED)):
+        try:
+            agent.check_task(tasks[number])
+        except ConfigError as error:
+            raise ConfigError(f"Of the {what} tasks, number {number + 1} (counted from 1): {error}") from None
+
+
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """The tasks, read from a file if it is the name of one.
 

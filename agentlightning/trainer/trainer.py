@@ -61,6 +61,7 @@ from agentlightning.trainer.checks import (
     check_places,
     check_proxy,
     check_resources,
+    check_tasks,
     check_whole_numbers,
     has_endpoints,
     refuse_while_loading,
@@ -286,6 +287,8 @@ class Trainer(GivenByName):
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
+        check_tasks(agent, "training", train_dataset)
+        check_tasks(agent, "validation", val_dataset)
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         away = away_runners(self, agent)  # before there are threads
