@@ -41,6 +41,7 @@ from agentlightning.gateway.limits import checked
 from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
 from agentlightning.gateway.sampling.constraint import constraint_of, encoded, grammar_of
 from agentlightning.gateway.sampling.size import COUNTED, LONG, fewest_tokens, least_of, size_of, texts_of, too_long
+from agentlightning.gateway.stable_prefix import parse_stable
 from agentlightning.rendering import Rendering, load_rendering
 from agentlightning.rendering.base import Source
 from agentlightning.rendering.messages import Message, with_tool_names
@@ -166,7 +167,7 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
         measure = read.models.get(model)
         if measure is None:
             return Unmeasured(model)
-        request = dialect.parse(given, _Answered(read.answered))
+        request = parse_stable(dialect, given, _Answered(read.answered))
         read.limits.check_stops(request.asked.get("stop", ()))
         if read.strict:
             check_strict(request.left_out)

@@ -18,6 +18,7 @@ from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.gateway.serving.answering import Target, while_connected
 from agentlightning.gateway.serving.http import Receive
+from agentlightning.gateway.stable_prefix import parse_stable
 
 
 class Router(Protocol):
@@ -83,8 +84,8 @@ class Reader:
             incoming.model = self._router.names()[0]
         if isinstance(self._router.target(incoming.model), Upstream):
             return given
-        parse = incoming.route.dialect.parse
-        request = await in_background(parse, given, live.answered) if large else parse(given, live.answered)
+        asked = incoming.route.dialect, given, live.answered
+        request = await in_background(parse_stable, *asked) if large else parse_stable(*asked)
         self._limits.check_stops(request.asked.get("stop", ()))
         if self._strict:
             check_strict(request.left_out)
