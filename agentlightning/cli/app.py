@@ -180,6 +180,9 @@ def serve(
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
+    keep_answers: Annotated[
+        float, typer.Option(min=0, help="Minutes that a request may go on from an earlier answer by its id.")
+    ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
     ] = False,
@@ -202,6 +205,7 @@ def serve(
         name=name,
         allow_hosts=allow_host or [],
         strict=strict,
+        keep_answers=keep_answers,
         max_context=max_context,
         backend=backend,
         backend_options=backend_option or [],
@@ -240,6 +244,9 @@ def gateway(
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
     allow_host: agent_commands.AllowHost = None,
+    keep_answers: Annotated[
+        float, typer.Option(min=0, help="Minutes that a request may go on from an earlier answer by its id.")
+    ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
     ] = False,
@@ -268,6 +275,7 @@ def gateway(
         api_key=api_key,
         allow_hosts=allow_host or [],
         strict=strict,
+        keep_answers=keep_answers,
     )
 
 

@@ -17,6 +17,7 @@ from agentlightning.cli.store import read_secret
 from agentlightning.cli.upstream import read_upstreams
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
+from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.settings import CallSettings
@@ -47,6 +48,7 @@ def run_gateway(
     port: int,
     api_key: str | None,
     strict: bool,
+    keep_answers: float,
     allow_hosts: Sequence[str] = (),
 ) -> None:
     """Serve until Ctrl-C."""
@@ -63,7 +65,8 @@ def run_gateway(
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
-    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, server or str(path), allow_hosts))
+    answers, place = RecentAnswers(seconds=60 * keep_answers), server or str(path)
+    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, answers, place, allow_hosts))
 
 
 async def _serve(
@@ -76,6 +79,7 @@ async def _serve(
     port: int,
     api_key: str | None,
     strict: bool,
+    answers: RecentAnswers,
     place: str,
     allow_hosts: Sequence[str],
 ) -> None:
@@ -92,7 +96,7 @@ async def _serve(
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
-        app = AnonymousAccess(gateway, store, api_key)
+        app = AnonymousAccess(gateway, store, api_key, answers=answers)
         front = LoopServer(
             app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
         )

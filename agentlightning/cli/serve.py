@@ -19,6 +19,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
 from agentlightning.gateway import Gateway
+from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
@@ -44,6 +45,7 @@ def run_server(
     api_key: str | None,
     name: str | None = None,
     strict: bool = False,
+    keep_answers: float = 60.0,
     max_context: int = ModelSpec.max_context,
     backend: str | None = None,
     backend_options: Sequence[str] = (),
@@ -59,7 +61,8 @@ def run_server(
     with served_model(model) as path:
         described = ModelSpec(model=path, max_context=max_context, backend_options=options)
         spec = PolicySpec(described, CallSettings(strict_requests=strict), backend=kind)
-        run_sync(_serve(spec, model_names(model, name), host, port, api_key, allow_hosts))
+        answers = RecentAnswers(seconds=60 * keep_answers)
+        run_sync(_serve(spec, model_names(model, name), host, port, api_key, answers, allow_hosts))
 
 
 def model_names(model: str, name: str | None = None) -> list[str]:
@@ -83,7 +86,13 @@ def aliases_of(names: Sequence[str]) -> dict[str, str]:
 
 
 async def _serve(
-    spec: PolicySpec, names: Sequence[str], host: str, port: int, api_key: str | None, allow_hosts: Sequence[str]
+    spec: PolicySpec,
+    names: Sequence[str],
+    host: str,
+    port: int,
+    api_key: str | None,
+    answers: RecentAnswers,
+    allow_hosts: Sequence[str],
 ) -> None:
     model = spec.model.model
     async with AsyncExitStack() as stack:
@@ -93,7 +102,7 @@ async def _serve(
             served = await serve_models(stack, store, spec, models=aliases_of(names), any_model_name=True)
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
-        app = AnonymousAccess(gateway, store, api_key)
+        app = AnonymousAccess(gateway, store, api_key, answers=answers)
         server = LoopServer(
             app, host, port, what="model", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,7 +81,7 @@ class LiveAttempt:
     """How many requests there had been when one last ran into a limit of the run."""
     summary: AttemptSummary = field(default_factory=AttemptSummary)
     sessions: dict[str, Session] = field(default_factory=dict)
-    answered: dict[str, list[Message]] = field(default_factory=dict)
+    answered: MutableMapping[str, list[Message]] = field(default_factory=dict)
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
@@ -172,6 +172,12 @@ class Attempts:
         self._live: dict[Key, LiveAttempt] = {}
         self._loading: dict[Key, asyncio.Future[LiveAttempt]] = {}
         self._closed: OrderedDict[Key, AttemptSummary] = OrderedDict()
+        self._answered: dict[Key, MutableMapping[str, list[Message]]] = {}
+        """What attempts that are not open yet will find as answered."""
+
+    def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None:
+        """Let the requests of an attempt refer to these answers, and add its own to them."""
+        self._answered[rollout_id, attempt_id] = answered
 
     async def get(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
         """The attempt, ready to be served. Raises `Refusal` if it is unknown or over."""
@@ -209,6 +215,7 @@ class Attempts:
     async def close(self, rollout_id: str, attempt_id: str) -> AttemptSummary:
         """End the attempt's calls (nobody waits for their answers any more) and forget its session."""
         key = (rollout_id, attempt_id)
+        self._answered.pop(key, None)
         if key in self._loading:
             await asyncio.wait([self._loading[key]])
         live = self._live.get(key)
@@ -260,6 +267,7 @@ class Attempts:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
         now = time.monotonic()
         live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
+        live.answered = self._answered.pop(live.key, live.answered)
         live.prompts = await self._prompts(rollout.resources_id)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
             await self._restore(live)

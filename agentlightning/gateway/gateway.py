@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any
@@ -36,6 +36,7 @@ from agentlightning.gateway.serving.attempt_api import AttemptApi
 from agentlightning.gateway.serving.http import Receive, Scope, Send
 from agentlightning.keys import ALL_SCOPES, SECRET, new_secret, not_empty, sign_attempt_key, sign_url_key
 from agentlightning.rendering import Rendering
+from agentlightning.rendering.messages import Message
 from agentlightning.serving import Busy, ConnectionLimits, LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, AttemptStatus, Outcome, ProxyLLM
@@ -300,6 +301,10 @@ class Gateway:
         if opened_at is not None and opened_at != self._instance:
             self._attempts.mark_lost(rollout_id, attempt_id, _ANOTHER)
         return self._attempts.summary(rollout_id, attempt_id)
+
+    def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None:
+        """Let the requests of an attempt refer to these answers by their ids, and add its own to them."""
+        self._attempts.goes_on(rollout_id, attempt_id, answered)
 
     def open_calls(self, rollout_id: str, attempt_id: str) -> int:
         """How many requests of the attempt are being answered right now."""

@@ -60,6 +60,8 @@ _CALLS = {"function": "function_call", "custom": "custom_tool_call"}
 """The items that call tools of these kinds."""
 _SAID = {"function_call": "arguments", "custom_tool_call": "input"}
 """Where such an item has what the tool is called with."""
+_ID_LENGTH = 32
+"""Of what is random in a response's id (`uuid4().hex`)."""
 _ENDS = ("response.completed", "response.incomplete")
 _LOGPROBS = "message.output_text.logprobs"
 
@@ -79,7 +81,7 @@ class ResponsesDialect(Dialect):
     def parse(self, body: Body, answered: Answered) -> CallRequest:
         reading = Reading()
         reading.check(body, FIELDS)
-        messages = [*_earlier(body, answered), *neutral_messages(body.get("input"), reading)]
+        messages = [*_earlier(body, answered), *neutral_messages(_resolved(body.get("input"), answered), reading)]
         if not messages:
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
         instructions = typed(body, "instructions", str, "")
@@ -229,13 +231,53 @@ def _earlier(body: Mapping[str, Any], answered: Answered) -> Sequence[Message]:
     if not previous:
         return ()
     if previous not in answered:
-        raise Refusal(
-            f"Previous response with id '{previous}' not found: it is not one of this attempt, or was asked with "
-            "store=false.",
-            code="previous_response_not_found",
-            param="previous_response_id",
-        )
+        raise _gone(f"Previous response with id '{previous[:100]}'", "previous_response_id", "previous_response")
     return answered[previous]
+
+
+def _gone(what: str, param: str, code: str) -> Refusal:
+    return Refusal(
+        f"{what} not found: it was asked with store=false, is of another attempt or of a client with another key, or "
+        "was too long ago. Send the conversation itself in 'input'.",
+        code=f"{code}_not_found",
+        param=param,
+    )
+
+
+def _resolved(given: Any, answered: Answered) -> Any:
+    """Input items with those that are references to earlier output items in place of the references."""
+    if not isinstance(given, list):
+        return given
+    return [
+        _referred(item, f"input[{index}]", answered) if _is_reference(item) else item
+        for index, item in enumerate(given)
+    ]
+
+
+def _is_reference(item: Any) -> bool:
+    if not isinstance(item, dict) or not isinstance(item.get("id"), str):
+        return False
+    return item.get("type") == "item_reference" or ("type" not in item and "role" not in item)
+
+
+def _referred(item: Mapping[str, Any], where: str, answered: Answered) -> dict[str, Any]:
+    """The item that a reference means. An id says of which answer it is a part, and of which kind (`_item_id`)."""
+    prefix, _, rest = item["id"].partition("_")
+    response_id, number = f"resp_{rest[:_ID_LENGTH]}", rest[_ID_LENGTH:]
+    if rest and response_id in answered and (number == "" or number.isdecimal()):
+        said = answered[response_id][-1]
+        calls = said.get("tool_calls", ())
+        match prefix:
+            case "rs" if said.get("reasoning_content"):
+                return {"type": "reasoning", "content": [_part("reasoning", said["reasoning_content"])]}
+            case "msg" if not number:
+                return {"type": "message", "role": "assistant", "content": said["content"]}
+            case "fc" | "ctc" if number and int(number) < len(calls):
+                call = calls[int(number)]
+                return {"type": "function_call", "call_id": call["id"], **call["function"]}
+            case _:
+                pass
+    raise _gone(f"Item with id '{item['id'][:100]}'", where, "item")
 
 
 def neutral_messages(given: Any, reading: Reading) -> list[Message]:

@@ -51,6 +51,9 @@ from agentlightning.types.arrays import Int32Array, int32_array, int32_bytes
 
 logger = logging.getLogger(__name__)
 
+_MOST_WANTED = 8
+"""Earlier answers that the process is given for a request. One that refers to more is read here."""
+
 
 class LargeRequests:
     """Reads and tokenises what would hold up the event loop. `owner`: the attempt, which takes turns with others."""
@@ -74,9 +77,10 @@ class LargeRequests:
     ) -> Answer | tuple[str, CallRequest]:
         """The model and the request that a body asks for, or why that cannot be said."""
         found = await self.process.ask(owner, read, body)
-        if isinstance(found, Wanted):
+        known: dict[str, list[Message] | None] = {}
+        while isinstance(found, Wanted) and len(known) < _MOST_WANTED:
             history = answered.get(found.response_id)
-            known = {found.response_id: None if history is None else list(history)}
+            known[found.response_id] = None if history is None else list(history)
             found = await self.process.ask(owner, msgspec.structs.replace(read, answered=known), body)
         if isinstance(found, Unloadable):
             for measure in read.models.values():

@@ -1,17 +1,30 @@
 """Anonymous access, for clients that belong to no rollout: each of their requests becomes an attempt of its own.
 
+A request may go on from an earlier answer by its id (`previous_response_id`, `item_reference`), for a while.
+
 For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
 """
 
 from __future__ import annotations
 
 import hmac
+from collections.abc import MutableMapping
 from typing import Any, Protocol
 
-import msgspec
-
-from agentlightning.gateway.serving.http import KEY_HEADERS, Receive, Send, api_key, headers_of
+from agentlightning.gateway.dialects import refused_in_shape
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.history.answers import RecentAnswers
+from agentlightning.gateway.serving.http import (
+    KEY_HEADERS,
+    Receive,
+    Send,
+    api_key,
+    headers_of,
+    send_body,
+    with_request_id,
+)
 from agentlightning.keys import PREFIX, not_empty
+from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
 from agentlightning.types import AttemptStatus, Outcome, RolloutMode
 
@@ -23,13 +36,24 @@ class AttemptGateway(Protocol):
 
     def key_for(self, rollout_id: str, attempt_id: str) -> str: ...
 
+    def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None: ...
+
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
 
 
 class AnonymousAccess:
     """The ASGI application. With `api_key`, clients must send it as the clients of OpenAI, Anthropic or Google do."""
 
-    def __init__(self, gateway: AttemptGateway, store: LightningStore, api_key: str | None) -> None:
+    def __init__(
+        self,
+        gateway: AttemptGateway,
+        store: LightningStore,
+        api_key: str | None,
+        *,
+        answers: RecentAnswers | None = None,
+    ) -> None:
+        """`answers`: what requests may go on from; an hour's by default."""
+        self._answers = answers or RecentAnswers()
         self._gateway = gateway
         self._store = store
         self._api_key = not_empty(api_key, "The key that clients must send (--api-key)")
@@ -43,10 +67,11 @@ class AnonymousAccess:
             await self._gateway.app(scope, receive, send)
             return
         if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
-            await _refuse(send)
+            await _refuse(scope, send)
             return
         claimed = await self._store.start_rollout({"path": scope["path"]}, RolloutMode.TEST)
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+        self._gateway.goes_on(rollout_id, attempt_id, self._answers.of(given.encode()))
         key = self._gateway.key_for(rollout_id, attempt_id).encode()
         others = [(name, value) for name, value in scope["headers"] if name not in KEY_HEADERS]
         try:
@@ -57,10 +82,11 @@ class AnonymousAccess:
             await self._store.update_attempt(rollout_id, attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
 
 
-async def _refuse(send: Send) -> None:
-    message = "This server needs its API key: give it to the client as api_key."
-    error = {"message": message, "type": "authentication_error", "param": None, "code": "invalid_api_key"}
-    body = msgspec.json.encode({"error": error})
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 401, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _refuse(scope: Any, send: Send) -> None:
+    refusal = Refusal(
+        "This server needs its API key: give it to the client as api_key.",
+        status=401,
+        kind="authentication_error",
+        code="invalid_api_key",
+    )
+    await send_body(with_request_id(send), 401, refused_in_shape(refusal, scope))

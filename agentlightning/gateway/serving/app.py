@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from agentlightning.backoff import Watched
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
-from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route
+from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route, refused_in_shape
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.large.requests import LargeRequests
@@ -43,6 +43,7 @@ from agentlightning.gateway.serving.http import (
     read_body,
     send_body,
     send_json,
+    with_request_id,
 )
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
 from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
@@ -56,6 +57,8 @@ _PATH = re.compile(
 )
 _CONTEXT = CONTEXT_HEADER.encode()
 _MOST_REASONS = 16
+_GREETINGS = ("/", "/api/hello")
+"""What clients ask for to see whether somebody is there."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 
 
@@ -100,6 +103,7 @@ class GatewayApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise ValueError(f"the gateway speaks HTTP only, not {scope['type']}")
+        send = with_request_id(send)
         match = _PATH.fullmatch(scope["path"])
         rest = match["rest"] if match else scope["path"]
         route = self._paths.find(rest, scope["query_string"].decode("latin-1"))
@@ -119,12 +123,19 @@ class GatewayApp:
             told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
             await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **told})
         else:
-            known = ", ".join(f"/v1{path}" for path in (*self._paths.known, "/models"))
-            refusal = Refusal(
-                f"There is no {redacted(scope['path'])} here. Served are {known}.", status=404, code="not_found"
-            )
-            self._turn_away(refusal)
-            await send_json(send, 404, openai_error(refusal))
+            await self._nowhere(scope, rest, send)
+
+    async def _nowhere(self, scope: Scope, rest: str, send: Send) -> None:
+        """Answer a request for something that is not served, in the shape that its client reads."""
+        if rest in _GREETINGS and scope["method"] in ("GET", "HEAD"):
+            await send_json(send, 200, {})
+            return
+        known = ", ".join(f"/v1{path}" for path in (*self._paths.known, "/models"))
+        refusal = Refusal(
+            f"There is no {redacted(scope['path'])} here. Served are {known}.", status=404, code="not_found"
+        )
+        self._turn_away(refusal)
+        await send_body(send, 404, refused_in_shape(refusal, scope))
 
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health."""

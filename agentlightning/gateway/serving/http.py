@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
@@ -22,6 +23,8 @@ Headers = Sequence[tuple[bytes, bytes]]
 _MOST_NAMES = 16
 KEY_HEADERS = (b"authorization", b"x-api-key", b"x-goog-api-key")
 """Where OpenAI's, Anthropic's and Google's clients send their key."""
+_REQUEST_IDS = (b"x-request-id", b"request-id")
+"""OpenAI's and Anthropic's. Those of a provider that answered are left as they are."""
 _JSON = (b"content-type", b"application/json")
 
 
@@ -107,6 +110,20 @@ def left_out_header(left_out: Sequence[LeftOut]) -> Headers:
         return ()
     more = f", +{len(names) - _MOST_NAMES}" if len(names) > _MOST_NAMES else ""
     return ((b"x-agl-left-out", (", ".join(names[:_MOST_NAMES]) + more).encode("ascii", "replace")),)
+
+
+def with_request_id(send: Send) -> Send:
+    """Name the request in the headers of its answer, as OpenAI's and Anthropic's clients look for it in reports."""
+    name = f"req_{uuid.uuid4().hex}".encode()
+
+    async def named(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            own = (*message["headers"],)
+            if not any(key.lower() in _REQUEST_IDS for key, _ in own):
+                message = {**message, "headers": [*own, *((key, name) for key in _REQUEST_IDS)]}
+        await send(message)
+
+    return named
 
 
 async def send_json(send: Send, status: int, body: Any, headers: Headers = ()) -> None:

@@ -81,6 +81,7 @@ _RUN = (
 )
 ITEMS = Kinds(
     known={
+        "item_reference": Fields(("type", "id")),
         "message": Fields(honoured=("type", "role", "content"), harmless=("id", "status", "phase")),
         "reasoning": Fields(
             honoured=("type", "content", "summary"), harmless=("id", "status", "encrypted_content", "format")
