@@ -21,7 +21,7 @@ from typing import IO, Any
 import aiohttp
 
 from agent_lightning.exceptions import DataUploadError, ServerConnectionError, TrainingError
-from agent_lightning.runtime import current_config
+from agent_lightning.runtime import air, current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
@@ -198,6 +198,7 @@ class Client:
         started = await self._post(path, given)
         workers = next(n for n in (nworkers, started["nworkers"], os.cpu_count() or 1) if n != -1)
         tracer = OtelTracer() if started["auto_instrumentation"] else DummyTracer()
+        asks, air.enabled = air.enabled, air.enabled and started.get("air_enabled", True)
         address = Address(started["store"], started["key"])
         running = asyncio.create_task(
             serve_rollouts(agent, address, stop=asyncio.Event(), concurrency=workers, tracer=tracer)
@@ -212,6 +213,7 @@ class Client:
             running.cancel()
             waiting.cancel()
             await asyncio.gather(running, waiting, return_exceptions=True)
+            air.enabled = asks
             with suppress(ServerConnectionError):
                 await self._post("/leave", {"client": self._id}, seconds=5.0)
 

@@ -35,6 +35,7 @@ class Settings:
     auto_instrumentation: bool = True
     """Clients record the spans of instrumented libraries; without it, the gateway's calls are what is recorded."""
     air_enabled: bool = True
+    """Clients ask the rules of `air`; their rewards go to the calls that made the tool calls."""
     device: str = "auto"
     """By `--gpus`."""
 

@@ -190,6 +190,7 @@ class Trainings:
     def _address(self, run: Run, client: str) -> dict[str, Any]:
         run.hear(client)
         runtime = {"nworkers": self.settings.nworkers, "auto_instrumentation": self.settings.auto_instrumentation}
+        runtime["air_enabled"] = self.settings.air_enabled
         return {"store": run.server.endpoint, "key": run.key, **runtime}
 
     async def _start(self, algorithm: Algorithm, asked: Any, train: Sequence[Any], test: Sequence[Any] | None) -> Run:

@@ -7,7 +7,7 @@ turned into newer ones as its line in the table says; what the table gives for i
     a newer word                 `max_tasks=3` becomes `max_rollouts=3`
     a function of this package   called with (arguments, value); it edits the arguments, and may return a context
                                  manager that is open during the call
-    ""                           the word has no meaning any more; it is taken and dropped
+    ""                           the word asks for nothing that would be missed, or is refused for values that do
     None                         the word is refused, with the line's note
 
 A word that both have (`Trainer(adapter=)`) is read by its line only if the value describes a part, as 0.3 allowed (a
@@ -106,6 +106,8 @@ def _translate(old: Old, word: str, arguments: dict[str, Any], stack: ExitStack)
     value = arguments.pop(word)
     if old.to is None:
         raise ConfigError(f"{word}=: {old.note}")
+    if old.accepts is not None and not any(value is one or value == one for one in old.accepts):
+        raise ConfigError(f"{word}={value!r} would have no effect: {old.note}. Leave it out.")
     use(old)
     if old.to.startswith("agentlightning."):
         context = follow(old)(arguments, value)

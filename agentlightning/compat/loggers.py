@@ -21,9 +21,16 @@ def setup(
     formatter: logging.Formatter | None = None,
     apply_to: Iterable[str] | None = None,
     files: str | Mapping[str, str] | None = None,
-    **_: Any,
+    capture_warnings: bool = False,
+    disable_existing_loggers: bool = False,
 ) -> None:
     """Log this package at `level`: to the terminal, to `files`, to handlers of one's own. Repeating replaces."""
+    if disable_existing_loggers:
+        for name in list(logging.root.manager.loggerDict):
+            if name.partition(".")[0] != ROOT:
+                logging.getLogger(name).disabled = True
+    if capture_warnings:
+        logging.captureWarnings(True)
     for name in (ROOT, *(apply_to or ())):
         setup_module(
             level,
@@ -49,7 +56,6 @@ def setup_module(
     extra_handlers: Iterable[logging.Handler] | None = None,
     formatter: logging.Formatter | None = None,
     file: str | None = None,
-    **_: Any,
 ) -> logging.Logger:
     """The same for one logger."""
     logger = logging.getLogger(name)

@@ -11,6 +11,7 @@ _THREADS = "stores are safe to use from any thread"
 _MEMORY = "spans are on disk; `agl store prune` forgets old rollouts"
 _RETRIES = "retry_seconds= is how long it tries again in all"
 _SERVED = "servers run inside the event loop that starts them"
+_CORS = "no other page may ask; serve the page from the store's own address"
 _ALL_TASKS = "it runs all the tasks that it is given, once"
 
 ARGUMENTS = (
@@ -24,7 +25,8 @@ ARGUMENTS = (
     Old(
         "agentlightning.emitter.operation:operation(propagate=)",
         "",
-        "an operation outside a rollout is recorded nowhere anyway",
+        "an operation inside a rollout is recorded",
+        (True,),
     ),
     Old(
         "agentlightning.adapter.triplets:TracerTraceToTriplet(_skip_empty_token_spans=)",
@@ -35,24 +37,45 @@ ARGUMENTS = (
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_interval=)", "", _HEARTBEAT),
     Old("agentlightning.runner.runner:LitAgentRunner(interval_jitter=)", "", _HEARTBEAT),
     Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_launch_mode=)", "", _HEARTBEAT),
-    Old("agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", _HEARTBEAT),
+    Old(
+        "agentlightning.runner.runner:LitAgentRunner(heartbeat_include_gpu=)", "", "heartbeats tell of no GPU", (False,)
+    ),
     Old("agentlightning.runner.runner:LitAgentRunner.iter(event=)", "agentlightning.compat.runners:event", "stop="),
-    Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task"),
+    Old("agentlightning.runner.runner:LitAgentRunner.step(event=)", "", "cancel the task that runs it", (None,)),
     Old("agentlightning.algorithm.baseline:Baseline(n_epochs=)", "repeats"),
-    Old("agentlightning.algorithm.baseline:Baseline(train_split=)", "", _ALL_TASKS),
+    Old("agentlightning.algorithm.baseline:Baseline(train_split=)", "", _ALL_TASKS, (0.5,)),
     Old("agentlightning.algorithm.baseline:Baseline(polling_interval=)", "", _LOOP),
     Old("agentlightning.algorithm.baseline:Baseline(max_queue_length=)", "", "Trainer(concurrency=) holds back"),
-    Old("agentlightning.algorithm.baseline:Baseline(span_verbosity=)", "", "`agl show` prints what was said"),
-    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal has every question and answer"),
+    Old(
+        "agentlightning.algorithm.baseline:Baseline(span_verbosity=)",
+        "",
+        "`agl show` prints what was said",
+        ("keys", "none"),
+    ),
+    Old(
+        "agentlightning.algorithm.apo:APO(_poml_trace=)",
+        "",
+        "the run's journal has every question and answer",
+        (False,),
+    ),
     Old("agentlightning.store.http.client:LightningStoreClient(server_address=)", "url"),
-    Old("agentlightning.store.http.client:LightningStoreClient(retry_delays=)", "", _RETRIES),
+    Old(
+        "agentlightning.store.http.client:LightningStoreClient(retry_delays=)",
+        "agentlightning.compat.stores:retry_delays",
+        "retry_seconds, their sum",
+    ),
     Old("agentlightning.store.http.client:LightningStoreClient(health_retry_delays=)", "", _RETRIES),
     Old("agentlightning.store.http.client:LightningStoreClient(request_timeout=)", "request_seconds"),
     Old("agentlightning.store.http.client:LightningStoreClient(connection_timeout=)", "", _RETRIES),
-    Old("agentlightning.store.http.server:LightningStoreServer(cors_allow_origins=)", "", "no other page asks"),
+    Old("agentlightning.store.http.server:LightningStoreServer(cors_allow_origins=)", "", _CORS, (None, [])),
     Old("agentlightning.store.http.server:LightningStoreServer(launch_mode=)", "", _SERVED),
-    Old("agentlightning.store.http.server:LightningStoreServer(launcher_args=)", "", _SERVED),
-    Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED),
+    Old(
+        "agentlightning.store.http.server:LightningStoreServer(launcher_args=)",
+        "",
+        "host= and port= say where it listens",
+        (None,),
+    ),
+    Old("agentlightning.store.http.server:LightningStoreServer(n_workers=)", "", _SERVED, (1,)),
     Old("agentlightning.store.http.server:LightningStoreServer(tracker=)", "", "`agl store` has /metrics"),
     Old("agentlightning.store.stores:InMemoryLightningStore(thread_safe=)", "", _THREADS),
     Old("agentlightning.store.stores:InMemoryLightningStore(eviction_memory_threshold=)", "", _MEMORY),
@@ -67,15 +90,25 @@ ARGUMENTS = (
         "",
         "AgentOps is started without its account",
     ),
-    Old("agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)", "", "its instrumentation is started"),
+    Old(
+        "agentlightning.tracer.agentops:AgentOpsTracer(instrument_managed=)",
+        "",
+        "OtelTracer() starts no instrumentation",
+        (True,),
+    ),
     Old("agentlightning.tracer.agentops:AgentOpsTracer(daemon=)", "", "no process is started for it"),
     Old(
         "agentlightning.tracer.weave:WeaveTracer(project_name=)",
         "",
         "there is no server that it would name a project on",
     ),
-    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server"),
-    Old("agentlightning.tracer.weave:WeaveTracer(instrument_managed=)", "", "weave's patches are applied"),
+    Old("agentlightning.tracer.weave:WeaveTracer(weave_user_settings=)", "", "there is no server", (None,)),
+    Old(
+        "agentlightning.tracer.weave:WeaveTracer(instrument_managed=)",
+        "",
+        "OtelTracer() applies no patches of weave",
+        (True,),
+    ),
     Old("agentlightning.trainer.trainer:Trainer(daemon=)", "", "no daemon process is started"),
     Old(
         "agentlightning.trainer.trainer:Trainer(dev=)",

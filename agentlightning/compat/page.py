@@ -18,10 +18,10 @@ from agentlightning.compat.verl_keys import MAPPED, NO_MEANING, REFUSED, TOGETHE
 def tables() -> dict[str, str]:
     """Each table of the page by its name."""
     return {
-        "modules": _table(("module", "today", "differs"), map(_row, MODULES)),
-        "names": _table(("name", "today", "differs"), map(_row, NAMES)),
-        "members": _table(("method or property", "today", "better"), map(_row, MEMBERS)),
-        "arguments": _table(("argument", "today", "because"), map(_row, ARGUMENTS)),
+        "modules": _table(("module", "state", "today", "differs"), map(_row, MODULES)),
+        "names": _table(("name", "state", "today", "differs"), map(_row, NAMES)),
+        "members": _table(("method or property", "state", "today", "better"), map(_row, MEMBERS)),
+        "arguments": _table(("argument", "state", "today", "because"), map(_row, ARGUMENTS)),
         "verl": _table(("key", "is"), sorted(_keys())),
         "verl-refused": _table(("key", "what to do"), ((f"`{key}`", why) for key, (_, why) in sorted(REFUSED.items()))),
         "verl-without": _table(
@@ -36,11 +36,8 @@ def _keys() -> Iterable[tuple[str, str]]:
 
 
 def _row(old: Old) -> Sequence[str]:
-    name = old.name.replace(":", ".")
-    if old.to is None:
-        return f"`{name}`", "not kept", old.note
-    newer = f"`{old.newer}`" if old.newer else "has no meaning" if old.to == "" else "the same"
-    return f"`{name}`", newer, old.note
+    newer = f"`{old.newer}`" if old.newer else ""
+    return f"`{old.name.replace(':', '.')}`", old.state, newer, old.note
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Old(NamedTuple):
@@ -11,6 +11,18 @@ class Old(NamedTuple):
     name: str
     to: str | None
     note: str = ""
+    accepts: tuple[Any, ...] | None = None
+    """Of an argument that leads nowhere: the values that ask for what happens anyway; others are refused. None: all do,
+    because it is about how something was done, and not about what comes of it."""
+
+    @property
+    def state(self) -> str:
+        """`same`: it is there and does what it did. `other`: something else is written or happens. `refused`."""
+        if self.to is None:
+            return "refused"
+        if self.accepts is not None:
+            return f"refused, but for {' and '.join(map(repr, self.accepts))}"
+        return "other" if self.newer or (self.is_argument and self.note and self.to == "") else "same"
 
     @property
     def is_module(self) -> bool:

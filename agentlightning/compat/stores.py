@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from agentlightning.store.base import LightningStore
@@ -45,3 +45,8 @@ def of_server(self: LightningStoreServer, name: str) -> Any:
 def as_client(self: LightningStoreServer) -> tuple[Callable[..., LightningStoreClient], tuple[str, str | None]]:
     """How a server is pickled: what another process gets is a client of it."""
     return LightningStoreClient, (self.endpoint, self.admin_key)
+
+
+def retry_delays(arguments: dict[str, Any], value: Sequence[float]) -> None:
+    """`retry_delays=(1, 2, 5)` tried again for eight seconds in all."""
+    arguments.setdefault("retry_seconds", float(sum(value)))

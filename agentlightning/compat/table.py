@@ -8,8 +8,9 @@ A name is written in one of four ways:
     package.module:callable(word=)  an argument that the callable of today lacks
 
 `to` is the newer name in the same form. An argument leads to a newer word, to a function of this package that reads it,
-or to "" where it has no meaning any more. `None` is what is not kept: `note` says why and what to do instead, and is
-the error's text. Names that lead into this package have no newer form; `note` says what is better.
+or to "" where it asks for nothing that would be missed (values that ask for something are refused: `accepts`).
+`None` is what is not kept: `note` says why and what to do instead, and is the error's text. Names that lead into this
+package have no newer form; `note` says what is better.
 """
 
 from __future__ import annotations

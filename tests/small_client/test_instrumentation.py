@@ -1,4 +1,4 @@
-"""`runtime.auto_instrumentation`: whether the client records what libraries say of themselves by OpenTelemetry."""
+"""What the server's file says of clients: whether they record what libraries say of themselves, and ask AIR's rules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from opentelemetry import trace
 
 import agentlightning as agl
 from agent_lightning import Client
+from agent_lightning.runtime import air
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 
 DONE = {"state": "done", "reward": 1.0, "rollouts": 1, "failed": 0, "model": "none"}
@@ -41,7 +42,7 @@ async def test_spans_of_libraries_are_recorded_if_it_is_on(tmp_path: Path, on: b
     await served.start()
     await store.add_resources({"llm": agl.LLM(endpoint="http://127.0.0.1:9/v1", model="m")})
     rollout = await store.enqueue_rollout({"question": "?"})
-    address = {"store": served.endpoint, "key": "k" * 32, "nworkers": 1, "auto_instrumentation": on}
+    address = {"store": served.endpoint, "key": "k" * 32, "nworkers": 1, "auto_instrumentation": on, "air_enabled": on}
     app = web.Application()
     app.router.add_post("/{path}", Server(store, address).answer)
     runner = web.AppRunner(app)
@@ -54,6 +55,9 @@ async def test_spans_of_libraries_are_recorded_if_it_is_on(tmp_path: Path, on: b
             agl.emit_message(task.question)
         return 1.0
 
+    rules = []
+    air.on_span(lambda span: span.name == "agentlightning.message")(lambda span: rules.append(span) or 0.5)
+
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"question": "?"}))
     client = Client(f"http://127.0.0.1:{runner.addresses[0][1]}")
     done = await asyncio.to_thread(client.evaluate, tmp_path / "tasks.jsonl", agent)
@@ -61,6 +65,13 @@ async def test_spans_of_libraries_are_recorded_if_it_is_on(tmp_path: Path, on: b
     names = {span.name for span in await store.query_spans(rollout.rollout_id)}
     assert "agentlightning.message" in names, "what the agent says itself is recorded either way"
     assert ("of a library" in names) == on
+    assert bool(rules) == on
+    assert (
+        "agentlightning.reward.rule"
+        in {key for s in await store.query_spans(rollout.rollout_id) for key in s.attributes}
+    ) == on
+    assert air.enabled, "as it was before"
+    air.clear()
     await runner.cleanup()
     await served.stop()
     await store.close()
