@@ -48,7 +48,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "mcp==1.30.0",
         "tenacity==9.2.1",
     ],
-    "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "openai<3", "mcp==2.1.1"],
+    "litellm": ["litellm==1.106.2", "google-adk==2.13.0", "google-genai==2.34.0", "openai<3", "mcp==2.1.1"],
     "crewai": ["crewai==1.15.30", "mcp==1.30.0"],
     "agentscope1": ["agentscope==1.0.21", "openai==2.54.0", "mcp==1.30.0", "greenlet==3.5.6", "tqdm==4.70.1"],
     "mcp2": [
@@ -83,7 +83,7 @@ ENVIRONMENTS: dict[str, list[str]] = {
 
 AGENTS = {
     "agentscope1": "werewolf",
-    "litellm": "litellm or adk",
+    "litellm": "litellm or adk or genai or gemini_types",
     "crewai": "crewai",
     "mcp2": "test_math or test_lab",
     "openai2": "ag2 or dspy or instructor or llamaindex or poml or strands",

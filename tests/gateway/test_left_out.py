@@ -30,7 +30,19 @@ from tests.gateway.test_mutations import BODIES
 USER: Any = {"role": "user", "content": "What is 2 + 3?"}
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
 PATHS = {"chat": "/chat/completions", "responses": "/responses", "messages": "/messages"}
-MINE = {"parameters", "input_schema", "schema", "input", "metadata", "logit_bias", "arguments", "cache_control"}
+MINE = {
+    "args",
+    "response",
+    "responseSchema",
+    "parameters",
+    "input_schema",
+    "schema",
+    "input",
+    "metadata",
+    "logit_bias",
+    "arguments",
+    "cache_control",
+}
 """Fields whose content is the user's own, or has no effect. `input` holds items where it is a list."""
 
 JSON = st.recursive(
@@ -39,6 +51,8 @@ JSON = st.recursive(
     max_leaves=6,
 )
 NEW = st.text(max_size=12).map(lambda name: f"new_{name}")
+NAMED = st.dictionaries(NEW, JSON.filter(lambda value: value is not None), min_size=1, max_size=2)
+"""A thing of the Gemini API, which tells by its fields what it is."""
 THING = st.fixed_dictionaries({"type": NEW}, optional={"name": JSON, "strict": JSON, "function": JSON, "text": JSON})
 
 
@@ -59,6 +73,8 @@ def _lists(dialect: str, body: dict[str, Any]) -> list[list[Any]]:
     found: list[list[Any]] = [body["tools"]] if "tools" in body else []
     if dialect == "responses":
         found.append(body["input"])
+    if dialect == "gemini":
+        return found + [content["parts"] for content in body["contents"]]
     return found + [m["content"] for m in body.get("messages", ()) if isinstance(m["content"], list)]
 
 
@@ -71,7 +87,7 @@ def test_unknown_fields_and_kinds_anywhere_change_nothing(name: str, data: st.Da
     for found in data.draw(st.lists(st.sampled_from(list(_objects(body))), max_size=4)):
         found[data.draw(NEW)] = data.draw(JSON.filter(lambda value: value is not None))
     for found in data.draw(st.lists(st.sampled_from(_lists(name, body)), max_size=3)) if _lists(name, body) else ():
-        found.insert(data.draw(st.integers(0, len(found))), data.draw(THING))
+        found.insert(data.draw(st.integers(0, len(found))), data.draw(NAMED if name == "gemini" else THING))
     request = BY_NAME[name].parse(body, {})
     for field in request.__struct_fields__:
         if field not in ("private", "left_out", "strict"):  # strict: paths, which have positions in them

@@ -83,7 +83,34 @@ COMPLETIONS: dict[str, Any] = {
     **{"model": "m", "prompt": ["x"], "n": 1, "logprobs": 2, "max_tokens": 3, "stop": "x", "echo": False},
     "stream_options": {"include_usage": True},
 }
-BODIES = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES, "completions": COMPLETIONS}
+GEMINI: dict[str, Any] = {
+    "model": "m",
+    "contents": [
+        {"role": "user", "parts": [{"text": "x"}, {"text": "y"}]},
+        {"role": "model", "parts": [{"text": "r", "thought": True}, {"text": "z", "thoughtSignature": "eA=="}]},
+        {"role": "model", "parts": [{"functionCall": {"id": "c", "name": "calc", "args": {"a": 1}}}]},
+        {"role": "user", "parts": [{"functionResponse": {"id": "c", "name": "calc", "response": {"result": "5"}}}]},
+    ],
+    "systemInstruction": {"parts": [{"text": "s"}]},
+    "tools": [{"functionDeclarations": [FUNCTION]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["calc"]}},
+    "generationConfig": {
+        "thinkingConfig": {"includeThoughts": True, "thinkingBudget": 5},
+        "responseMimeType": "application/json",
+        "responseSchema": SCHEMA,
+        "responseFormat": [{"text": {"mimeType": "application/json", "schema": SCHEMA}}],
+        **{"temperature": 1, "topP": 0.5, "topK": 3, "maxOutputTokens": 5, "stopSequences": ["a"], "seed": 1},
+        **{"candidateCount": 1, "responseLogprobs": True, "logprobs": 2, "responseModalities": ["TEXT"]},
+    },
+    "safetySettings": [{"category": "a", "threshold": "b"}],
+}
+BODIES = {
+    "chat": CHAT,
+    "responses": RESPONSES,
+    "messages": MESSAGES,
+    "gemini": GEMINI,
+    "completions": COMPLETIONS,
+}
 
 VALUES: list[Any] = [
     *(None, True, False, 0, -1, 1.5, 10**30, "", "x", "function", "\0", [], {}, [None], [[]], [{}], [1, "a"]),

@@ -1,20 +1,14 @@
 """Google's ADK through LiteLLM."""
 
 import os
-from contextlib import aclosing
 from typing import Any
 
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
-from google.adk.agents import LlmAgent
-from google.adk.agents.run_config import RunConfig, StreamingMode
 from google.adk.models.lite_llm import LiteLlm
-from google.adk.runners import InMemoryRunner
-from google.adk.tools import BaseTool
-from google.genai import types
 
 import agentlightning as agl
-from tests.clients.tool import SYSTEM_PROMPT, Booking, agent_name, calc
+from tests.clients.agents.google_adk_gemini import book_with, solve_with
 
 PACKAGE, WIRE, STREAMS = "google-adk", "Chat Completions", (False, True)
 CHANGE = 'LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)'
@@ -24,41 +18,8 @@ SCRIPTED = True
 
 async def solve(question: str, llm: agl.LLM, stream: bool) -> str:
     model = LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key=llm.api_key)
-    agent = LlmAgent(name=agent_name.get(), model=model, instruction=SYSTEM_PROMPT, tools=[calc])
-    runner = InMemoryRunner(agent, app_name="calc")
-    session = await runner.session_service.create_session(app_name="calc", user_id="u")
-    message = types.Content(role="user", parts=[types.Part(text=question)])
-    config = RunConfig(streaming_mode=StreamingMode.SSE if stream else StreamingMode.NONE)
-    text = ""
-    async for event in runner.run_async(user_id="u", session_id=session.id, new_message=message, run_config=config):
-        if event.is_final_response() and event.content and event.content.parts:
-            text = "".join(part.text or "" for part in event.content.parts)
-    return text
-
-
-class Book(BaseTool):
-    def __init__(self) -> None:
-        super().__init__(name="book", description="Books a room.")
-
-    def _get_declaration(self) -> types.FunctionDeclaration:
-        schema = Booking.model_json_schema()
-        return types.FunctionDeclaration(name=self.name, description=self.description, parameters_json_schema=schema)
-
-    async def run_async(self, *, args: dict[str, Any], tool_context: Any) -> Any:
-        return "booked"
+    return await solve_with(model, question, stream)
 
 
 async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
-    """With the mode that makes every turn call a tool; the first turn is enough."""
-    any_tool = types.FunctionCallingConfig(mode=types.FunctionCallingConfigMode.ANY)
-    must = types.GenerateContentConfig(tool_config=types.ToolConfig(function_calling_config=any_tool))
-    model = LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key="dummy")
-    agent = LlmAgent(name="booker", model=model, instruction="Book.", tools=[Book()], generate_content_config=must)
-    runner = InMemoryRunner(agent, app_name="book")
-    session = await runner.session_service.create_session(app_name="book", user_id="u")
-    message = types.Content(role="user", parts=[types.Part(text=question)])
-    async with aclosing(runner.run_async(user_id="u", session_id=session.id, new_message=message)) as events:
-        async for event in events:
-            for call in event.get_function_calls():
-                return dict(call.args or {})
-    raise AssertionError("the model called nothing")
+    return await book_with(LiteLlm(f"openai/{llm.model}", api_base=llm.endpoint, api_key="dummy"), question)
