@@ -244,7 +244,7 @@ ELSEWHERE = {
     "examples/two_policies/README.md": {"python examples/two_policies/train.py": "tests/e2e/test_policies.py"},
     "getting-started.md": {
         "agl show runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
-        "agl eval runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
+        "agl eval runs/grpo-20250101-120000 --trust": "tests/e2e/test_docs_as_typed.py",
     },
     "kubernetes.md": {
         'agl runner --server http://store:4747 --agent "python /app/agent.py" --isolation kubernetes '

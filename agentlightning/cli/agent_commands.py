@@ -69,6 +69,9 @@ IsolationSetting = Annotated[
 ]
 Timeout = Annotated[float | None, typer.Option(min=0.0, help="Seconds for one attempt; an hour if not given.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+Trust = Annotated[
+    bool, typer.Option("--trust", help="Import the code that a run's folder or --config names: its agent, its loss.")
+]
 Concurrency = Annotated[int, typer.Option(min=1, help="Rollouts that run at the same time.")]
 Backend = Annotated[
     str | None, typer.Option(help="Where the model is sampled: embedded, vllm or ray; embedded if not given.")
@@ -211,6 +214,7 @@ def train(
         list[str] | None,
         typer.Option(help="Send metrics to a tracker as well: tensorboard, wandb, mlflow or trackio; may be repeated."),
     ] = None,
+    trust: Trust = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="Print all settings as JSON for --config, and train nothing.")
     ] = False,
@@ -223,11 +227,12 @@ def train(
 
     agl train --algorithm DAPO --set steps=50 --print-config         what it would train with
 
-    agl train --config runs/grpo-20250101-120000/run.json            the same run again
+    agl train --config runs/grpo-20250101-120000/run.json --trust    the same run again
     """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.configuration import agent_and_tasks, of_data
     from agentlightning.cli.train import show_config, train_agent
+    from agentlightning.cli.trust import require_trust
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
@@ -236,7 +241,7 @@ def train(
     if address is not None:
         backend_option = [*(backend_option or []), f"address={address}"]
     if print_config:
-        show_config(algorithm, model, config, settings or [], backend, backend_option or [])
+        show_config(algorithm, model, config, settings or [], backend, backend_option or [], trust)
         return
     known_agent, known_tasks, known_val_tasks = agent_and_tasks(config)
     if tasks is None:
@@ -248,6 +253,8 @@ def train(
         )
     if agent is None and not remote and data is None:
         agent = known_agent
+        if agent is not None and config is not None:
+            require_trust(config, [f"the agent {agent}"], trust=trust)
     train_agent(
         None
         if agent is None
@@ -270,6 +277,7 @@ def train(
         run_dir=run_dir,
         resume=resume,
         log=log or (),
+        trust=trust,
     )
 
 

@@ -113,18 +113,19 @@ def evaluate(
     ] = None,
     passing: Annotated[float, typer.Option(help="The reward from which a run passes.")] = 1.0,
     best_of: Annotated[int | None, typer.Option(min=1, help="Also what the best of so many runs earns.")] = None,
+    trust: agent_commands.Trust = False,
     as_json: agent_commands.Json = False,
 ) -> None:
     """Compare a trained model with the one it came from on held-out tasks, with confidence intervals.
 
-    agl eval runs/grpo-20250101-120000            on the run's own validation tasks
+    agl eval runs/grpo-20250101-120000 --trust    its own agent on its own validation tasks
 
-    agl eval runs/grpo-20250101-120000 --tasks held_out.jsonl
+    agl eval runs/grpo-20250101-120000 --agent my_agent.py:agent --tasks held_out.jsonl
     """
     from agentlightning.cli.evaluate import Wanted, run_evaluation
 
     wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing, as_json=as_json)
-    run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted)
+    run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted, trust=trust)
 
 
 app.command()(look_commands.show)

@@ -14,6 +14,7 @@ from typing import Any
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.arguments import nearest
+from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.provenance import TASKS_FILE, VAL_TASKS_FILE
 
@@ -33,15 +34,25 @@ _ON_THE_COMMAND_LINE = (
 
 
 def make_algorithm(
-    name: str | None, model: str | None, config: Path | None, settings: Sequence[str], **others: Any
+    name: str | None,
+    model: str | None,
+    config: Path | None,
+    settings: Sequence[str],
+    *,
+    trust: bool = False,
+    **others: Any,
 ) -> GRPO:
-    """The command line wins over the file. Raises ConfigError for names that mean nothing, with those there are."""
+    """The command line wins over the file, whose code is imported only with `trust`. Raises ConfigError for names that
+    mean nothing, with those there are."""
     given = dict(read_config(config)) if config is not None else {}
     file = dict(given)
     chosen = _algorithm(str(name or given.pop("algorithm", "GRPO")))
     given.pop("algorithm", None)
     known = sorted(f.name for f in fields(chosen) if f.init and f.name not in _OF_THE_COMMAND)
-    given |= parsed_settings(settings, known)
+    typed = parsed_settings(settings, known)
+    if config is not None:
+        require_trust(config, code_in({k: v for k, v in given.items() if k not in {**typed, **others}}), trust=trust)
+    given |= typed
     given["model"] = model or given.get("model", "calc")
     try:
         return chosen(**others, **given)
@@ -102,10 +113,11 @@ def of_a_run(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"algorithm": about["algorithm"], **{k: v for k, v in about["settings"].items() if k in known}}
 
 
-def algorithm_of_a_run(about: Mapping[str, Any]) -> GRPO:
+def algorithm_of_a_run(about: Mapping[str, Any], source: Path, *, trust: bool) -> GRPO:
     """The algorithm as a run says that it was set. Raises ConfigError for what cannot be read back, such as functions
-    of the user's own."""
+    of the user's own, and for code that it names where there is no `trust`."""
     given = of_a_run(about)
+    require_trust(source, code_in(given), trust=trust)
     return _algorithm(str(given.pop("algorithm")))(**given)
 
 

@@ -22,6 +22,7 @@ from agentlightning.cli.agents import find_agent
 from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
+from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent
@@ -122,18 +123,32 @@ class Wanted:
 
 
 def run_evaluation(
-    checkpoint: Path, *, agent: str | None, tasks: Path | None, base: str | None, limit: int, wanted: Wanted
+    checkpoint: Path,
+    *,
+    agent: str | None,
+    tasks: Path | None,
+    base: str | None,
+    limit: int,
+    wanted: Wanted,
+    trust: bool,
 ) -> None:
     """Run both models on the tasks and print a table."""
     with held_checkpoint(checkpoint) as held:
-        _evaluate(held or checkpoint, agent, tasks, base, limit, wanted)
+        _evaluate(held or checkpoint, agent, tasks, base, limit, wanted, trust)
 
 
 def _evaluate(
-    checkpoint: Path, agent: str | None, tasks: Path | None, base: str | None, limit: int, wanted: Wanted
+    checkpoint: Path,
+    agent: str | None,
+    tasks: Path | None,
+    base: str | None,
+    limit: int,
+    wanted: Wanted,
+    trust: bool,
 ) -> None:
     repeats = wanted.rollouts()
     trained, came_from, run = resolve(checkpoint)
+    require_trust(checkpoint, [*code_in(trained.settings), *_own_agent(agent, run)], trust=trust)
     untrained = came_from if base is None else replace(came_from or trained, model=base)
     litagent, held_out = _agent_and_tasks(agent, tasks, run, checkpoint)
     held_out = held_out[:limit]
@@ -251,6 +266,13 @@ def _agent_and_tasks(
     if source is None or not Path(source).is_file():
         raise ConfigError("The agent of this run is not known. Give it with --agent: file.py:name, or a command.")
     return load_agent(f"{source}:{run['agent']}"), held_out
+
+
+def _own_agent(agent: str | None, run: Mapping[str, Any]) -> list[str]:
+    """The agent that would be imported because the run names it; examples are this package's own."""
+    if agent is not None or not run.get("source") or _example(dict(run)) is not None:
+        return []
+    return [f"the agent {run['source']}:{run.get('agent')}"]
 
 
 async def _validation_tasks(run_dir: Path) -> list[Any]:

@@ -87,6 +87,9 @@ def whatif(
         Path | None, typer.Option(help="Compute with these weights; else the last kept ones of before the step.")
     ] = None,
     run_id: RunId = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code that the run names, such as its loss.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """What if a step had been learned otherwise? Its gradient under other settings, beside the one taken.
@@ -101,7 +104,7 @@ def whatif(
 
     given = {"loss": loss, "advantage": advantage, "credit": credit, "correction": correction}
     changes = changes_of({name: values or [] for name, values in given.items()}, settings or [])
-    asked = Asked(step=step, changes=changes, policy=policy, checkpoint=checkpoint, as_json=as_json)
+    asked = Asked(step=step, changes=changes, policy=policy, checkpoint=checkpoint, as_json=as_json, trust=trust)
     ask_what_if(run, run_id, asked)
 
 

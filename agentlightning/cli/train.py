@@ -28,9 +28,10 @@ def show_config(
     settings: Sequence[str],
     backend: str | None,
     backend_options: Sequence[str],
+    trust: bool,
 ) -> None:
     """Print all settings of the algorithm that would train, in the form that `--config` reads."""
-    made = make_algorithm(algorithm, model, config, settings, **backend_settings(backend, backend_options))
+    made = make_algorithm(algorithm, model, config, settings, trust=trust, **backend_settings(backend, backend_options))
     typer.echo(json.dumps(told_settings(made), indent=2))
 
 
@@ -53,10 +54,11 @@ def train_agent(
     run_dir: Path | None,
     resume: Path | None,
     log: Sequence[str],
+    trust: bool,
 ) -> None:
     """Train, then say what became better and where it is. Raises ConfigError where nobody would run the agent."""
     others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
-    chosen = make_algorithm(algorithm, model, config, settings, **others)
+    chosen = make_algorithm(algorithm, model, config, settings, trust=trust, **others)
     if agent is None and strategy != "remote" and (chosen.samples or val_tasks is not None):
         raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
     trainer = Trainer(

@@ -50,6 +50,8 @@ class Asked:
     policy: str | None
     checkpoint: Path | None
     as_json: bool
+    trust: bool = False
+    """Import the code that the run names."""
 
 
 def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[dict[str, Any]]:
@@ -69,7 +71,7 @@ def ask_what_if(run: Path, run_id: str | None, asked: Asked) -> None:
 async def _ask(path: Path, run_id: str | None, asked: Asked) -> None:
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(opened_run(path, run_id))
-        settings = _settings_of(opened)
+        settings = _settings_of(opened, asked.trust)
         metrics = _row(await opened.steps(), asked.step)
         step, policy = int(metrics["step"]), _policy(settings, asked.policy)
         store_id = opened.run.run_id if opened.run is not None else None
@@ -86,13 +88,13 @@ async def _ask(path: Path, run_id: str | None, asked: Asked) -> None:
     _print(found, stored, str(checkpoint or settings.model), after, policy, as_json=asked.as_json)
 
 
-def _settings_of(opened: OpenedRun) -> TrainingSettings:
+def _settings_of(opened: OpenedRun, trust: bool) -> TrainingSettings:
     about = described(opened.folder)
     if opened.run is not None:
         about = {"algorithm": opened.run.algorithm, "settings": opened.run.settings}
     if "algorithm" not in about:
         raise ConfigError(f"Nothing says with which settings the run in '{opened.folder}' was trained.")
-    return algorithm_of_a_run(about)
+    return algorithm_of_a_run(about, opened.folder, trust=trust)
 
 
 def _row(steps: Sequence[Mapping[str, Any]], step: int | None) -> Mapping[str, Any]:

@@ -39,7 +39,7 @@ def export_gguf(source: Path, to: Path) -> None:
         import gguf  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError("Writing GGUF needs llama.cpp's package: pip install gguf.") from None
-    model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source)
+    model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     config: Any = model.config
     arch = _architecture(config)
     vocabulary = _vocabulary(gguf, tokenizer, config.vocab_size)

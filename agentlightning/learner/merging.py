@@ -33,7 +33,7 @@ def export_merged(source: Path, to: Path) -> None:
     Raises ModelError where it cannot be loaded.
     """
     try:
-        model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source)
+        model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"The model in {source} cannot be loaded: {error}") from error
     with atomic_directory(to) as directory:
@@ -46,5 +46,5 @@ def export_merged(source: Path, to: Path) -> None:
 
 def _dtype(model: PreTrainedModel) -> torch.dtype:
     """What the base's own weights are kept in."""
-    config: Any = AutoConfig.from_pretrained(str(model.config.name_or_path))
+    config: Any = AutoConfig.from_pretrained(str(model.config.name_or_path), trust_remote_code=False)
     return config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32

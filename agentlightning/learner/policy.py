@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -210,8 +211,8 @@ def load_policy(
     try:
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, UnpicklingError) as error:
         hint = (
             "Check that the directory is whole: config.json, weights and tokenizer, as save_pretrained writes them."
             if Path(path).is_dir()
@@ -242,7 +243,9 @@ def load_model(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
 
 def refuse_other_tokens(policy: Policy, path: str) -> None:
     """Raises ModelError where the model in a directory, or its base, has another vocabulary than the policy."""
-    tokenizer = policy.tokenizer if path == policy.path else AutoTokenizer.from_pretrained(path)
+    tokenizer = (
+        policy.tokenizer if path == policy.path else AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    )
     if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
         raise ModelError(
             f"The model '{path}' has other tokens than '{policy.path}', so it cannot say how likely it finds what that "
@@ -252,9 +255,12 @@ def refuse_other_tokens(policy: Policy, path: str) -> None:
 
 def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
     """The causal LM in a directory, on the CPU; `dtype` is a torch dtype or its name."""
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    for name in ("_attn_implementation", "_experts_implementation"):
+        if "/" in (named := str(getattr(config, name, ""))):
+            raise ModelError(f"The config.json in {path} names code of a hub: {named}. Take it out; models are data.")
     kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind)
+    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=kind, trust_remote_code=False)
 
 
 def _load_adapter(path: str, dtype: str | torch.dtype) -> tuple[PreTrainedModel, Any]:

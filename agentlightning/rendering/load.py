@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from agentlightning.errors import ModelError
@@ -45,7 +46,7 @@ def _load(path: str, renderer: str | None) -> RenderersRendering:
     tokenizer = load_tokenizer(path)
     settings = read_json(model_directory(path) / SETTINGS_FILE)
     options = settings.get("renderer_options", {})
-    name = renderer or settings.get("renderer") or MODEL_RENDERER_MAP.get(path)
+    name = renderer or _without_code(settings.get("renderer"), path) or MODEL_RENDERER_MAP.get(path)
     if name is not None:
         return _named(name, options, tokenizer, path)
     if tokenizer.chat_template is not None:
@@ -58,6 +59,17 @@ def _load(path: str, renderer: str | None) -> RenderersRendering:
             logger.info("%s is rendered by '%s', which agrees with its chat template.", path, candidate)
             return _finished(candidate, options, tokenizer, found, path)
     return _by_template(tokenizer, path, options)
+
+
+def _without_code(name: Any, path: str) -> str | None:
+    """The renderer that a model's own file names. Raises ModelError where the name is not one of the library's: it
+    would be imported, and a model is data."""
+    if name is None or name in ("default", *_candidates()):
+        return name
+    raise ModelError(
+        f"{Path(path) / SETTINGS_FILE} names the renderer {name!r}, which is code. Nothing that a model's folder names "
+        f"is imported: look at that code, and name it yourself (renderer={name!r}), or take the line out."
+    )
 
 
 def doubt_about(path: str, renderer: str) -> str | None:

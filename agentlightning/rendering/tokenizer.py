@@ -106,23 +106,14 @@ class FileTokenizer:
         return_dict: bool = False,
         **template_kwargs: Any,
     ) -> Any:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         if self.chat_template is None:
             raise ModelError(
                 f"{self.name_or_path} has no chat template. Add a chat_template.jinja to the model directory, or name "
                 "the one that fits it as `renderer`."
             )
         special = {k: _text(v) for k, v in self._config.items() if k.endswith("_token") and v is not None}
-        rendered = render_jinja_template(
-            conversations=[messages],
-            tools=tools,
-            chat_template=self.chat_template,
-            add_generation_prompt=add_generation_prompt,
-            **special,
-            **template_kwargs,
-        )
-        text = rendered[0][0]
+        options = {**special, "add_generation_prompt": add_generation_prompt, **template_kwargs}
+        text = _rendered(self.chat_template, messages, tools, options)
         return self.encode(text) if tokenize else text
 
     def _special_id(self, key: str) -> int | None:
@@ -143,9 +134,11 @@ class SeamTokenizer:
         pieces = text.split(SEAM)
         return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=add_special_tokens)]
 
-    def apply_chat_template(self, messages: Any, *, tokenize: bool = True, **options: Any) -> Any:
-        options["return_dict"] = False
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **options)
+    def apply_chat_template(
+        self, messages: Any, *, tools: Any = None, tokenize: bool = True, return_dict: bool = False, **options: Any
+    ) -> Any:
+        template = self._tokenizer.get_chat_template(tools=tools)
+        text = _rendered(template, messages, tools, {**self._tokenizer.special_tokens_map, **options})
         return self.encode(text) if tokenize else text
 
 
@@ -157,7 +150,7 @@ def load_tokenizer(path: str) -> Any:
     try:
         from transformers import AutoTokenizer
 
-        tokenizer = AutoTokenizer.from_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
     except (ImportError, OSError, ValueError, KeyError) as error:
         raise ModelError(
             f"No tokenizer could be loaded from {directory}: {error}. The directory needs a tokenizer.json (saved by "
@@ -212,6 +205,12 @@ def read_json(file: Path) -> dict[str, Any]:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{file} is not valid JSON: {error}. Save the model again.") from error
+
+
+def _rendered(template: str, messages: Any, tools: Any, options: dict[str, Any]) -> str:
+    from agentlightning.rendering.sandbox import render  # which needs jinja2 and transformers
+
+    return render(template, messages, tools=tools, **options)
 
 
 def _text(token: Any) -> str:

@@ -33,7 +33,7 @@ def provenance(
     keep_tasks(run_dir, train, val)
     return {
         "version": agentlightning.__version__,
-        "commit": commit_of(Path(source).parent if source else Path.cwd()),
+        "commit": commit_of(Path(source).parent) if source else commit_of(Path.cwd(), changes=False),
         "python": platform.python_version(),
         "host": socket.gethostname(),
         "start_time": time.time(),
@@ -44,10 +44,15 @@ def provenance(
     }
 
 
-def commit_of(folder: Path) -> str | None:
-    """The commit that the folder is at, with `+` behind it where files were changed; None outside of a repository."""
+def commit_of(folder: Path, *, changes: bool = True) -> str | None:
+    """The commit that the folder is at, with `+` behind it where files were changed; None outside of a repository.
+
+    Looking for `changes` runs what the repository's settings name (filters, a monitor), so only where its code is run.
+    """
     try:
         head = _git(folder, "rev-parse", "HEAD")
+        if not changes:
+            return head
         return head + ("+" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
         return None

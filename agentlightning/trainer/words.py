@@ -124,7 +124,7 @@ def closing(command: str, result: RunResult) -> str:
     if checkpoint is not None:
         tasks = "" if validated else " --tasks FILE"
         lines += [
-            f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",
+            f"  {command} eval {checkpoint}{tasks} --trust     compare it with the model it came from",
             f"  {command} serve {checkpoint}     serve it over the OpenAI API",
         ]
     return "\n".join(lines)

@@ -150,7 +150,7 @@ def test_a_command_that_serves(reader: Path, page: str, command: str, words: str
 
 def test_what_a_run_says_to_type_next_works(reader: Path) -> None:
     printed = (reader / "printed.txt").read_text()
-    show, evaluate, serve = re.findall(r"^  (agl (?:show|eval|serve) \S+)", printed, flags=re.MULTILINE)
+    show, evaluate, serve = re.findall(r"^  (agl (?:show|eval|serve) \S+(?: --trust)?)", printed, flags=re.MULTILINE)
     assert "reward" in typed(show, reader).stdout
     assert "Gain on the same tasks" in typed(evaluate, reader).stdout
     serves_until_ctrl_c(serve, "Try it:", reader)

@@ -46,7 +46,10 @@ def metrics(folder: Path) -> list[dict[str, float]]:
 
 def commands(text: str) -> list[str]:
     """The `agl show` and `agl eval` lines of a text, as they are to be typed."""
-    return [line.strip() for line in re.findall(r"^(?:\$| ) *(agl (?:show|eval) \S+)", text, flags=re.MULTILINE)]
+    return [
+        line.strip()
+        for line in re.findall(r"^(?:\$| ) *(agl (?:show|eval) \S+(?: --trust)?)", text, flags=re.MULTILINE)
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_eval_finds_the_agent_and_the_validation_tasks_of_the_run(ran: tuple[Pat
     run_dir = next(folder.glob("runs/*"))
     for more in ([], ["--tasks", "tasks.jsonl"]):
         (folder / "tasks.jsonl").write_text('{"question": "What is 1 + 2?", "answer": "3"}\n')
-        done = run("-m", "agentlightning", "eval", str(run_dir), *more, cwd=folder)
+        done = run("-m", "agentlightning", "eval", str(run_dir), "--trust", *more, cwd=folder)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "Gain on the same tasks" in done.stdout
         assert ("On the 50 validation tasks of the run" in done.stderr) == (not more)

@@ -103,7 +103,7 @@ def test_eval_finds_the_improvement_in_a_fresh_process(trained: tuple[Path, str]
 @pytest.mark.timeout(300)
 def test_a_run_is_repeated_from_its_run_json(trained: tuple[Path, str], tmp_path: Path) -> None:
     changed = ("--set", "steps=1", "--run-dir", "again")
-    done = agl("train", "--config", str(trained[0] / "run.json"), *changed, cwd=tmp_path)
+    done = agl("train", "--config", str(trained[0] / "run.json"), "--trust", *changed, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     first, again = (json.loads((folder / "run.json").read_text()) for folder in (trained[0], tmp_path / "again"))
     for same in ("algorithm", "agent", "source", "tasks_hash", "val_tasks_hash", "version"):

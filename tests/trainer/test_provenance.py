@@ -68,7 +68,7 @@ def test_the_command_takes_agent_and_tasks_of_the_run(tmp_path: Path) -> None:
     none = agl_command(tmp_path, "train", "--config", "run.json")
     assert (none.returncode, "give --tasks FILE" in none.stderr) == (1, True), none.stderr
     (tmp_path / "tasks.jsonl").write_text("1\n")
-    done = agl_command(tmp_path, "train", "--config", "run.json")
+    done = agl_command(tmp_path, "train", "--config", "run.json", "--trust")
     assert (done.returncode, "gone.py" in done.stderr) == (1, True), done.stderr
 
 

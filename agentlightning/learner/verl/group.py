@@ -133,7 +133,7 @@ def config_of(model: str, dtype: str, sizes: Sizes, adapter: Mapping[str, Any], 
     packed = sizes.sequence_parallel > 1 or (
         sizes.gpus > 0 and dtype == "bfloat16" and find_spec("flash_attn") is not None
     )
-    given = AutoConfig.from_pretrained(model).to_dict()
+    given = AutoConfig.from_pretrained(model, trust_remote_code=False).to_dict()
     dropouts = {name: 0.0 for name, value in given.items() if name.endswith(("dropout", "_pdrop")) and value}
     precision = dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32") | {
         "param_dtype": PRECISION[dtype]
