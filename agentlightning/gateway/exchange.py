@@ -93,6 +93,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Under the plain softmax."""
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
+    reasoning_tokens: int = 0
+    """How many of them are reasoning, with its marks; 0 where the format does not mark it by tokens."""
 
     def message(self) -> Message:
         """The choice as a neutral message, the way clients send it back."""
@@ -116,6 +118,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     prompt_ids: Int32Array
     cached_tokens: int
     choices: tuple[Choice, ...]
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return sum(choice.reasoning_tokens for choice in self.choices)
 
     @property
     def response_tokens(self) -> int:

@@ -16,6 +16,10 @@ _COMPILE = {"coerce_one_of": True, "whitespace_pattern": "[ \\n]{0,40}"}
 """oneOf as anyOf, which is how typed unions come out of most libraries; and no endless white space between values."""
 
 
+TEXT_KEY = "x-agl-text"
+"""A schema with this key is of an answer that is a bare text and no JSON: by a regular expression ("regex"), one of
+some texts ("choice"), or by a grammar ("grammar", lark's or EBNF's). Its value is one of these with what it is.
+"""
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties")
 """Keywords by which a schema says itself what other properties there may be."""
 
@@ -25,9 +29,11 @@ def schema_problem(schema: Any) -> str | None:
     if not isinstance(schema, Mapping):
         return "it is not an object."
     try:
-        return _matcher().validate_grammar(_lark(f"start: %json {_compiled(schema)}")) or None
+        return _matcher().validate_grammar(_lark("\n".join(["start: answer", *_answer(schema)]))) or None
     except RecursionError:
         return "it is nested too deep."
+    except _UnreadableError as error:
+        return str(error)
 
 
 def answer_grammar(
@@ -43,7 +49,7 @@ def answer_grammar(
     `form` says, and free otherwise.
     """
     start, rules = _reasoning(markers, in_reasoning)
-    rules.append(f"answer: %json {_compiled(schema)}")
+    rules += _answer(schema)
     if tools and markers.tool_open is not None and markers.tool_close is not None:
         free = f"call: SPACE <[{markers.tool_open}]> SPACE TEXT SPACE <[{markers.tool_close}]>"
         rules.append("body: answer | " + ("call+" if form is None else _all("call+", form)))
@@ -51,6 +57,19 @@ def answer_grammar(
     else:
         rules.append("body: answer")
     return _grammar(start, rules)
+
+
+def _answer(schema: Mapping[str, Any]) -> list[str]:
+    """The rules of an answer by a schema, or by what stands under `TEXT_KEY` in its place."""
+    given = schema.get(TEXT_KEY)
+    if not isinstance(given, Mapping):
+        return [f"answer: %json {_compiled(schema)}"]
+    if "choice" in given:
+        return ["answer: " + " | ".join(json.dumps(str(text)) for text in given["choice"])]
+    if "regex" in given:
+        return ["answer: ANSWER", "ANSWER: /" + re.sub(r"(?<!\\)/", r"\/", str(given["regex"])) + "/"]
+    inner = _as_lark(str(given.get("grammar"))).replace("%llguidance {}", "")
+    return [f"answer: %lark {{\n{inner}\n}}"]
 
 
 def call_grammar(
@@ -230,6 +249,20 @@ def _closed(schema: Any) -> Any:
     if isinstance(found.get("properties"), dict) and not any(key in found for key in _OPEN):
         found["additionalProperties"] = False
     return found
+
+
+class _UnreadableError(Exception):
+    """A grammar is neither lark's nor EBNF."""
+
+
+def _as_lark(grammar: str) -> str:
+    """A grammar of either kind as one of lark's. Raises `_UnreadableError`."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+    try:
+        return any_to_lark(grammar)
+    except (GbnfToLarkError, ValueError, LookupError) as error:
+        raise _UnreadableError(f"it is no grammar: {error}") from error
 
 
 def _lark(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.types import RolloutMode
 from tests.gateway.conftest import CALC, Site, call_text
 
@@ -277,13 +278,13 @@ async def test_sync_client(site: Site) -> None:
 
 async def test_many_log_probs_are_written_beside_the_event_loop(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[str] = []
-    respond = site.gateway._app._dialects["/chat/completions"].respond  # pyright: ignore[reportPrivateUsage]
+    respond = ChatDialect.respond
 
     def watched(*given: Any) -> bytes:
         threads.append(threading.current_thread().name)
         return respond(*given)
 
-    monkeypatch.setattr(type(respond.__self__), "respond", lambda self, *given: watched(*given))
+    monkeypatch.setattr(ChatDialect, "respond", watched)
     async with site.client() as client:
         few = await client.chat.completions.create(model="policy", messages=ASK, logprobs=True, top_logprobs=2)
         many = await client.chat.completions.create(model="policy", messages=ASK, logprobs=True, top_logprobs=20, n=128)

@@ -32,6 +32,7 @@ from agentlightning.gateway.dialects.fields import (
     tool_name,
     typed,
 )
+from agentlightning.gateway.dialects.guided import guided_schema
 from agentlightning.gateway.dialects.tables.chat import (
     CALLED,
     CALLS,
@@ -69,6 +70,7 @@ SETTINGS = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop",
     "seed": "seed",
+    "stop_token_ids": "stop_token_ids",
 }
 
 _MAX_CHOICES = 128
@@ -95,6 +97,8 @@ class ChatDialect(Dialect):
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
         neutral = [neutral_message(m, f"messages[{i}]", reading) for i, m in enumerate(messages)]
         tools = _tools(typed(body, "tools", list, []), reading)
+        if body.get("top_logprobs") and not body.get("logprobs"):
+            reading.unavailable("top_logprobs", "it needs logprobs: true")
         streaming = typed(body, "stream_options", dict, {})
         reading.check(streaming, STREAM_OPTIONS, "stream_options")
         asked = asked_settings(body, SETTINGS)
@@ -113,7 +117,8 @@ class ChatDialect(Dialect):
             logprobs=typed(body, "logprobs", bool, False),
             top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
-            schema=json_schema_of(body.get("response_format"), "response_format", reading),
+            schema=json_schema_of(body.get("response_format"), "response_format", reading)
+            or guided_schema(body, reading),
             asked=asked,
             left_out=reading.left_out,
             private=tools.origins,
@@ -335,6 +340,7 @@ def _usage(reply: Answer) -> dict[str, Any]:
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": reply.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
     }
 
 

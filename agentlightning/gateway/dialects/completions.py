@@ -16,6 +16,7 @@ from agentlightning.gateway.dialects.fields import (
     streaming_usage,
     typed,
 )
+from agentlightning.gateway.dialects.guided import guided_schema
 from agentlightning.gateway.dialects.tables.chat import STREAM_OPTIONS
 from agentlightning.gateway.dialects.tables.completions import FIELDS, NESTED
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
@@ -23,7 +24,7 @@ from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 
 _ASKED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
-SETTINGS = {name: name for name in (*_ASKED, "max_tokens", "stop", "seed")}
+SETTINGS = {name: name for name in (*_ASKED, "max_tokens", "stop", "seed", "stop_token_ids")}
 
 _DEFAULT_MAX_TOKENS = 16
 """Of this API, unlike the newer ones."""
@@ -59,6 +60,7 @@ class CompletionsDialect(Dialect):
             logprobs=logprobs is not None,
             top_logprobs=between(body, "logprobs", 0, 0, 20),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            schema=guided_schema(body, reading),
             asked=asked,
             left_out=reading.left_out,
         )

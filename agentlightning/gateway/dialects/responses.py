@@ -86,6 +86,9 @@ class ResponsesDialect(Dialect):
             raise Refusal("'input' is empty.", code="invalid_value", param="input")
         instructions = typed(body, "instructions", str, "")
         tools = _tools(typed(body, "tools", list, []), reading)
+        logprobs = _LOGPROBS in typed(body, "include", list, [])
+        if body.get("top_logprobs") and not logprobs:
+            reading.unavailable("top_logprobs", f"it needs {_LOGPROBS} in 'include'")
         text = typed(body, "text", dict, {})
         reading.check(text, TEXT, "text")
         asked = asked_settings(body, SETTINGS)
@@ -99,7 +102,7 @@ class ResponsesDialect(Dialect):
             strict=tools.strict,
             parallel_tool_calls=typed(body, "parallel_tool_calls", bool, True),
             stream=typed(body, "stream", bool, False),
-            logprobs=_LOGPROBS in typed(body, "include", list, []),
+            logprobs=logprobs,
             top_logprobs=between(body, "top_logprobs", 0, 0, 20),
             schema=json_schema_of(text.get("format"), "text.format", reading),
             asked=asked,
@@ -468,6 +471,6 @@ def _usage(reply: Answer) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": reply.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": response,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
         "total_tokens": prompt + response,
     }

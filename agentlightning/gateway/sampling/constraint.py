@@ -9,7 +9,7 @@ import msgspec
 
 from agentlightning.gateway.exchange import AnswerSchema, CallRequest, Refusal
 from agentlightning.rendering import Rendering, Tool
-from agentlightning.rendering.grammar import schema_problem
+from agentlightning.rendering.grammar import answer_grammar, schema_problem
 
 _ANYTHING: Mapping[str, Any] = {"type": "object"}
 _SIMPLE_BYTES = 4096
@@ -35,6 +35,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     several: bool
     strict: Mapping[str, str] = {}
     schema: AnswerSchema | None = None
+    raw: bool = False
+    """Whether the response is a text and nothing else, as after a raw prompt: no reasoning, no calls."""
 
 
 def constraint_of(request: CallRequest) -> Constraint | None:
@@ -50,7 +52,14 @@ def constraint_of(request: CallRequest) -> Constraint | None:
     if request.schema is not None:
         meant = [_spare(tool) for tool in tools] if tools else None
         strict = request.strict if tools else {}
-        return Constraint(tools=meant, required=False, several=True, strict=strict, schema=request.schema)
+        return Constraint(
+            tools=meant,
+            required=False,
+            several=True,
+            strict=strict,
+            schema=request.schema,
+            raw=request.prompt is not None,
+        )
     if tools and request.strict:
         meant = [_spare(tool) if _name(tool) in request.strict else _loose(tool) for tool in tools]
         return Constraint(tools=meant, required=False, several=request.parallel_tool_calls, strict=request.strict)
@@ -110,6 +119,8 @@ def grammar_of(constraint: Constraint, rendering: Rendering, in_reasoning: bool)
             _check(tool["function"]["parameters"], constraint.strict[_name(tool)])
     if constraint.schema is not None:
         _check(constraint.schema.value, constraint.schema.param)
+        if constraint.raw:
+            return answer_grammar(constraint.schema.value)
         return _answer(constraint.schema, rendering, constraint.tools, in_reasoning)
     required, several = constraint.required, constraint.several
     grammar = rendering.call_grammar(

@@ -305,7 +305,7 @@ class Planner:
                     code="unsupported_value",
                     param="parallel_tool_calls",
                 )
-            used["stop_token_ids"] = (markers.tool_close,)
+            used["stop_token_ids"] = (*used.get("stop_token_ids", ()), markers.tool_close)
         return used
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -182,9 +182,10 @@ class Sampler:
     def _parse(self, asked: Asked, whole: Chunk) -> Parsed:
         request = asked.arrival.request
         if request.prompt is not None:
-            text = self.rendering.decode(_without_stop(whole.ids, self.rendering.stop_token_ids))
+            stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
+            text = self.rendering.decode(_without_stop(whole.ids, stops))
             return Parsed(text if whole.stop_string is None else text.partition(whole.stop_string)[0])
-        ids, prompt_ids = whole.ids, asked.prompt_ids
+        ids, prompt_ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ())), asked.prompt_ids
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
         return msgspec.structs.replace(parsed, content=_cut(parsed.content, whole.stop_string))
 
@@ -203,7 +204,16 @@ class Sampler:
             logprobs=whole.plain_logprobs,
             top_ids=whole.top_ids,
             top_logprobs=whole.top_logprobs,
+            reasoning_tokens=self._reasoning_tokens(parsed, whole),
         )
+
+    def _reasoning_tokens(self, parsed: Parsed, whole: Chunk) -> int:
+        """How many tokens of a response are reasoning: those up to the mark that ends it, or all where none does."""
+        markers = self.rendering.markers
+        if not parsed.reasoning or markers is None or markers.think_close is None:
+            return 0
+        (ends,) = np.nonzero(whole.ids == markers.think_close)
+        return int(ends[0]) + 1 if len(ends) else len(whole.ids)
 
     def _commit(self, asked: Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
         return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=True)
@@ -344,7 +354,7 @@ def _version_runs(chunks: list[Chunk]) -> tuple[VersionRun, ...]:
     return tuple(runs)
 
 
-def _without_stop(ids: Int32Array, stops: tuple[int, ...]) -> Int32Array:
+def _without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:
     return ids[:-1] if len(ids) and int(ids[-1]) in stops else ids
 
 

@@ -19,6 +19,7 @@ SETTINGS = ("temperature", "top_p", "top_k", "min_p", *PENALTIES, "logit_bias", 
 
 MAX_BIASES = 300
 """Tokens of a request's `logit_bias`, which is kept with every choice; the engines take no more."""
+MAX_STOP_IDS = 128
 _COLDEST = 1e-5
 """A temperature below it is meant as 0; log-probs divided by it would mean nothing any more."""
 
@@ -113,11 +114,25 @@ def check_asked(asked: Mapping[str, Any]) -> None:
     for name in PENALTIES:
         _within(asked, name, -2.0, 2.0)
     _check_bias(asked.get("logit_bias", {}))
+    _check_stop_ids(asked.get("stop_token_ids", []))
     _within(asked, "max_tokens", 1, 2**31 - 1)
     _within(asked, "seed", -(2**63), 2**63 - 1)
     for name in ("top_k", "max_tokens", "seed"):
         if isinstance(asked.get(name), float):
             raise Refusal(f"'{name}' must be a whole number, not {asked[name]!r}.", code="invalid_type", param=name)
+
+
+def _check_stop_ids(ids: Any) -> None:
+    if not isinstance(ids, list | tuple) or len(ids) > MAX_STOP_IDS or not all(_is_token(token) for token in ids):
+        raise Refusal(
+            f"'stop_token_ids' must be a list of at most {MAX_STOP_IDS} token ids.",
+            code="invalid_type",
+            param="stop_token_ids",
+        )
+
+
+def _is_token(token: Any) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**31
 
 
 def _check_bias(bias: Any) -> None:

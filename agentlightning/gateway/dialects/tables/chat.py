@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
-from agentlightning.gateway.dialects.tables.common import CHOICE, FORMATS, HOSTED, MEDIA
+from agentlightning.gateway.dialects.tables.common import (
+    CHOICE,
+    EXTRAS_HARMLESS,
+    EXTRAS_HONOURED,
+    EXTRAS_UNAVAILABLE,
+    FORMATS,
+    HOSTED,
+    MEDIA,
+)
 
 FIELDS = Fields(
     honoured=(
@@ -30,6 +38,7 @@ FIELDS = Fields(
         "max_completion_tokens",
         "stop",
         "seed",
+        *EXTRAS_HONOURED,
     ),
     harmless=(
         "user",
@@ -44,9 +53,10 @@ FIELDS = Fields(
         "reasoning_effort",
         "verbosity",
         "moderation",
+        *EXTRAS_HARMLESS,
     ),
     unavailable={
-        "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),
+        **EXTRAS_UNAVAILABLE,
         "modalities": Unavailable("answers are text", neutral=(["text"],)),
         "audio": Unavailable("answers are text"),
         "web_search_options": Unavailable(HOSTED),

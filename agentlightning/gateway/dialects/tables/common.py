@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentlightning.gateway.dialects.base import Fields, Kinds
+from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 
 HOSTED = "the provider runs this tool itself, and here nobody does; give the agent a function of its own"
 MEDIA = "this model reads text only"
@@ -20,3 +20,62 @@ FORMAT = Fields(honoured=("schema",), harmless=_SCHEMA)
 CHOICE = Fields(
     honoured=("type", "name", "function", "custom"), harmless=("allowed_tools", "mode", "tools", "server_label")
 )
+
+_TEMPLATE = "the model's chat template is used as it is"
+_ENGINE = "the engines here have no such setting"
+GUIDED = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""The fields of vLLM and SGLang that say what an answer looks like, and as what."""
+STRUCTURED = Fields(
+    honoured=("json", "regex", "choice", "grammar", "json_object"),
+    harmless=("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern"),
+    unavailable={"structural_tag": Unavailable("the form of a part of an answer is not held")},
+)
+EXTRAS_HONOURED = ("stop_token_ids", "structured_outputs", *GUIDED)
+EXTRAS_HARMLESS = (
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "priority",
+    "request_id",
+    "cache_salt",
+    "kv_transfer_params",
+    "add_special_tokens",
+    "return_tokens_as_token_ids",
+    "include_reasoning",
+    "separate_reasoning",
+    "stream_reasoning",
+    "rid",
+    "session_id",
+)
+EXTRAS_UNAVAILABLE = {
+    "chat_template": Unavailable(_TEMPLATE),
+    "chat_template_kwargs": Unavailable(_TEMPLATE, neutral=({},)),
+    "add_generation_prompt": Unavailable(_TEMPLATE, neutral=(True,)),
+    "continue_final_message": Unavailable(
+        "an answer cannot be begun for the model; use /v1/completions", neutral=(False,), needed=True
+    ),
+    "documents": Unavailable(_TEMPLATE, neutral=([],)),
+    "min_tokens": Unavailable(_ENGINE, neutral=(0,)),
+    "ignore_eos": Unavailable(_ENGINE, neutral=(False,)),
+    "length_penalty": Unavailable(_ENGINE, neutral=(1,)),
+    "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),
+    "use_beam_search": Unavailable(_ENGINE, neutral=(False,)),
+    "early_stopping": Unavailable(_ENGINE, neutral=(False,)),
+    "include_stop_str_in_output": Unavailable(_ENGINE, neutral=(False,)),
+    "truncate_prompt_tokens": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)"),
+    "prompt_logprobs": Unavailable("log-probs are of sampled tokens only", neutral=(0, False)),
+    "bad_words": Unavailable("use logit_bias", neutral=([],)),
+    "allowed_token_ids": Unavailable("use logit_bias", neutral=([],)),
+    "echo": Unavailable("the prompt is not repeated in the answer", neutral=(False,)),
+    "best_of": Unavailable("ask for n answers and choose one", neutral=(1,)),
+}
+"""vLLM's and SGLang's own fields beside OpenAI's."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Unavailable
 from agentlightning.gateway.dialects.tables.chat import STREAM_OPTIONS
+from agentlightning.gateway.dialects.tables.common import EXTRAS_HARMLESS, EXTRAS_HONOURED, EXTRAS_UNAVAILABLE
 
 FIELDS = Fields(
     honoured=(
@@ -24,11 +25,11 @@ FIELDS = Fields(
         "max_tokens",
         "stop",
         "seed",
+        *EXTRAS_HONOURED,
     ),
-    harmless=("user",),
+    harmless=("user", *EXTRAS_HARMLESS),
     unavailable={
-        "echo": Unavailable("the prompt is not repeated in the answer", neutral=(False,)),
-        "best_of": Unavailable("ask for n answers and choose one", neutral=(1,)),
+        **EXTRAS_UNAVAILABLE,
         "suffix": Unavailable("a model continues a prompt and fills no gap; leave it out", neutral=("",), needed=True),
     },
 )
