@@ -77,7 +77,7 @@ class TrainingRun:
         self._taken = 0
         """Tasks that these learned."""
         self._train = train
-        self._val = val if val is not None and len(val) else None
+        self._val = val if val is not None and len(val) and settings.val_every else None
         self._validated: Mapping[str, float | None] = {}
         """What the validation of the last step came to, if it was validated."""
         self._learned: Sampled | None = None

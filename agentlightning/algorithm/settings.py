@@ -204,7 +204,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     """Deadline and retries of each rollout."""
     val_every: int = 10
-    """Validate before the first step, every so many steps, and after the last."""
+    """Validate before the first step, every so many steps, and after the last; 0: never."""
     val_before: bool = True
     """Whether it is validated before the first step, too."""
     val_repeats: int = 1

@@ -73,8 +73,6 @@ def train_agent(
     )
     result = trainer.fit(agent, tasks, val_tasks)
     if result.stopped:
-        if result.checkpoint is not None:
-            console.print(f"Stopped. Go on with the same command and  --resume {result.run_dir}")
         exit_interrupted()
     if not result.learned:
         raise typer.Exit(1)

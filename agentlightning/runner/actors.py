@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ from typing import Any
 from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.room import Need
-from agentlightning.errors import AgentLightningError, message_of, said_by_ray
+from agentlightning.errors import AgentLightningError, StoreError, message_of, said_by_ray
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.runner.sending import Sent
+from agentlightning.store import LightningStoreClient
 from agentlightning.tracer import Tracer
 from agentlightning.types import Hook
 
@@ -57,7 +59,7 @@ class RunnerActor:
     async def where(self) -> str:
         return f"{self._name} (process {os.getpid()} on {this_machine()})"
 
-    async def run(self, work: Work, address: Address) -> None:
+    async def run(self, work: Work, address: Address, worker_id: str) -> None:
         """Claim and run rollouts until it has done its `max_rollouts` or is ended."""
         await serve_rollouts(
             work.agent.agent(),
@@ -67,6 +69,7 @@ class RunnerActor:
             tracer=work.tracer,
             concurrency=work.concurrency,
             max_rollouts=work.max_rollouts,
+            worker_id=worker_id,
         )
 
 
@@ -119,11 +122,12 @@ class RunnerActors:
         deaths, loop = 0, asyncio.get_running_loop()
         while True:
             name, began = f"runner {number}", loop.time()
+            worker_id = f"runner-{number}-{secrets.token_hex(4)}"
             level = logging.getLogger().getEffectiveLevel()
             actor = placement.place(RunnerActor, number, name, level, list(sys.path), at_once=_AT_ONCE)
             try:
                 name = await actor.where.remote()
-                await actor.run.remote(self._work, address)
+                await actor.run.remote(self._work, address, worker_id)
                 return
             except RayTaskError as error:
                 raise AgentLightningError(f"{name} failed: {message_of(error.cause)}") from error
@@ -133,14 +137,22 @@ class RunnerActors:
                     raise AgentLightningError(
                         f"{name} ended {deaths} times soon after its start, last: {said_by_ray(error)}"
                     ) from error
-                logger.warning(
-                    "%s ended: %s It is started again; what it had claimed is handed out again.",
-                    name,
-                    said_by_ray(error),
-                )
+                back = await _given_back(address, worker_id, f"{name} ended.")
+                logger.warning("%s ended: %s It is started again; %s", name, said_by_ray(error), back)
                 await asyncio.sleep(_PAUSE_SECONDS)
             finally:
                 _end(actor)
+
+
+async def _given_back(address: Address, worker_id: str, error: str) -> str:
+    """What becomes of what a runner had claimed that is gone, in words."""
+    store = LightningStoreClient(address.url, key=address.key)
+    try:
+        return f"its {await store.release_worker(worker_id, error)} rollouts are handed out again."
+    except StoreError as failed:
+        return f"its rollouts are handed out again when their leases run out ({failed})."
+    finally:
+        await store.close()
 
 
 def _end(actor: Any) -> None:

@@ -44,6 +44,7 @@ CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 70.0
 """A gateway that does not answer a request for so long is out of reach. How long the request waits for one of the
 connections does not count: thousands of attempts that end together are closed in turn, however long that takes."""
 MAX_CONNECTIONS = 256
+_STAY_SECONDS = 25.0
 PROBE_SECONDS = 10.0
 """A server that does not answer for so long is out of reach."""
 _WILDCARDS = ("0.0.0.0", "::")
@@ -197,19 +198,22 @@ async def serve_rollouts(
     concurrency: int = 64,
     max_rollouts: int | None = None,
     give_up_seconds: float | None = None,
+    worker_id: str | None = None,
 ) -> None:
     """Claim and run rollouts until `stop` is set, or the server has been out of reach for `give_up_seconds`.
 
-    What runs then is finished first. When the server is out of reach, it is given up: the store hands it out again.
+    `worker_id` is the name under which the store knows it; None makes one. What runs then is finished first.
+    When the server is out of reach, it is given up: the store hands it out again.
     """
     store, gateway = LightningStoreClient(address.url, key=address.key), RemoteGateway(address)
     runner = LitAgentRunner(
         tracer or OtelTracer(), max_rollouts, concurrency=concurrency, gateway=gateway, run_id=address.run_id
     )
     runner.init(agent, hooks)
-    runner.init_worker(0, store)
+    runner.init_worker(0 if worker_id is None else worker_id, store)
     running = asyncio.create_task(runner.iter(stop))
     gone = asyncio.create_task(_until_gone(address, stop, give_up_seconds))
+    staying = asyncio.create_task(_stay(store, runner.worker_id))
     try:
         await asyncio.wait({running, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not running.done():
@@ -222,12 +226,22 @@ async def serve_rollouts(
         if not running.cancelled():
             running.result()
     finally:
-        for task in (running, gone):
+        for task in (running, gone, staying):
             task.cancel()
-        await asyncio.gather(running, gone, return_exceptions=True)
+        await asyncio.gather(running, gone, staying, return_exceptions=True)
         runner.teardown()
         await gateway.close()
         await store.close()
+
+
+async def _stay(store: LightningStoreClient, worker_id: str) -> None:
+    """Keep a connection open, whose end tells the store that this process has ended."""
+    while True:
+        try:
+            await store.stay(worker_id, _STAY_SECONDS)
+        except StoreError as error:  # an older server, or none just now: then leases tell it
+            logger.debug("The store does not see this runner's presence: %s", error)
+            await asyncio.sleep(_STAY_SECONDS)
 
 
 async def _until_gone(address: Address, stop: asyncio.Event, give_up_seconds: float | None) -> None:

@@ -341,6 +341,12 @@ class LightningStore(Protocol):
         """
         ...
 
+    async def release_worker(self, worker_id: str, error: str, *, quiet_seconds: float = 0.0) -> int:
+        """Give back what a worker holds that is known to be gone: its open attempts end as unresponsive, with this
+        error, and their rollouts are handed out again. How many there were; none where it was heard of within
+        `quiet_seconds`."""
+        ...
+
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     async def begin_run(self, run: Run, *, first_step: int = 0) -> Run:

@@ -25,6 +25,7 @@ from agentlightning.store.operations import query as searches
 from agentlightning.store.operations import resources as named_resources
 from agentlightning.store.operations import spans as span_rows
 from agentlightning.store.operations.codec import checked_id, new_id
+from agentlightning.store.operations.release import release
 from agentlightning.store.queries import (
     PageKeywords,
     ResourcesKeywords,
@@ -396,6 +397,9 @@ class SqlLightningStore:
         attempt_ids: Sequence[str] | None = None,
     ) -> Worker:
         return await self._db.write(workers.Heartbeat(worker_id, heartbeat_stats, attempt_ids), turn=Turn.ALIVE)
+
+    async def release_worker(self, worker_id: str, error: str, *, quiet_seconds: float = 0.0) -> int:
+        return await self._db.write(lambda tx: release(tx, worker_id, error, quiet_seconds))
 
     # ---- runs ------------------------------------------------------------------------------------------------------
 

@@ -78,6 +78,7 @@ from agentlightning.trainer.folder import (
 )
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
+from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
 from agentlightning.trainer.provenance import provenance
 from agentlightning.trainer.result import RunResult
@@ -293,11 +294,12 @@ class Trainer(GivenByName):
         prepare_folder(self.run_dir, resuming=resuming)
         away = away_runners(self, agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
-        try:
-            await self._run_to_the_end(job, away)
-        finally:
-            if away is not None:
-                await away.stop()
+        with logged(self.run_dir / LOG_FILE):
+            try:
+                await self._run_to_the_end(job, away)
+            finally:
+                if away is not None:
+                    await away.stop()
         draw_curve(self.run_dir)
         return self._concluded(job)
 

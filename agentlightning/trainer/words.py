@@ -120,6 +120,8 @@ def closing(command: str, result: RunResult) -> str:
         lines.append(f"Reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}.")
     if len(validated) > 1:
         lines.append(f"Validation reward {validated[0]:.3f} {before}, {validated[-1]:.3f} at the last.")
+    if result.stopped and checkpoint is not None:
+        lines.append(f"Stopped. Go on with the same command and  --resume {run_dir}  or Trainer(resume='{run_dir}').")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
         tasks = "" if validated else " --tasks FILE"

@@ -125,6 +125,13 @@ async def test_the_best_checkpoint_is_one_that_was_validated_itself(tmp_path: Pa
     assert [(c.step, c.val_reward) for c in kept] == [(2, 0.9), (8, 0.5)], "step 3 was not measured"
 
 
+async def test_validation_can_be_switched_off_with_its_tasks_given(tmp_path: Path) -> None:
+    await run(tmp_path, Recorded(steps=2, val_every=0, val_rewards=[]), range(100), range(3))
+    rows = read_metrics(tmp_path / "m.jsonl")
+    assert [m["step"] for m in rows] == [1, 2]
+    assert not any("val_reward" in m for m in rows)
+
+
 async def test_a_stop_during_validation_loses_no_step_of_the_metrics(tmp_path: Path) -> None:
     algorithm = Recorded(steps=8, val_every=3, save_every=10, val_rewards=[0.1, None])
     await run(tmp_path, algorithm, range(100), range(3))

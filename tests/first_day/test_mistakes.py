@@ -135,7 +135,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"credit": "none"}, "'broadcast' or 'return_to_go'"),
     ({"gamma": 2}, "at most 1"),
     ({"lora_rank": -1}, "lora_rank is -1; it must be a number at least 1 (or None)"),
-    ({"val_every": 0}, "val_every is 0"),
+    ({"val_every": -1}, "val_every is -1"),
 ]
 
 

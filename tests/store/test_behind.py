@@ -231,3 +231,25 @@ async def test_what_goes_first_leaves_room_for_the_rest() -> None:
     assert lag_of(queue) > 0  # they are not done
     queue.done()
     assert lag_of(queue) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_attempts_that_end_together_are_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    store, passed = SqliteLightningStore(tmp_path / "store.db", watchdog_seconds=3600.0), 0.0
+    watchdog = Watchdog(lambda: passed)
+    for _ in range(count):
+        await claimed(store, "w", 10.0)
+
+    def look(tx: Transaction) -> None:
+        tx.now += passed
+        watchdog(tx)
+
+    for passed in (0.0, *range(1, 15)):  # noqa: B007 - the clock of `look`
+        await store._db.write(look)
+    assert await unresponsive(store) == count
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert (f"{count - 1} more" in warnings[0]) is (count > 1)
+    await store.close()

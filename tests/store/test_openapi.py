@@ -10,6 +10,7 @@ import pytest
 
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.http.api import create_app
+from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.hot import HotPaths
 from agentlightning.store.http.intake import Intake
 
@@ -33,7 +34,9 @@ def _explore(store: SqliteLightningStore) -> None:
         return value if isinstance(value, bytes) else str(value).encode()
 
     intake = Intake(store)
-    schema = schemathesis.openapi.from_asgi("/openapi.json", HotPaths(create_app(store, intake), store, intake))
+    schema = schemathesis.openapi.from_asgi(
+        "/openapi.json", HotPaths(create_app(store, intake, Attendance(store)), store, intake)
+    )
     operations = [result.ok() for result in schema.get_all_operations()]
     assert len(operations) > 30
     for operation in operations:

@@ -82,6 +82,25 @@ async def test_workers(store: LightningStore) -> None:
     assert beat.heartbeat_stats == {"cpu": 1}
 
 
+async def test_what_a_worker_holds_that_is_gone_is_given_back(store: LightningStore) -> None:
+    claims = [await store.start_rollout(n, worker_id="w") for n in range(3)]
+    other = await store.start_rollout(3, worker_id="v")
+    await store.update_worker("w")
+    assert await store.release_worker("w", "It is gone.", quiet_seconds=60.0) == 0, "it was heard of just now"
+    assert await store.release_worker("w", "It is gone.") == 3
+    assert await store.release_worker("w", "It is gone.") == 0
+    for claim in claims:
+        attempt = await store.get_latest_attempt(claim.rollout_id)
+        assert attempt is not None
+        assert (attempt.status, attempt.outcome, attempt.error) == ("unresponsive", "infra_error", "It is gone.")
+        found = await store.get_rollout_by_id(claim.rollout_id)
+        assert found is not None
+        assert found.status == "requeuing"
+    kept = await store.get_latest_attempt(other.rollout_id)
+    assert kept is not None
+    assert kept.status == "preparing"
+
+
 async def test_a_worker_is_busy_until_its_last_attempt_ends(store: LightningStore) -> None:
     claims = [await store.start_rollout(n, worker_id="w") for n in range(2)]
     for claim, status in zip(claims, (WorkerStatus.BUSY, WorkerStatus.IDLE), strict=True):

@@ -53,6 +53,8 @@ def test_the_last_words_can_be_pasted() -> None:
     ):
         assert words in said
     assert result.learned
+    stopped = agl.RunResult(Path("runs/x"), result.checkpoint, True, rows)
+    assert "--resume runs/x " in closing("agl", stopped)
     stopped = agl.RunResult(Path("runs/x"), None, True)
     assert closing("agl", stopped).endswith("nothing is learned yet.")
 

@@ -202,7 +202,7 @@ class Connection(asyncio.Protocol):
             how = f"The model process made no progress for {self.watch.limit:.0f} s and was ended. {how}"
         self._death = "The model process was stopped." if self._stopping else how
         if not self._stopping:
-            logger.error("%s", self._death)
+            logger.info("%s", self._death)  # whoever watches it says so, and what is done about it
         if self._transport is not None:
             self._transport.close()
         for answers in self._answers.values():

@@ -117,7 +117,7 @@ class RayServer(Connection):
         for other in self._ends:
             other.exception()  # whoever is told of it has it
         how = "ended by itself" if error is None else f"ended: {said_by_ray(error)}"
-        return f"{host} {how}\nRequests that it had are lost; a run goes on from its last checkpoint."
+        return f"{host} {how}"
 
 
 def _cause(ended: Sequence[tuple[Placed, asyncio.Future[Any]]]) -> tuple[Placed, BaseException | None]:

@@ -19,6 +19,7 @@ from agentlightning.errors import ConfigError, ConflictError, NotFoundError, Sto
 from agentlightning.store import queries
 from agentlightning.store.base import UNSET, Statistics
 from agentlightning.store.http import otlp, prometheus, size, wire
+from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.problems import TITLES, problem
 from agentlightning.store.operations.resources import decode_resources
@@ -281,6 +282,16 @@ async def heartbeat(store: Store, worker_id: str, body: wire.Heartbeat) -> Worke
     return await store.update_worker(worker_id, UNSET if given is None else given, body.attempt_ids)
 
 
+@router.post("/workers/{worker_id}/release", summary="Give back what a worker holds that is gone")
+async def release_worker(store: Store, worker_id: str, body: wire.Release) -> int:
+    return await store.release_worker(worker_id, body.error, quiet_seconds=body.quiet_seconds)
+
+
+@router.post("/workers/{worker_id}/presence", summary="Kept open by a worker, whose end it shows", status_code=204)
+async def presence(request: Request, worker_id: str, body: wire.Presence) -> None:
+    await request.app.state.attendance.stay(request, worker_id, body.timeout)
+
+
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
 
@@ -370,13 +381,14 @@ async def on_bug(request: Request, error: Exception) -> Response:
     return problem(500, "The server failed; its log says why.")
 
 
-def create_app(store: SqlLightningStore, intake: Intake) -> FastAPI:
+def create_app(store: SqlLightningStore, intake: Intake, attendance: Attendance) -> FastAPI:
     """The ASGI application, without keys: see `access` for those."""
     # The routes as they are: including a router builds all of them anew at the first request of every server (0.1 s).
     routes = [*router.routes, *otlp.router.routes, *prometheus.router.routes]
     app = FastAPI(title="Agent Lightning store", version="1", docs_url="/docs", redoc_url=None, routes=routes)
     app.state.store = store
     app.state.intake = intake
+    app.state.attendance = attendance
     app.add_exception_handler(StoreError, on_error)
     app.add_exception_handler(ConfigError, on_error)
     app.add_exception_handler(RequestValidationError, on_invalid)

@@ -393,6 +393,14 @@ class LightningStoreClient:
         path = bodies.path(checked_id(worker_id, "A worker_id"))
         return Worker.model_validate_json(await self._post(f"/workers/{path}", body, pool="beats"))
 
+    async def release_worker(self, worker_id: str, error: str, *, quiet_seconds: float = 0.0) -> int:
+        path = bodies.path(checked_id(worker_id, "A worker_id"))
+        return int(await self._post(f"/workers/{path}/release", {"error": error, "quiet_seconds": quiet_seconds}))
+
+    async def stay(self, worker_id: str, seconds: float) -> None:
+        """Keep a connection open for so long: when it ends before, the server gives back what the worker holds."""
+        await self._post(f"/workers/{bodies.path(worker_id)}/presence", {"timeout": seconds}, wait=seconds)
+
     # ---- runs ------------------------------------------------------------------------------------------------------
 
     async def begin_run(self, run: Run, *, first_step: int = 0) -> Run:

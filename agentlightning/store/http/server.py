@@ -18,6 +18,7 @@ from agentlightning.keys import SECRET, not_empty, sign_attempt_key
 from agentlightning.serving import Busy, ConnectionLimits, LoopServer, asks_for_health
 from agentlightning.store.http.access import AccessControl
 from agentlightning.store.http.api import create_app
+from agentlightning.store.http.attendance import Attendance
 from agentlightning.store.http.hot import HotPaths
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.wire import OTLP_PATH
@@ -75,7 +76,8 @@ class LightningStoreServer:
         self.admin_key = admin_key
         self._secret = secret
         self._intake = Intake(store)
-        app: ASGIApp = HotPaths(create_app(store, self._intake), store, self._intake)
+        self._attendance = Attendance(store)
+        app: ASGIApp = HotPaths(create_app(store, self._intake, self._attendance), store, self._intake)
         limits, trusted = connection_limits or ConnectionLimits(), asks_for_health
         if admin_key is not None:
             app = control = AccessControl(app, self._intake, admin_key, secret, Busy(limits))
@@ -119,6 +121,7 @@ class LightningStoreServer:
         """Stop listening. Idempotent; the store stays open."""
         if self._pages is not None:
             await self._pages.close()
+        await self._attendance.close()
         await self._server.stop()
         await self._intake.close()
 

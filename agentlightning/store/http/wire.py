@@ -110,6 +110,15 @@ class Heartbeat(Body):
     """What the worker holds; None: all that it claimed."""
 
 
+class Release(Body):
+    error: str
+    quiet_seconds: float = Field(default=0.0, ge=0.0)
+
+
+class Presence(Body):
+    timeout: float = Field(default=MAX_WAIT_SECONDS, ge=0.0, le=MAX_WAIT_SECONDS)
+
+
 class NewResources(Body):
     resources: dict[str, dict[str, Any]]
     resources_id: str | None = None

@@ -104,8 +104,13 @@ class Watchdog:
         tx.changes.queued.update(rollouts.count_due(tx, min(self._last, tx.now)))
         self._last, self._last_steady = tx.now, steady
         overdue = _timed_out if steady < self._patient_until else _ended
-        for rollout_id, attempt_id in tx.rows(overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK}):
-            self._end(tx, rollout_id, attempt_id)
+        found = tx.rows(overdue, {"heard": tx.now - lag, "limit": MAX_PER_TICK})
+        ended = [self._end(tx, rollout_id, attempt_id) for rollout_id, attempt_id in found]
+        if ended:
+            more = f" So are {len(ended) - 1} more; their errors say why." if len(ended) > 1 else ""
+            logger.warning("%s%s", ended[0], more)
+        for words in ended[1:]:
+            logger.info("%s", words)
 
     def _step(self, tx: Transaction, jump: float, passed: float) -> None:
         """The machine slept, or its clock was set: nobody ran out of time for that.
@@ -121,7 +126,8 @@ class Watchdog:
         tx.run(_shift_queue, values)
         tx.run(_renew, {"now": tx.now})
 
-    def _end(self, tx: Transaction, rollout_id: str, attempt_id: str) -> None:
+    def _end(self, tx: Transaction, rollout_id: str, attempt_id: str) -> str:
+        """What is said of it."""
         attempt, rollout = attempts.load(tx, rollout_id, attempt_id)
         row = tx.row(_last_span, {"rollout": rollout_id, "attempt": attempt_id})
         last = "no span yet" if row is None else f"last span '{row[0]}'"
@@ -130,5 +136,5 @@ class Watchdog:
         else:
             status, cause = AttemptStatus.UNRESPONSIVE, f"no heartbeat for {attempt.lease:g} s"
         error = f"The attempt was {attempt.status} on worker {attempt.worker_id or '(unnamed)'}; {cause}; {last}."
-        logger.warning("Rollout %s, attempt %s is given up as %s: %s", rollout_id, attempt_id, status, error)
         attempts.finish(tx, attempt, rollout, status, None, error)
+        return f"Rollout {rollout_id}, attempt {attempt_id} is given up as {status}: {error}"

@@ -100,7 +100,7 @@ async def checks(backend: RayBackend, cluster: Cluster) -> dict[str, Any]:
     await look(await sample(backend))
     second = replica.process
     assert isinstance(second, PlacedServer)
-    found |= {"new_process": first.host.pid != second.host.pid, "weights_left": in_memory(backend, "/*")}
+    found |= {"new_process": first.host.pid != second.host.pid, "weights_left": in_memory(backend, "/[!.]*")}
     replace_node(cluster, second.host.pid)
     while replica.process is second and replica.ready.is_set():
         await asyncio.sleep(0.05)

@@ -1,0 +1,38 @@
+"""A run's log file: all that this package has to say, also what would be too much for a terminal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+LOG_FILE = "log.txt"
+_PACKAGE = "agentlightning"
+
+
+@contextmanager
+def logged(path: Path) -> Iterator[None]:
+    """Append what is logged from INFO on; other handlers get what they got before."""
+    package, root = logging.getLogger(_PACKAGE), logging.getLogger()
+    level, before = package.level, package.getEffectiveLevel()
+    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file.setLevel(logging.INFO)
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+
+    def as_before(record: logging.LogRecord) -> bool:
+        return record.levelno >= before or not record.name.startswith(_PACKAGE)
+
+    others = (*root.handlers, *package.handlers)
+    for handler in others:
+        handler.addFilter(as_before)
+    package.addHandler(file)
+    package.setLevel(min(before, logging.INFO))
+    try:
+        yield
+    finally:
+        package.setLevel(level)
+        package.removeHandler(file)
+        file.close()
+        for handler in others:
+            handler.removeFilter(as_before)
