@@ -119,7 +119,10 @@ class Preflight:
         usable = [e for e in episodes if self._rule.uses[e.outcome] != "mask"]
         failed = [e for e in episodes if not e.good]
         self._failed = 0 if usable else self._failed + 1
-        if not usable and (not self._learned or self._failed >= FLAT_STEPS):
+        unanswered = not usable and all(e.refused and not e.calls for e in episodes)
+        if unanswered:
+            self._refuse(never_called(episodes, self._turned_away))
+        elif not usable and (not self._learned or self._failed >= FLAT_STEPS):
             self._refuse(
                 f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
                 f"{_most_common(failed)}\nTry the agent alone first:  agl doctor,  or  trainer.dev(agent, tasks)"

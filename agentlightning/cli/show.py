@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,14 @@ def _finish(span: Span) -> dict[str, Any]:
     return {"finish_reason": reasons[0], "tokens": span.attributes.get("gen_ai.usage.output_tokens")}
 
 
+def _lost(episode: Episode) -> Iterator[tuple[str, int, int]]:
+    """By cause: tokens that calls share no longer with the history that they left, and how many such calls."""
+    left = [c.info.divergence for c in episode.calls if c.info.divergence is not None and c.info.divergence.tokens_lost]
+    for cause in dict.fromkeys(one.cause for one in left):
+        lost = [one.tokens_lost for one in left if one.cause == cause]
+        yield cause.replace("_", " "), sum(lost), len(lost)
+
+
 def _panel(episode: Episode, spans: Sequence[Span], wanted: Wanted, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
     task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
@@ -147,6 +155,8 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: Wanted, width: int, 
         parts.append(Text(safe(episode.attempt.error), style="red"))
     for alias, own in spent_of(spans).items():
         parts.append(Text(f"asked of {safe(alias)}: {own.words()}", style="dim"))
+    for cause, tokens, number in _lost(episode):
+        parts.append(Text(f"{tokens:,} tokens computed again: {number} × {safe(cause)}", style="dim"))
     for one in left_out_of(spans):
         parts.append(Text(f"left out of its requests: {safe(one.field)} ({safe(one.why)})", style="dim"))
     step = rollout.metadata.get("step")

@@ -28,7 +28,7 @@ WORTH_A_WORD = 0.05
 """Share of all prompt tokens that must be lost."""
 
 ADVICE = {
-    "clock": "Take the clock, date or random id out of the system prompt, or put it into the last user message: every "
+    "clock": "Take the clock, date, id or hash out of the system prompt, or put it into the last user message: every "
     "token after it is computed anew.",
     "tool_json": "Send tool calls back as they came: the client writes their JSON anew (other spaces, order or "
     "escapes).",
@@ -169,7 +169,7 @@ def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator
 
 
 _WORDS = {
-    "clock": "a clock or random id in the prompt",
+    "clock": "a clock, an id or a hash in the prompt",
     "tool_json": "tool calls written anew",
     "reasoning_stripped": "reasoning left out",
     "system_prompt_changed": "another system prompt",
@@ -246,7 +246,7 @@ def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) 
     width = min(len(was), len(now))
     if was[:width] == now[:width] and width:
         return "tokenizer_seam"
-    if differ_by_clock(before, was, now):
+    if differ_by_clock(before, was, now) or (told == "system_prompt_changed" and _differ_in_one_word(*around)):
         return "clock"
     if _same_json(*around):
         return "tool_json"
@@ -257,6 +257,18 @@ def differ_by_clock(before: str, was: str, now: str) -> bool:
     """Whether two texts that go on differently after `before` differ in a date, a time or a random id."""
     tail = before[-24:]
     return all(CLOCK.search(_word(tail + text, len(tail))) for text in (was, now))
+
+
+_VOLATILE = re.compile(r"\S*\d\S*")
+"""A word with a digit in it: a version's hash, a number of a build, an id."""
+
+
+def _differ_in_one_word(was: str, now: str) -> bool:
+    """Whether two texts around a break are the same but for one word that has a digit in it."""
+    first, second = (text.split() for text in (was, now))
+    words = list(zip(first, second, strict=False))
+    other = [(a, b) for a, b in words[1:-1] if a != b]  # the first and the last may be cut anywhere
+    return len(words) > 4 and len(other) == 1 and all(_VOLATILE.fullmatch(word) for word in other[0])
 
 
 def _word(text: str, at: int) -> str:

@@ -15,8 +15,11 @@ from agentlightning.doctor.finding import Finding, note, problem, share, warning
 from agentlightning.doctor.in_rollouts import BUSY_FIX, MANY, MOST, ids, is_busy
 from agentlightning.types import Span
 from agentlightning.types.call import Call
+from agentlightning.types.left_out import left_out_of
 from agentlightning.types.names import CALL_ID
 
+_NAMED = 4
+"""Parts of requests that a finding names."""
 _SHOWN = 24
 """Tokens of a prompt that are looked at around the first difference."""
 
@@ -28,6 +31,7 @@ def call_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[
     yield from _same_prompt(evidence)
     yield from _apart(evidence, decode)
     yield from _temperature(evidence)
+    yield from _left_out(evidence)
 
 
 def _failed_calls(evidence: Evidence) -> Iterator[Finding]:
@@ -156,6 +160,20 @@ def _apart(evidence: Evidence, decode: Decode | None) -> Iterator[Finding]:
         now=now,
         rollouts=[first.rollout.rollout_id],
     )
+
+
+def _left_out(evidence: Evidence) -> Iterator[Finding]:
+    """Parts of the agent's requests that have no effect here."""
+    found = {one.field: one for spans in evidence.spans.values() for one in left_out_of(spans)}
+    shown = [one for one in found.values() if one.kind != "harmless"] or list(found.values())
+    if shown:
+        named = "; ".join(f"{one.field} ({one.why})" for one in shown[:_NAMED])
+        more = f"; and {len(found) - len(shown[:_NAMED])} more" if len(found) > len(shown[:_NAMED]) else ""
+        yield note(
+            "left_out",
+            f"Parts of the agent's requests have no effect here and were left out: {named}{more}.",
+            fields={one.field: one.why for one in found.values()},
+        )
 
 
 def _temperature(evidence: Evidence) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from agentlightning.algorithm.preflight import never_called
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, share, warning
 from agentlightning.types import Outcome
-from agentlightning.types.names import ELSEWHERE
+from agentlightning.types.names import ELSEWHERE, NO_SUCH_PATH
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
@@ -131,6 +131,9 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
                 rollouts=ids(told),
             )
         else:
+            if (arrived := _refused(heard, evidence)) is not None:
+                yield arrived
+                return
             away = next((first_line(e) for e in heard if _asked_elsewhere(e)), "")
             yield problem(
                 "never_called",
@@ -155,6 +158,21 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
             "The engine must return token ids and log-probs: with vLLM behind the gateway take the vllm backend.",
             calls=len(empty),
         )
+
+
+def _refused(heard: Sequence[Episode], evidence: Evidence) -> Finding | None:
+    """Calls that arrived and were refused for what they asked: their client's address is right."""
+    asked = Counter(text for e in heard for text in e.refused)
+    asked.update({text: n for text, n in evidence.turned_away.items() if text.startswith(NO_SUCH_PATH)})
+    if not asked:
+        return None
+    return problem(
+        "calls_refused",
+        _unheard(heard, evidence),
+        "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
+        "its client; docs/clients.md says which programs need one.",
+        refused=dict(asked.most_common(EXAMPLES)),
+    )
 
 
 def _unheard(heard: Sequence[Episode], evidence: Evidence) -> str:
@@ -275,7 +293,7 @@ def difficulty(groups: Sequence[Sequence[Episode]], low: float, high: float) -> 
     found: dict[str, list[float]] = {"never": [], "seldom": [], "often": [], "always": []}
     for group in groups:
         mean = statistics.mean(e.reward or 0.0 for e in group)
-        part = (mean - low) / (high - low) if high > low else 1.0
+        part = (mean - low) / (high - low) if high > low else float(high > 0)
         name = "never" if part <= 0.02 else "seldom" if part < 0.5 else "often" if part < 0.98 else "always"
         found[name].append(mean)
     return {name: {"groups": len(m), "reward": statistics.mean(m) if m else 0.0} for name, m in found.items()}

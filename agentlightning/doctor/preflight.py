@@ -16,7 +16,7 @@ from agentlightning.doctor.in_rollouts import rollout_findings
 from agentlightning.doctor.in_texts import text_findings
 
 MEANINGLESS = frozenset(
-    {"token_ids_missing", "nothing_trained", "never_called", "calls_not_captured", "greedy_sampling"}
+    {"token_ids_missing", "nothing_trained", "never_called", "calls_refused", "calls_not_captured", "greedy_sampling"}
 )
 """Findings with which nothing can be learned, whatever comes later."""
 OF_ALL = frozenset({"prompts_too_long", "no_reward", "reward_not_finite"})

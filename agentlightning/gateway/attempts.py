@@ -54,6 +54,10 @@ class AttemptSummary(msgspec.Struct, frozen=True, kw_only=True):
     agent went on afterwards: it then ended the attempt. The request's own `max_tokens` is no such limit."""
     infra_error: str | None = None
     """The last failure of a call that was not the agent's."""
+    refused: str | None = None
+    """Why the last call that was refused here was."""
+    forwarded: int = 0
+    """Answers of other providers."""
     refused_elsewhere: str | None = None
     """The last call that another provider refused for good: its key, its model or the request is wrong."""
     lost: str | None = None
@@ -134,6 +138,10 @@ class LiveAttempt:
         """A request was answered whole: if it came after a limit was hit, that limit did not end the attempt."""
         if self.summary.limit is not None and number >= self.limited_at:
             self.summary = msgspec.structs.replace(self.summary, limit=None)
+
+    def mark_refused(self, why: str) -> None:
+        """A call was refused here."""
+        self.summary = msgspec.structs.replace(self.summary, failed=self.summary.failed + 1, refused=why)
 
     def mark_rewarded(self) -> None:
         self.summary = msgspec.structs.replace(self.summary, rewarded=True)

@@ -38,6 +38,16 @@ class AttemptSummary(Protocol):
         ...
 
     @property
+    def forwarded(self) -> int:
+        """Answers of other providers."""
+        ...
+
+    @property
+    def refused(self) -> str | None:
+        """Why the last call that the gateway refused was."""
+        ...
+
+    @property
     def refused_elsewhere(self) -> str | None:
         """Which call another provider refused for good."""
         ...
@@ -81,6 +91,9 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_elsewhere}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
         return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
+    unanswered = _unanswered(ending, summary)
+    if unanswered is not None:
+        return unanswered
     if ending.outcome is Outcome.OK:
         outcome = Outcome.TRUNCATED if summary.limit else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
@@ -89,6 +102,18 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
         message, _, way = ending.error.partition("\n")
         return replace(ending, error="\n".join(filter(None, (message, hint, way))))
     return ending
+
+
+def _unanswered(ending: Ending, summary: AttemptSummary) -> Ending | None:
+    """How an attempt ended all of whose model calls were refused: whatever it earned, the model has no part in it."""
+    if summary.refused is None or summary.calls or summary.forwarded or summary.limit:
+        return None
+    why = f"None of its model calls was answered. The last one: {summary.refused}"
+    if ending.outcome is Outcome.OK:
+        return Ending(Outcome.AGENT_ERROR, why)
+    if ending.outcome is Outcome.AGENT_ERROR and summary.refused not in (ending.error or ""):
+        return replace(ending, error="\n".join(filter(None, (ending.error, why))))
+    return None
 
 
 def describe(error: BaseException) -> str:

@@ -56,6 +56,13 @@ CASES = {
     ),
     "the time": ("history_edited", "clock", "Now: 10:31:07 user: hello", "", "Now: 10:31:09 user: hello"),
     "an id": ("system_prompt_changed", "clock", "id 3f2b91c0-77aa user", "", "id 9c41d2ee-77aa user"),
+    "a hash": (
+        "system_prompt_changed",
+        "clock",
+        "Version cc_version=2.1.331.779; Be brief. Use the tools.",
+        "",
+        "Version cc_version=2.1.331.129; Be brief. Use the tools. Now",
+    ),
     "another prompt": ("system_prompt_changed", "system_prompt_changed", f"{HEAD}user", "", "system: be kind. user"),
     "json": ("history_edited", "tool_json", ASKED, CALLS, ASKED + '{"arguments":{"a":2,"b":"\\u00e9"},"name":"add"} 4'),
     "reasoning": ("reasoning_stripped", "reasoning_stripped", ASKED, "<think>well</think>4", f"{ASKED}4 user: ok"),

@@ -6,15 +6,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
 
+from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor import Diagnosis, Severity, diagnose, gather, why
+from agentlightning.doctor.in_rollouts import difficulty
 from agentlightning.errors import ConfigError
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import Outcome
-from agentlightning.types.names import CALL_ID
+from agentlightning.types import Outcome, Rollout
+from agentlightning.types.left_out import LeftOut
+from agentlightning.types.names import CALL_ID, LEFT_OUT
 
 from .recorded import Recording, Said, Told, write
 
@@ -453,6 +457,25 @@ async def test_a_healthy_run_gets_no_false_alarm(store: InMemoryLightningStore, 
     assert found.healthy, [(f.code, f.words) for f in found.findings]
     assert words in found.verdict
     assert found.measured["rollouts_read"] > 0
+
+
+def test_rewards_that_are_all_alike_are_never_or_always_earned() -> None:
+    for reward, name in ((0.0, "never"), (-1.0, "never"), (1.0, "always")):
+        group = [Episode(Rollout(rollout_id=f"r{n}", input=1), None, reward, []) for n in range(2)]
+        found = difficulty([group], reward, reward)
+        assert {part for part, numbers in found.items() if numbers["groups"]} == {name}
+
+
+async def test_what_was_left_out_of_requests_is_a_note(store: InMemoryLightningStore) -> None:
+    left = [
+        LeftOut("reasoning.summary", "no summaries are made here", "harmless"),
+        LeftOut("tools[]", "hosted", "unavailable"),
+    ]
+    told_of = {LEFT_OUT: msgspec.json.encode(left).decode()}
+    run_id = await write(store, Recording(groups=groups(lambda g, m: Told(reward=float(m % 2), spans=(told_of,)))))
+    (found,) = [f for f in (await why(store, run_id)).findings if f.code == "left_out"]
+    assert (found.severity, found.evidence["fields"]) == (Severity.NOTE, {one.field: one.why for one in left})
+    assert "tools[]" in found.words
 
 
 async def test_a_run_that_is_not_there_is_refused(store: InMemoryLightningStore) -> None:

@@ -17,7 +17,7 @@ def record_refusal(
     recorder: Recorder, live: LiveAttempt, place: Place, model: str, refusal: Refusal, start: float
 ) -> None:
     """Count the request among the attempt's failed ones, and write its span."""
-    live.count(failed=1)
+    live.mark_refused(refusal.message)
     model = model[:_LONGEST_NAME]
     call_id, end = f"refused-{uuid.uuid4().hex}:0", time.time()
     recorder.put(live.key, lambda: refusal_span(*live.key, place, call_id, model, refusal.message, start, end))

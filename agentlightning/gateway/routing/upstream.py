@@ -157,7 +157,9 @@ class Upstream:
 
     def _mark(self, live: LiveAttempt, status: int) -> None:
         """What an answer that is an error says of the attempt's end."""
-        if status in _BUSY or status >= 500:
+        if status < 400:
+            live.count(forwarded=1)
+        elif status in _BUSY or status >= 500:
             live.mark_infra_error(f"The provider of '{self._alias}' answered {status}.")
         elif status >= 400:
             live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {status}.")

@@ -307,7 +307,7 @@ class Sampler:
         return self._selection.includes(arrival.place.agent, arrival.request.messages)
 
     def _record_refusal(self, arrival: Arrival, refusal: Refusal) -> None:
-        arrival.live.count(failed=1)
+        arrival.live.mark_refused(refusal.message)
         live, model, end = arrival.live, arrival.request.model, time.time()
 
         def draft() -> Any:

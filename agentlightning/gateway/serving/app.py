@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from agentlightning.backoff import Watched
+from agentlightning.errors import StoreError
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route, refused_in_shape
 from agentlightning.gateway.dialects.base import openai_error
@@ -48,7 +49,7 @@ from agentlightning.gateway.serving.http import (
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
 from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.serving import Busy, asks_for_health
-from agentlightning.types.names import CONTEXT_HEADER
+from agentlightning.types.names import CONTEXT_HEADER, NO_SUCH_PATH
 
 _PATH = re.compile(
     r"(?:/key/(?P<key>[^/]+))?"
@@ -123,19 +124,31 @@ class GatewayApp:
             told = {"status": "ok"} if self.trouble is None else {"status": "unavailable", "reason": self.trouble}
             await send_json(send, 200 if self.trouble is None else 503, {"instance": self._instance(), **told})
         else:
-            await self._nowhere(scope, rest, send)
+            await self._nowhere(match, rest, scope, send)
 
-    async def _nowhere(self, scope: Scope, rest: str, send: Send) -> None:
+    async def _nowhere(self, match: re.Match[str] | None, rest: str, scope: Scope, send: Send) -> None:
         """Answer a request for something that is not served, in the shape that its client reads."""
         if rest in _GREETINGS and scope["method"] in ("GET", "HEAD"):
             await send_json(send, 200, {})
             return
         known = ", ".join(f"/v1{path}" for path in (*self._paths.known, "/models"))
-        refusal = Refusal(
-            f"There is no {redacted(scope['path'])} here. Served are {known}.", status=404, code="not_found"
-        )
-        self._turn_away(refusal)
+        refusal = Refusal(f"{NO_SUCH_PATH}{redacted(rest)} here. Served are {known}.", status=404, code="not_found")
+        asks = match is not None and scope["method"] == "POST"
+        if match is None or not asks or not await self._recorded(match, dict(scope["headers"]), refusal):
+            self._turn_away(refusal)
         await send_body(send, 404, refused_in_shape(refusal, scope))
+
+    async def _recorded(self, match: re.Match[str], headers: Mapping[bytes, bytes], refusal: Refusal) -> bool:
+        """Write down that a request was refused, if it is known whose it was."""
+        try:
+            key = self._attribute(match, headers)
+            live = await self._attempts.get(key.rollout_id, key.attempt_id)
+        except (Refusal, StoreError):
+            return False
+        if self._recorder.is_full(live.key):
+            return False
+        record_refusal(self._recorder, live, _place(live, headers, match["agent"]), "unknown", refusal, time.time())
+        return True
 
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health."""
