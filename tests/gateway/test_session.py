@@ -287,9 +287,11 @@ PROMPTS: dict[str, tuple[str, str]] = {
     "a clock at the end": (f"{LONG}It is 10:05.", f"{LONG}It is 11:37."),
     "something added": (LONG, f"{LONG}{'Remember that the user likes short answers. ' * 9}"),
     "a title": (LONG, "You are a title generator. You output only the title of a conversation, nothing else at all."),
+    "something added in front": (LONG, f"{'Remember that the user likes short answers. ' * 9}{LONG}"),
+    "a sub-agent with the same end": (f"You plan. {'Think well. ' * 30}{LONG}", f"You search for the files. {LONG}"),
     "a team member": (LONG, "You check what others have computed, and say in one word whether it can be right."),
 }
-EDITED = ("a clock at the beginning", "a clock at the end", "something added")
+EDITED = ("a clock at the beginning", "a clock at the end", "something added", "something added in front")
 
 
 @pytest.mark.parametrize("with_history", [False, True], ids=["its first request", "with the whole history"])

@@ -44,14 +44,17 @@ def _is_edited(prompt: str, roots: Collection[Entry]) -> bool:
     member of a team, or one that was handed over to has a prompt that says something else.
     """
     known = [entry.text for root in roots for entry in islice(reversed(root.systems), _MOST_PROMPTS)]
-    return any(2 * _shared(prompt, text) >= min(len(prompt), len(text)) for text in known if text is not None)
+    return any(_alike(prompt, text) for text in known if text is not None)
 
 
-def _shared(a: str, b: str) -> int:
-    """Characters that both begin with, and those that both end with after them."""
-    n = min(len(a), len(b))
-    begin = _largest(n, lambda k: a[:k] == b[:k])
-    return begin + _largest(n - begin, lambda k: a[len(a) - k :] == b[len(b) - k :])
+def _alike(a: str, b: str) -> bool:
+    """Whether one text is the other with a part changed, or with one put in. Agents of one program may share how their
+    prompts end (the tools' rules, the folder): that alone does not count.
+    """
+    shorter, longer = sorted((len(a), len(b)))
+    begin = _largest(shorter, lambda k: a[:k] == b[:k])
+    both = begin + _largest(shorter - begin, lambda k: a[len(a) - k :] == b[len(b) - k :])
+    return 2 * both >= longer or 2 * begin >= shorter or 10 * both >= 9 * shorter
 
 
 def _largest(n: int, holds: Callable[[int], bool]) -> int:
