@@ -89,8 +89,8 @@ def _check_command(command: str, *, here: bool) -> None:
 
 
 def _check_installed(agent: KnownAgent, *, here: bool) -> None:
-    if here and shutil.which(agent.command[0]) is None:
-        raise ConfigError(f"{agent.name} is not installed: there is no '{agent.command[0]}'. Try  {agent.install}")
+    if here and shutil.which(agent.program) is None:
+        raise ConfigError(f"{agent.name} is not installed: there is no '{agent.program}'. Try  {agent.install}")
 
 
 def _meant(program: str) -> str:

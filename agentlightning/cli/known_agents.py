@@ -47,7 +47,7 @@ def _record(agent: KnownAgent, version: str | None) -> dict[str, str | list[str]
 
 def _installed(agent: KnownAgent) -> str | None:
     """The version that is installed; `yes` where it does not say one."""
-    program = shutil.which(agent.command[0])
+    program = shutil.which(agent.program)
     if program is None:
         return None
     try:

@@ -1,12 +1,12 @@
 """Agents that people run as programs: how each is started on a task and told of the model. One more is a record more.
 
-Each runs with a home of its own, so that neither your settings nor your sessions have a part in a rollout.
+Each runs with a home of its own, so that neither your settings nor your sessions have a part in a rollout, and does
+what its model says without asking.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,18 +16,19 @@ from agentlightning.types import LLM
 
 @dataclass(frozen=True, kw_only=True)
 class KnownAgent:
-    """An agent with a name. `{task.field}` in its command stands for a field of the task; `{llm.endpoint}`,
-    `{llm.api_key}` and `{llm.model}` everywhere for the model that a rollout is given.
+    """An agent with a name. `{task.field}` in its command stands for a field of the task, `{llm.model}` for the name of
+    the model that a rollout is given. Where that is, and its key, are in the variables that every program is given:
+    only these hold in a sandbox.
     """
 
     name: str
     install: str
     """The command that installs it."""
+    program: str
+    """What is looked for to see whether it is installed."""
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Beside the variables that every program is given."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Configuration by its path in the program's home; JSON or TOML."""
     sub_agents: str
     """How its sub-agents are told apart, for `train_agents`."""
     tested: str
@@ -36,42 +37,40 @@ class KnownAgent:
 
 _NAMED = "train_agents='^sub-agent'"
 _UNNAMED = "none are named; train_prompts chooses by the system prompt"
-_CODEX = """\
-model = "{llm.model}"
-model_provider = "rollout"
-approval_policy = "never"
-sandbox_mode = "danger-full-access"
-check_for_update_on_startup = false
-
-[model_providers.rollout]
-name = "rollout"
-base_url = "{llm.endpoint}"
-wire_api = "responses"
-env_key = "OPENAI_API_KEY"
-
-[analytics]
-enabled = false
-"""
 _OPENCODE = {
-    "$schema": "https://opencode.ai/config.json",
     "autoupdate": False,
     "share": "disabled",
     "permission": "allow",
-    "model": "rollout/{llm.model}",
-    "small_model": "rollout/{llm.model}",
+    "model": "rollout/{env:OPENAI_MODEL}",
+    "small_model": "rollout/{env:OPENAI_MODEL}",
     "provider": {
         "rollout": {
             "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": "{llm.endpoint}", "apiKey": "{llm.api_key}"},
-            "models": {"{llm.model}": {"tool_call": True}},
+            "options": {"baseURL": "{env:OPENAI_BASE_URL}", "apiKey": "{env:OPENAI_API_KEY}"},
+            "models": {"{env:OPENAI_MODEL}": {"tool_call": True}},
         }
     },
 }
+_CODEX = """\
+exec codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox \
+  -c check_for_update_on_startup=false -c analytics.enabled=false -m "$OPENAI_MODEL" -c model_provider=rollout \
+  -c model_providers.rollout.name=rollout -c "model_providers.rollout.base_url='$OPENAI_BASE_URL'" \
+  -c model_providers.rollout.wire_api=responses -c model_providers.rollout.env_key=OPENAI_API_KEY \
+  -- "$1"
+"""
+"""Codex takes its provider's address from options alone; the shell puts in what holds where it runs."""
+_GEMINI = """\
+mkdir -p "$HOME/.gemini"
+echo '{"security":{"auth":{"selectedType":"gemini-api-key"}}}' > "$HOME/.gemini/settings.json"
+exec gemini --yolo --skip-trust --model="$GEMINI_MODEL" --prompt="$1"
+"""
+"""With another base URL than Google's it takes the key only if its settings say so."""
 
 _ALL = (
     KnownAgent(
         name="claude-code",
         install="npm install -g @anthropic-ai/claude-code",
+        program="claude",
         command=("claude", "--print", "--dangerously-skip-permissions", "--", "{task.prompt}"),
         environment={
             "IS_SANDBOX": "1",  # else it does not run without asking as root
@@ -85,22 +84,24 @@ _ALL = (
     KnownAgent(
         name="codex",
         install="npm install -g @openai/codex",
-        command=("codex", "exec", "--skip-git-repo-check", "--", "{task.prompt}"),
-        files={".codex/config.toml": _CODEX},
+        program="codex",
+        command=("sh", "-c", _CODEX, "sh", "{task.prompt}"),
         sub_agents=_NAMED,
         tested="0.169.0",
     ),
     KnownAgent(
         name="opencode",
         install="npm install -g opencode-ai",
+        program="opencode",
         command=("opencode", "run", "--", "{task.prompt}"),
-        files={".config/opencode/opencode.json": json.dumps(_OPENCODE, indent=2)},
+        environment={"OPENCODE_CONFIG_CONTENT": json.dumps(_OPENCODE)},
         sub_agents=_NAMED,
         tested="1.18.33",
     ),
     KnownAgent(
         name="qwen-code",
         install="npm install -g @qwen-code/qwen-code",
+        program="qwen",
         command=("qwen", "--yolo", "--auth-type=openai", "--prompt={task.prompt}"),
         sub_agents=_UNNAMED,
         tested="0.15.10",
@@ -108,14 +109,15 @@ _ALL = (
     KnownAgent(
         name="gemini-cli",
         install="npm install -g @google/gemini-cli",
-        command=("gemini", "--yolo", "--skip-trust", "--model={llm.model}", "--prompt={task.prompt}"),
-        files={".gemini/settings.json": json.dumps({"security": {"auth": {"selectedType": "gemini-api-key"}}})},
+        program="gemini",
+        command=("sh", "-c", _GEMINI, "sh", "{task.prompt}"),
         sub_agents=_UNNAMED,
         tested="0.61.0",
     ),
     KnownAgent(
         name="mini-swe-agent",
         install="pip install mini-swe-agent",
+        program="mini",
         command=("mini", "--yolo", "--exit-immediately", "--model=openai/{llm.model}", "--task={task.prompt}"),
         environment={
             "MSWEA_CONFIGURED": "true",
@@ -128,6 +130,7 @@ _ALL = (
     KnownAgent(
         name="aider",
         install="pip install aider-chat",
+        program="aider",
         command=(
             *("aider", "--yes-always", "--no-git", "--no-check-update", "--no-show-model-warnings", "--no-analytics"),
             *("--no-pretty", "--no-stream", "--model=openai/{llm.model}", "--message={task.prompt}"),
@@ -140,19 +143,7 @@ _ALL = (
 KNOWN_AGENTS: Mapping[str, KnownAgent] = MappingProxyType({agent.name: agent for agent in _ALL})
 """By name."""
 
-_PLACE = re.compile(r"\{llm\.(endpoint|api_key|model)\}")
 
-
-def with_llm(text: str, llm: LLM, *, quoted: bool = False) -> str:
-    """The text with a rollout's model in its places; `quoted` if these stand within the quotes of JSON or TOML."""
-    values = {
-        "endpoint": llm.endpoint,
-        "api_key": llm.api_key or "none",
-        "model": llm.model,
-    }
-
-    def value(found: re.Match[str]) -> str:
-        text = values[found[1]]
-        return json.dumps(text)[1:-1] if quoted else text
-
-    return _PLACE.sub(value, text)
+def with_llm(text: str, llm: LLM) -> str:
+    """The text with the name of a rollout's model in its places."""
+    return text.replace("{llm.model}", llm.model)

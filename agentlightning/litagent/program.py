@@ -25,7 +25,7 @@ from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
 from agentlightning.keys import ALL_SCOPES, REWARDS
-from agentlightning.litagent import placeholders
+from agentlightning.litagent import placeholders, view
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_llm
 from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
@@ -119,7 +119,7 @@ class Program(LitAgent[Any]):
             raise ConfigError("grader_env is for a grader that is a command.")
         self._known = KNOWN_AGENTS.get(command) if isinstance(command, str) else None
         if self._known is not None:
-            _check_known(self._known, rewards=grader is not None or reward != "last_line", isolation=isolation)
+            _check_known(self._known, rewards=grader is not None or reward != "last_line")
         check_isolation(isolation, {"files": files, "workspaces": workspaces, "limits": limits})
         here = not isinstance(isolation, Kubernetes)  # else names of files are those of the image
         self.command = list(self._known.command) if self._known else _arguments(command, here=here)
@@ -171,13 +171,10 @@ class Program(LitAgent[Any]):
 
     @staticmethod
     def _prepare(agent: KnownAgent, llm: LLM | None, home: Path, environment: dict[str, str], task: Any) -> list[str]:
-        """The command of a known agent, with its configuration written into a home of its own."""
+        """The command of a known agent, which has a home of its own."""
         if llm is None:
             raise AgentError(f"{agent.name} needs a model, and the rollout's resources have none.")
-        for path, text in {".keep": "", **agent.files}.items():
-            file = home / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(with_llm(text, llm, quoted=True))
+        home.mkdir()
         environment.update({name: with_llm(value, llm) for name, value in agent.environment.items()})
         environment["HOME"] = str(home)
         return placeholders.fill([with_llm(argument, llm) for argument in agent.command], task)
@@ -194,8 +191,9 @@ class Program(LitAgent[Any]):
         captured = Captured.empty()
         ended: dict[str, Any] = {"exit_code": None}
         try:
+            readable = sorted(view.of_command([self._known.program])) if self._known is not None else ()
             finished = await self._execute(
-                rollout, "program", command, folder, environment, stdin, self._limits, captured
+                rollout, "program", command, folder, environment, stdin, self._limits, captured, readable
             )
             ended = {"exit_code": finished.exit_code, "seconds": finished.seconds}
         finally:
@@ -321,16 +319,11 @@ def _reward_file(path: Path) -> float:
         return parse_reward(file.read(100_000))
 
 
-def _check_known(agent: KnownAgent, *, rewards: bool, isolation: Isolation) -> None:
-    """Raises ConfigError where a known agent would earn nothing, or lack its configuration."""
+def _check_known(agent: KnownAgent, *, rewards: bool) -> None:
+    """Raises ConfigError where a known agent would earn nothing."""
     if not rewards:
         raise ConfigError(
             f"{agent.name} prints no reward: give a grader that looks at what it did (--grader COMMAND, or grader=…)."
-        )
-    if agent.files and isinstance(isolation, Kubernetes):
-        raise ConfigError(
-            f"{agent.name} reads a configuration file, which cannot be written in an image. Put one there, and give "
-            f"the command: {shlex.join(agent.command)}"
         )
 
 

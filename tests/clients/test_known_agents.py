@@ -54,7 +54,7 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("agent", KNOWN_AGENTS.values(), ids=list(KNOWN_AGENTS))
 async def test_the_sub_agent_alone_is_trained(agent: KnownAgent, rendering: RenderersRendering) -> None:  # noqa: F811
-    if shutil.which(agent.command[0]) is None:
+    if shutil.which(agent.program) is None:
         pytest.skip(f"not installed: {agent.install}")
     store = InMemoryLightningStore()
     engine = ScriptedEngine(rendering, delegating, max_context=200_000)
