@@ -11,6 +11,10 @@ with no attack are told for both ("x alone", "other"). With nobody attacking it 
 the last, and its p99 is that of all these calls: of one such time alone it varies as much as between attacks. On a
 machine with as many idle processors as there are processes (five) the two agree; the first is the one to judge by.
     python benchmarks/neighbours.py [--quick] [--json] [--only TEXT]
+
+With --memory N it says instead what the gateway's process holds before, during and after N attempts, one after another,
+that each send four requests of 4,001 messages.
+    python benchmarks/neighbours.py --memory 1000
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ ASK: Any = {"model": "policy", "messages": [{"role": "user", "content": "What is
 PAUSE = 0.01
 """Between two of the victim's calls."""
 MAX_CONTEXT = 2**15
+WARM_ATTEMPTS = 5
+"""After so many the process has loaded what it loads."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,8 @@ class Attack:
     """Whether it is aimed at the engine."""
     read_timeout: float = 60.0
     """After so many seconds the attacker hangs up."""
+    fresh: bool = False
+    """Whether each request has a body of its own."""
     at_store: bool = False
     """Whether it is sent to the store's server, which shares the gateway's process: gzipped OTLP."""
 
@@ -61,6 +69,11 @@ def chat(**fields: Any) -> bytes:
 
 def said(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
+
+
+def short_messages() -> bytes:
+    """A conversation of 4,001 messages of one word, which no other one begins like."""
+    return chat(messages=[*said(token_hex(8)), *said("word") * 4000])
 
 
 def odd_schema(properties: int) -> dict[str, Any]:
@@ -100,6 +113,7 @@ ATTACKS: dict[str, Attack] = {
     "1 hundred thousand values": Attack("/chat/completions", lambda: chat(metadata=[{"a": []}] * 30_000)),
     "1 deep brackets": Attack("/chat/completions", lambda: b'{"model": "policy", "x": ' + b"[" * 10**6),
     "1 ten thousand messages": Attack("/chat/completions", lambda: chat(messages=said("?") * 10_000)),
+    "3 many short messages": Attack("/chat/completions", short_messages, fresh=True),
     "1 long tools": Attack(
         "/chat/completions",
         lambda: chat(tools=[{"type": "function", "function": {"name": "t", "description": "word, " * 400_000}}]),
@@ -174,7 +188,8 @@ async def attacker(spec: dict[str, Any]) -> dict[str, Any]:
     async def send(session: aiohttp.ClientSession) -> None:
         while time.perf_counter() < end:
             try:
-                async with session.post(url, data=body) as answer:
+                sent = attack.body() if attack.fresh else body
+                async with session.post(url, data=sent) as answer:
                     await answer.read()
                     status = str(answer.status)
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -362,6 +377,36 @@ async def run(quick: bool, only: str) -> dict[str, Any]:
     return {**summary(rows["nobody"]["p99_ms"], rows, elsewhere), "rows": rows, "elsewhere": elsewhere}
 
 
+async def memory(count: int) -> dict[str, float]:
+    """MiB of this process, which is the gateway's, before so many attempts, at most meanwhile, and after them."""
+    from psutil import Process
+
+    from agentlightning.gateway import load_rendering
+    from agentlightning.models import resolve_model
+
+    rendering, process = load_rendering(resolve_model("calc")), Process()
+    held: list[float] = []
+    async with served(Echo(rendering, MAX_CONTEXT), rendering) as site, aiohttp.ClientSession() as session:
+        for number in range(count + WARM_ATTEMPTS):
+            if number >= WARM_ATTEMPTS:
+                held.append(process.memory_info().rss / 2**20)
+            at = await place(site)
+            headers = {"authorization": f"Bearer {at['key']}", "content-type": "application/json"}
+            for _ in range(4):
+                async with session.post(
+                    f"{at['url']}/chat/completions", data=short_messages(), headers=headers
+                ) as answer:
+                    assert answer.status == 200, await answer.text()
+            parts = urlsplit(at["url"]).path.split("/")
+            await site.gateway.close_attempt(parts[2], parts[4])
+            if number % 100 == 0:
+                print(f"{number:>6} attempts {process.memory_info().rss / 2**20:>8.0f} MiB", flush=True)
+        after = process.memory_info().rss / 2**20
+    found = {"before_mib": held[0], "most_mib": max(held), "after_mib": after, "grown_mib": after - held[0]}
+    print(", ".join(f"{name} {value:.0f}" for name, value in found.items()))
+    return found
+
+
 def summary(alone: float, rows: dict[str, dict[str, Any]], elsewhere: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Of the attacks on the gateway: the one beside which a short call's p99 is longest, and what of it is the
     machine's.
@@ -386,6 +431,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="four seconds an attack instead of ten")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object at the end")
     parser.add_argument("--only", default="", help="only the attacks whose name this stands in")
+    parser.add_argument("--memory", type=int, metavar="N", help="what N attempts leave in memory, instead")
     parser.add_argument("--role", choices=("victim", "attacker", "another"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     import uvloop
@@ -400,7 +446,8 @@ def main() -> None:
         return
     logging.basicConfig(level=logging.ERROR)  # attempts that are left behind are given up, which is said
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        figures = runner.run(run(options.quick, options.only))
+        work = memory(options.memory) if options.memory else run(options.quick, options.only)
+        figures: dict[str, Any] = runner.run(work)
     if options.json:
         print(json.dumps(figures))
 

@@ -12,12 +12,14 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from agentlightning.errors import StoreError
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.prompts import Injected, prompts_in
 from agentlightning.gateway.turns import Turns
@@ -85,7 +87,7 @@ class LiveAttempt:
     """How many requests there had been when one last ran into a limit of the run."""
     summary: AttemptSummary = field(default_factory=AttemptSummary)
     sessions: dict[str, Session] = field(default_factory=dict)
-    answered: MutableMapping[str, list[Message]] = field(default_factory=dict)
+    answered: MutableMapping[str, list[Message]] = field(default_factory=Answered)
     """What stateful requests may refer to: the messages up to and including a response, by its id."""
     running: set[asyncio.Task[Any]] = field(default_factory=set)
     turns: Turns = field(default_factory=Turns)
@@ -101,6 +103,8 @@ class LiveAttempt:
     """What it has asked of other providers, by alias."""
     prompts: Sequence[Injected] = ()
     """What is put into its requests."""
+    recall: Callable[[str], Awaitable[None]] | None = None
+    """Reads a call that left memory, and those that it continues, back from the store."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
     left_out: set[str] = field(default_factory=set)
@@ -116,6 +120,13 @@ class LiveAttempt:
         if found is None:
             found = self.sessions[name] = self.new_session(name)
         return found
+
+    def forget(self) -> None:
+        """Let go of what it has in memory; the store has it."""
+        for session in self.sessions.values():
+            session.memory.clear()
+        self.sessions.clear()
+        self.answered = Answered()  # the one it had may be shared
 
     def unrecorded(self, left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
         """What no call of the attempt has recorded yet; it counts as recorded from now on."""
@@ -157,7 +168,8 @@ class LiveAttempt:
 
 
 Key = tuple[str, str]
-Restore = Callable[[LiveAttempt], Awaitable[None]]
+Restore = Callable[[LiveAttempt, str | None], Awaitable[None]]
+"""Fills an attempt's sessions from the store: with all of its calls, or with one and those that it continues."""
 
 
 class Attempts:
@@ -231,6 +243,7 @@ class Attempts:
             live.closed = True
             await _end(live, "the attempt was closed")
             del self._live[key]
+            live.forget()
             self._remember(key, live.summary)
         elif key not in self._closed:
             self._remember(key, AttemptSummary())
@@ -249,6 +262,7 @@ class Attempts:
                 continue
             if now - live.used > self._idle_seconds:
                 self._live.pop(key, None)
+                live.forget()
             elif now - max(live.used, live.checked) > self._over_seconds:
                 live.checked = now
                 with suppress(StoreError):
@@ -277,8 +291,9 @@ class Attempts:
         live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
         live.answered = self._answered.pop(live.key, live.answered)
         live.prompts = await self._prompts(rollout.resources_id)
+        live.recall = partial(self._restore, live)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart
-            await self._restore(live)
+            await self._restore(live, None)
         self._live[(rollout_id, attempt_id)] = live
         return live
 

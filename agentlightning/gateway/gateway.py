@@ -15,9 +15,10 @@ from typing import Any
 from agentlightning.arguments import explained_class
 from agentlightning.engine.base import Engine
 from agentlightning.errors import ConfigError, ConflictError, GatewayError, NotFoundError
-from agentlightning.gateway.attempts import Attempts, AttemptSummary
+from agentlightning.gateway.attempts import Attempts, AttemptSummary, LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.history.memory import Budget
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
 from agentlightning.gateway.large.requests import LargeRequests
@@ -151,7 +152,7 @@ class Gateway:
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
         self._filter_replay = filter_replay
-        self._attempts = Attempts(store, self._session, lambda live: restore(store, live), idle_seconds=idle_seconds)
+        self._attempts = Attempts(store, self._session, self._restore, idle_seconds=idle_seconds)
         self._journal = None if journal is None else Journal(journal)
         self._recorder = Recorder(store, self._attempts.mark_lost, self._journal)
         self._store = store
@@ -399,7 +400,13 @@ class Gateway:
         model = self._models.get(name)
         rendering = model.rendering if isinstance(model, Frozen | Trained) else self._rendering
         assert rendering is not None, "only samplers have sessions"
-        return Session(rendering, rerender=self._rerender)
+        limits = self._large.limits
+        return Session(rendering, rerender=self._rerender, budget=Budget(limits.history_messages, limits.history_bytes))
+
+    async def _restore(self, live: LiveAttempt, only: str | None) -> None:
+        if only is not None:
+            await self._recorder.barrier(_GRACE_SECONDS)
+        await restore(self._store, live, only)
 
     async def _sweep(self) -> None:
         while True:

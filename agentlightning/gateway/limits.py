@@ -58,6 +58,11 @@ class RequestLimits:
     large_seconds: float = 60.0
     """How long reading a large request may take, and how long tokenising it; without the time that it waits for others.
     """
+    history_messages: int = 16_384
+    """Messages of an attempt's conversations that are held in memory, for each model. What was not used for longest
+    leaves first, and is read back from the store when a request goes on from it."""
+    history_bytes: int = 32 * 2**20
+    """Their tokens and texts."""
     refused_wait: float = FACTOR
     """How many times as long as refusing a request took the attempt's next one waits, at most half a minute; requests
     that come meanwhile are read one after another."""

@@ -11,7 +11,7 @@ import msgspec
 
 from agentlightning.rendering.messages import Message
 
-_DIGEST = 16
+DIGEST = 16
 """Bytes of a key."""
 
 
@@ -48,7 +48,7 @@ class Keys:
         """With the keys that were made of these messages elsewhere."""
         keys = cls(messages)
         for made, joined in zip((keys._exact, keys._similar), digests, strict=True):
-            made.update((at // _DIGEST, joined[at : at + _DIGEST]) for at in range(0, len(joined), _DIGEST))
+            made.update((at // DIGEST, joined[at : at + DIGEST]) for at in range(0, len(joined), DIGEST))
         return keys
 
     def make(self, start: int, end: int) -> None:
@@ -83,4 +83,4 @@ def _call(call: dict[str, Any]) -> tuple[str, Any]:
 
 
 def digest(value: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(value), digest_size=_DIGEST).digest()
+    return hashlib.blake2b(msgspec.json.encode(value), digest_size=DIGEST).digest()

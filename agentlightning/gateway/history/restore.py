@@ -33,10 +33,13 @@ class _Said:
     tools: Sequence[Tool] | None
 
 
-async def restore(store: LightningStore, live: LiveAttempt) -> None:
-    """Fill an attempt's fresh session with what the store has of it."""
+async def restore(store: LightningStore, live: LiveAttempt, only: str | None = None) -> None:
+    """Fill an attempt's fresh session with what the store has of it; or with one call that left memory, and those that
+    it continues.
+    """
     calls = (await store.query_calls([live.rollout_id])).get(live.rollout_id, ())
     calls = [call for call in calls if call.info.attempt_id == live.attempt_id]
+    calls = calls if only is None else _continued(calls, only)
     if not calls:
         return
     spans = await store.query_spans(live.rollout_id, live.attempt_id)
@@ -44,30 +47,46 @@ async def restore(store: LightningStore, live: LiveAttempt) -> None:
     said: dict[str, _Said] = {}
     for call in calls:
         own = attributes.get(call.info.call_id, {})
-        _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said)
+        if _add(live, call, own, attributes.get(own.get(SAME_INPUT, ""), own), said) and only is None:
+            _count(live, call)
+    if only is not None:
+        return
     live.requests = len({call.info.response_id for call in calls})
     live.restored = True
     logger.info("Attempt %s goes on with %d calls from the store.", live.attempt_id, len(calls))
 
 
-def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attributes, said: dict[str, _Said]) -> None:
-    """`input`: the attributes that hold the call's input, its own or those of the response's first choice."""
+def _continued(calls: Sequence[Call], last: str) -> list[Call]:
+    """The call, and those before it that it continues, in their order."""
+    known = {call.info.call_id: call for call in calls}
+    chain: list[Call] = []
+    at = known.get(last)
+    while at is not None:
+        chain.append(at)
+        at = known.get(at.info.parent_call_id or "")
+    return chain[::-1]
+
+
+def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attributes, said: dict[str, _Said]) -> bool:
+    """Whether the call could be added. `input`: the attributes that hold its input, its own or those of the response's
+    first choice.
+    """
     info = call.info
     parent = said.get(info.parent_call_id) if info.parent_call_id else None
     new = [message_of(m) for m in json.loads(input.get("gen_ai.input.messages", "[]"))]
     outputs = [message_of(m) for m in json.loads(attributes.get("gen_ai.output.messages", "[]"))]
     if info.parent_call_id and parent is None:
-        return  # it continues a call that is lost
+        return False  # it continues a call that is lost
     messages = [*(parent.messages if parent else ()), *new]
     own_tools: Sequence[Tool] | None = json.loads(input.get("gen_ai.tool.definitions", "null"))
     tools = parent.tools if parent else own_tools
     answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
     turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None)
-    _count(live, call)
     said[info.call_id] = _Said(turn, [*messages, answer], tools)
     remembers_from = attributes.get(REMEMBERS_FROM)
     if remembers_from is not None:
         live.answered[info.response_id] = [*messages[remembers_from:], answer]
+    return True
 
 
 def _count(live: LiveAttempt, call: Call) -> None:

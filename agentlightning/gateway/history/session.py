@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from agentlightning.gateway.history.causes import cause_of
 from agentlightning.gateway.history.keys import Keys, digest, similar_key
+from agentlightning.gateway.history.memory import Budget, Memory
 from agentlightning.gateway.history.tree import (
     Entry,
     Piece,
@@ -45,6 +46,8 @@ class Question:
     cause: str | None
     """Why it diverges, should it turn out to do so."""
     keys: Keys
+    left: str | None = None
+    """The call that it goes on from, if that has left the session's memory."""
 
     @property
     def goes_on(self) -> bool:
@@ -91,13 +94,11 @@ class Tokens:
 class Session:
     """See the module's docstring. `rerender=True` renders every prompt anew, as a plain server would."""
 
-    def __init__(self, rendering: Rendering, *, rerender: bool = False) -> None:
+    def __init__(self, rendering: Rendering, *, rerender: bool = False, budget: Budget | None = None) -> None:
         self._rendering = rendering
         self._rerender = rerender
-        self._roots: dict[bytes, Entry] = {}
-        self._pieces: list[Piece] = []
+        self.memory = Memory(budget or Budget())
         self._turns = 0
-        self._seen: set[bytes] = set()
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool] | None, segment_id: str) -> Prompt:
         """The prompt for a request. `segment_id` names the segment of tokens it adds, if it adds any."""
@@ -111,7 +112,8 @@ class Session:
         walk = walk_to(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
             return Question(messages, tools, walk, walk.entry.prompt, None, keys)  # a retry, or siblings
-        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys)
+        left = self.memory.left(root.key, keys, walk.turn_depth)
+        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys, left)
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing."""
@@ -130,30 +132,38 @@ class Session:
 
     def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
+        start = question.walk.entry
+        if start.gone or start.parent is None:  # it has left meanwhile, or is a root that none was placed below yet
+            start = walk_to(self._root(question.tools, keep=True), question.keys).entry
+        entry = self._insert(start, question.keys)
+        if entry.prompt is None or tokens.after is not entry.prompt.parent:
+            entry.prompt = self._prompt(question, tokens, entry, segment_id)
+            # Otherwise the same request was placed while this one was tokenised.
+        self.memory.hold(entry, entry.prompt.piece)
+        self.memory.trim(entry)
+        return entry.prompt
+
+    def _prompt(self, question: Question, tokens: Tokens, entry: Entry, segment_id: str) -> Prompt:
         walk = question.walk
-        entry = self._insert(walk.entry, question.keys)
-        if entry.prompt is not None and tokens.after is entry.prompt.parent:
-            return entry.prompt  # the same request was placed while this one was tokenised
         if tokens.after is not None:
             response = tokens.after.response
             piece = self._grow(response, response.end, tokens.ids, segment_id)
-            entry.prompt = Prompt(piece, entry, tokens.after, walk.turn_depth, None)
-            return entry.prompt
+            return Prompt(piece, entry, tokens.after, walk.turn_depth, None)
         turn = walk.turn
         if turn is not None and begins_with(tokens.ids, path_ids(turn.response)):
             piece, _ = self._share(tokens.ids, segment_id, turn.response)
-            entry.prompt = Prompt(piece, entry, turn, walk.turn_depth, None)
-        else:
-            piece, common = self._share(tokens.ids, segment_id)
-            divergence = self._divergence(common, piece, walk.turn, question.cause)
-            entry.prompt = Prompt(piece, entry, None, 0, divergence)
-        return entry.prompt
+            return Prompt(piece, entry, turn, walk.turn_depth, None)
+        piece, common = self._share(tokens.ids, segment_id)
+        return Prompt(piece, entry, None, 0, self._divergence(common, piece, walk.turn, question.cause))
 
     def plan_tokens(self, ids: Int32Array, segment_id: str) -> Prompt:
         """The prompt for a request that comes as tokens; it continues the last turn it begins with."""
         piece, common = self._share(ids, segment_id)
         turn = turn_at(piece, common)
-        return Prompt(piece, Entry(parent=None, depth=0), turn, 0, None)
+        entry = Entry(parent=None, depth=0)
+        self.memory.hold(entry, piece)
+        self.memory.trim(entry)
+        return Prompt(piece, entry, turn, 0, None)
 
     def restore(
         self,
@@ -167,8 +177,11 @@ class Session:
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
         keys = Keys(messages)
-        known = walk_to(self._root(tools), keys).entry  # as it was then, though the client left reasoning out
+        known = walk_to(
+            self._root(tools, keep=True), keys
+        ).entry  # as it was then, though the client left reasoning out
         prompt = Prompt(piece, self._insert(known, keys), parent, 0, None)
+        self.memory.hold(prompt.entry, piece)
         turn = self.commit(
             prompt,
             answer,
@@ -186,7 +199,7 @@ class Session:
 
     def has_unknown_answer(self, messages: Sequence[Message]) -> bool:
         """Whether a request holds an answer that this session has never seen."""
-        return any(m["role"] == "assistant" and similar_key(m) not in self._seen for m in messages)
+        return any(m["role"] == "assistant" and similar_key(m) not in self.memory.seen for m in messages)
 
     def commit(
         self,
@@ -214,40 +227,47 @@ class Session:
         response.turn = turn
         if piece.turn is None:
             piece.turn = turn
+        entry = prompt.entry
         if complete:
-            self._insert(prompt.entry, Keys([message]), depth=0).turns.append(turn)
+            entry = self._insert(entry, Keys([message]), depth=0)
+            entry.turns = [*entry.turns, turn]
+        self.memory.hold(entry, piece, response)
+        self.memory.trim(entry)
         return turn
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def _root(self, tools: Sequence[Tool] | None) -> Entry:
+    def _root(self, tools: Sequence[Tool] | None, *, keep: bool = False) -> Entry:
+        """Where the histories with these tools begin; a new one stays if it is to be kept."""
         key = digest(list(tools) if tools else None)
-        root = self._roots.get(key)
-        if root is None:
-            root = self._roots[key] = Entry(parent=None, depth=0)
-        return root
+        root = self.memory.roots.get(key) or Entry(parent=None, depth=0, key=key)
+        return self.memory.roots.setdefault(key, root) if keep else root
 
     def _insert(self, entry: Entry, keys: Keys, depth: int | None = None) -> Entry:
         """The entry of the last of the messages, of which those before `depth` are `entry` and its parents."""
         messages = keys.messages
         for index in range(entry.depth if depth is None else depth, len(messages)):
-            message, loose = messages[index], keys.similar(index)
-            self._seen.add(loose)
+            message, key = messages[index], keys.exact(index)
             reasoning = message.get("reasoning_content")
-            same = entry.children.setdefault(keys.exact(index), [])
-            child = next((e for e in same if e.reasoning == reasoning), None)
-            if child is None:
-                child = Entry(parent=entry, depth=entry.depth + 1, reasoning=reasoning)
-                same.append(child)
-                if message["role"] == "system":
-                    child.text = message["content"]
-                    entry.systems.append(child)
-                entry.similar.setdefault(loose, []).append(child)
-            entry = child
+            child = next((e for e in entry.children.get(key, ()) if e.reasoning == reasoning), None)
+            entry = child or self._new(entry, message, key, keys.similar(index))
         return entry
 
+    def _new(self, parent: Entry, message: Message, key: bytes, loose: bytes) -> Entry:
+        reasoning = message.get("reasoning_content")
+        child = Entry(parent, parent.depth + 1, reasoning=reasoning, key=key, loose=loose)
+        if not parent.children:
+            parent.children, parent.similar = {}, {}
+        parent.children.setdefault(key, []).append(child)
+        parent.similar.setdefault(loose, []).append(child)
+        if message["role"] == "system":
+            child.text = message["content"]
+            parent.systems = [*parent.systems, child]
+        self.memory.add(child)
+        return child
+
     def _cause(self, keys: Keys, root: Entry, walk: Walk) -> str | None:
-        return cause_of(keys, root, self._roots.values(), walk, self._seen) if self._turns else None
+        return cause_of(keys, root, self.memory.roots.values(), walk, self.memory.seen) if self._turns else None
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
@@ -258,7 +278,7 @@ class Session:
         """
         best: Piece | None = None
         common = 0
-        stack = [(piece, 0) for piece in self._pieces] if within is None else [(within, within.start)]
+        stack = [(piece, 0) for piece in self.memory.pieces] if within is None else [(within, within.start)]
         while stack:
             piece, start = stack.pop()
             matched = start + common_length(piece.segment.ids, ids[start:])
@@ -277,7 +297,7 @@ class Session:
 
     def _attach(self, segment: Segment, parent: Piece | None, start: int) -> Piece:
         piece = Piece(segment, parent, start)
-        (self._pieces if parent is None else parent.children).append(piece)
+        self.memory.attach(piece)
         return piece
 
     def _divergence(self, common: int, piece: Piece, turn: Turn | None, cause: str | None) -> Divergence | None:

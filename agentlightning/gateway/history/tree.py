@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from agentlightning.gateway.history.keys import Keys
 from agentlightning.rendering.messages import Message
@@ -23,6 +26,8 @@ class Piece:
     children: list[Piece] = field(default_factory=list)
     recorded: bool = False
     """Whether a call that was handed to the recorder carries the segment."""
+    uses: int = 0
+    """How many messages hold it."""
 
     @property
     def end(self) -> int:
@@ -41,6 +46,10 @@ class Turn:
     """Whether this response or one before it in the same history holds reasoning."""
 
 
+_NONE: Any = MappingProxyType({})
+"""What most messages have of most things, and share."""
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """A message in its place. An assistant's entry has the turns that were answered by it."""
@@ -48,15 +57,23 @@ class Entry:
     parent: Entry | None
     depth: int
     reasoning: str | None = None
-    children: dict[bytes, list[Entry]] = field(default_factory=dict)
+    key: bytes = b""
+    """Its `exact_key`; of a root the digest of the tools."""
+    loose: bytes = b""
+    """Its `similar_key`."""
+    children: dict[bytes, list[Entry]] = field(default_factory=lambda: _NONE)
     """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
-    similar: dict[bytes, list[Entry]] = field(default_factory=dict)
+    similar: dict[bytes, list[Entry]] = field(default_factory=lambda: _NONE)
     """By message without ids, for clients that make up ids of their own."""
     text: str | None = None
     """What it says, if it is a system prompt."""
-    systems: list[Entry] = field(default_factory=list)
+    systems: Sequence[Entry] = ()
     """The children that are system prompts."""
-    turns: list[Turn] = field(default_factory=list)
+    turns: Sequence[Turn] = ()
+    pieces: Sequence[Piece] = ()
+    """The tokens that are kept for as long as it is."""
+    gone: bool = False
+    """Whether it has left the session's memory."""
     prompt: Prompt | None = None
     """The prompt that ends with this message, if it was asked."""
 

@@ -167,14 +167,14 @@ class Planner:
         whole = most - min(request.asked.get("max_tokens", most // 16), most // 4)
         grown = whole - most // 16
 
-        question = await self._look_up(session, request)
+        question = await self._look_up(session, request, live)
         long = await self._exceeds(_fresh(question), whole, live)
         if not long and await self._length(session, question, live) <= whole:
             return request, None
         forgets = len(request.messages) - len(request.remember or request.messages)
         for messages, cut in Truncation(request.messages):
             changed = msgspec.structs.replace(request, messages=messages, size=None, digests=None)
-            question = await self._look_up(session, changed)
+            question = await self._look_up(session, changed, live)
             if await self._exceeds(_fresh(question), most, live):
                 continue
             if await self._length(session, question, live) <= (whole if question.goes_on else grown):
@@ -203,7 +203,7 @@ class Planner:
         session = arrival.live.session(self._policy)
         if request.prompt is not None:
             return session.plan_tokens(await self._raw(request.prompt, arrival.live), segment_id)
-        question = await self._look_up(session, request)
+        question = await self._look_up(session, request, arrival.live)
         if arrival.live.restored and session.has_unknown_answer(request.messages):
             arrival.live.mark_lost("model calls of this attempt were lost with an earlier gateway")
         if question.known is not None:
@@ -212,8 +212,8 @@ class Planner:
             await self._check_texts(_fresh(question), arrival.live, self._info.max_context)
         return session.place(question, await self._tokenised(session, question, arrival.live), segment_id)
 
-    async def _look_up(self, session: Session, request: CallRequest) -> Question:
-        """What the session knows of a request. The keys of many messages are made in pieces, others' turns between."""
+    async def _look_up(self, session: Session, request: CallRequest, live: LiveAttempt) -> Question:
+        """What the session knows of a request, or knew. The keys of many messages are made in pieces."""
         if request.digests is not None:
             keys = Keys.of(request.messages, request.digests)
         else:
@@ -221,6 +221,10 @@ class Planner:
             for start in range(0, len(request.messages) - MANY, MANY):
                 keys.make(start, start + MANY)
                 await asyncio.sleep(0)
+        question = session.look_up(request.messages, request.tools, keys)
+        if question.left is None or live.recall is None:
+            return question
+        await live.recall(question.left)
         return session.look_up(request.messages, request.tools, keys)
 
     async def _tokenised(self, session: Session, question: Question, live: LiveAttempt) -> Tokens:

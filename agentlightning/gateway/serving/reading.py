@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Route
 from agentlightning.gateway.dialects.fields import check_strict, required
-from agentlightning.gateway.exchange import CallRequest
+from agentlightning.gateway.exchange import CallRequest, Refusal
+from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
 from agentlightning.gateway.large.wire import Counted, Measure, Read, Refused
 from agentlightning.gateway.limits import RequestLimits, checked, decode, in_background
@@ -66,6 +67,17 @@ class Reader:
         """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
         is, if another provider is asked. Sets `incoming.model`. Raises `Refusal`.
         """
+        try:
+            return await self._read(incoming, receive)
+        except Refusal as refusal:
+            answered = incoming.live.answered
+            left = answered.take_missed() if isinstance(answered, Answered) else None
+            if refusal.code != "previous_response_not_found" or left is None or incoming.live.recall is None:
+                raise
+        await incoming.live.recall(f"{left}:0")
+        return await self._read(incoming, receive)
+
+    async def _read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
         large = self._limits.is_large(incoming.body)
         if large and incoming.route.dialect in DIALECTS:
             measures = self._router.measures()

@@ -1,0 +1,159 @@
+"""What one session may hold, and what leaves it first: the branches that nobody asked for longest. The store has them.
+
+A branch is what ends with one message and no other shares. It leaves with its messages and its tokens; of its answers
+the digest of the way to each and the id of its call stay, so that a request that goes on from one has it read back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentlightning.gateway.history.keys import DIGEST, Keys
+from agentlightning.gateway.history.tree import Entry, Piece
+
+_ARRAY_BYTES = 4
+_OVERHEAD = 400
+"""Bytes of a message or of a piece without what it says."""
+MOST_LEFT = 4096
+"""Calls that have left and can be found again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a session may hold; the branch in use may be larger."""
+
+    messages: int = 16_384
+    bytes: int = 32 * 2**20
+
+
+class Memory:
+    """The trees of a session as far as they are held."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.roots: dict[bytes, Entry] = {}
+        """By the digest of the tools."""
+        self.pieces: list[Piece] = []
+        """Those that no tokens precede."""
+        self.seen: dict[bytes, int] = {}
+        """How many messages that are held have a `similar_key`."""
+        self._ends: OrderedDict[Entry, None] = OrderedDict()
+        """What branches end with, the one not used for longest first."""
+        self._left: OrderedDict[bytes, str] = OrderedDict()
+        self.messages = 0
+        self.bytes = 0
+
+    def add(self, entry: Entry) -> None:
+        """Count a message that has been put below another."""
+        self.messages += 1
+        self.bytes += _weight(entry)
+        self.seen[entry.loose] = self.seen.get(entry.loose, 0) + 1
+
+    def attach(self, piece: Piece) -> None:
+        (self.pieces if piece.parent is None else piece.parent.children).append(piece)
+        self.bytes += _size(piece)
+
+    def hold(self, entry: Entry, *pieces: Piece) -> None:
+        """Keep tokens for as long as a message is kept, which has been used just now."""
+        for piece in pieces:
+            piece.uses += 1
+            entry.pieces = [*entry.pieces, piece]
+        self._ends[entry] = None
+        self._ends.move_to_end(entry)
+
+    def trim(self, current: Entry) -> None:
+        """Let branches leave until the rest fits; never the current one."""
+        while self.messages > self._budget.messages or self.bytes > self._budget.bytes:
+            oldest = next(iter(self._ends), current)
+            if oldest is current:
+                return
+            del self._ends[oldest]
+            self._leave(oldest)
+
+    def left(self, root: bytes, keys: Keys, known: int) -> str | None:
+        """The call whose answer is the last one in a request that has left, of those after the `known` messages."""
+        if not self._left:
+            return None
+        found, way = None, hashlib.blake2b(root, digest_size=DIGEST)
+        for index, message in enumerate(keys.messages):
+            way.update(keys.similar(index))
+            if index >= known and message["role"] == "assistant":
+                found = self._left.get(way.copy().digest(), found)
+        return found
+
+    def clear(self) -> None:
+        """Let everything go at once: parents and children know each other, so that they would wait for a collection."""
+        entries, pieces = [*self.roots.values(), *self._ends], list(self.pieces)
+        while entries:
+            entry = entries.pop()
+            entries += [child for same in entry.children.values() for child in same]
+            entry.parent, entry.prompt, entry.children, entry.similar = None, None, {}, {}
+            entry.turns, entry.pieces, entry.systems = (), (), ()
+        while pieces:
+            piece = pieces.pop()
+            pieces += piece.children
+            piece.parent, piece.turn, piece.children = None, None, []
+        self.__init__(self._budget)
+
+    def _leave(self, entry: Entry) -> None:
+        """Let a message go, and those before it that are there for it alone."""
+        at: Entry | None = entry
+        while at is not None and not at.children and at not in self._ends and not at.gone:
+            at.gone = True
+            for turn in at.turns:
+                self._left[_way_to(at)] = turn.call_id
+                if len(self._left) > MOST_LEFT:
+                    self._left.popitem(last=False)
+            for piece in at.pieces:
+                piece.uses -= 1
+                self._detach(piece)
+            if at.parent is None:
+                self.roots.pop(at.key, None)
+            else:
+                self._cut(at, at.parent)
+            at = at.parent
+
+    def _cut(self, entry: Entry, parent: Entry) -> None:
+        self.messages -= 1
+        self.bytes -= _weight(entry)
+        self.seen[entry.loose] -= 1
+        if not self.seen[entry.loose]:
+            del self.seen[entry.loose]
+        for table, key in ((parent.children, entry.key), (parent.similar, entry.loose)):
+            table[key].remove(entry)
+            if not table[key]:
+                del table[key]
+        if entry.text is not None:
+            parent.systems = [other for other in parent.systems if other is not entry]
+
+    def _detach(self, piece: Piece) -> None:
+        at: Piece | None = piece
+        while at is not None and at.uses == 0 and not at.children:
+            (self.pieces if at.parent is None else at.parent.children).remove(at)
+            self.bytes -= _size(at)
+            at = at.parent
+
+
+def _way_to(entry: Entry) -> bytes:
+    """As `Memory.left` makes it of a request's messages."""
+    ways = list(_upwards(entry))
+    return hashlib.blake2b(b"".join(reversed(ways)), digest_size=DIGEST).digest()
+
+
+def _upwards(entry: Entry) -> Iterator[bytes]:
+    at: Entry | None = entry
+    while at is not None:
+        yield at.key if at.parent is None else at.loose
+        at = at.parent
+
+
+def _weight(entry: Entry) -> int:
+    return _OVERHEAD + len(entry.text or "") + len(entry.reasoning or "")
+
+
+def _size(piece: Piece) -> int:
+    arrays = 1 if piece.segment.logprobs is None else 3
+    return _OVERHEAD + _ARRAY_BYTES * arrays * len(piece.segment.ids)
