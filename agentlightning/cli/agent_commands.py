@@ -63,7 +63,7 @@ IsolationOption = Annotated[
 IsolationSetting = Annotated[
     list[str] | None,
     typer.Option(
-        help="NAME=VALUE of a setting of --isolation kubernetes, such as image=registry/my-agent:1, which it needs; "
+        help="NAME=VALUE of a setting of --isolation kubernetes, such as image=me/agent:1, which it needs; "
         "may be given many times."
     ),
 ]
@@ -169,6 +169,10 @@ def train(
         str | None,
         typer.Option(help="The model to train: a shipped one's name, a directory, a Hugging Face id; or calc."),
     ] = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Training steps; as many as the epochs need if not given.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Decides the order of the tasks, and seeds the sampling.")] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -197,7 +201,10 @@ def train(
     n_runners: Annotated[int, typer.Option(min=1, help="Runners, each with so many rollouts at once.")] = 1,
     strategy: Annotated[
         Strategy | None,
-        typer.Option(help="Runners in this process, in processes, on a Ray cluster, or joining from elsewhere."),
+        typer.Option(
+            metavar="<name>",
+            help="Where runners are: inline (in this process), processes, ray (on a cluster) or remote (they join).",
+        ),
     ] = None,
     upstream: Annotated[
         list[str] | None,
@@ -208,6 +215,9 @@ def train(
     ] = None,
     upstream_price: UpstreamPrice = None,
     upstream_limit: UpstreamLimit = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name: its files are in runs/NAME. Or give --run-dir.")
+    ] = None,
     run_dir: RunDir = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
     log: Annotated[
@@ -230,18 +240,21 @@ def train(
     agl train --config runs/grpo-20250101-120000/run.json --trust    the same run again
     """
     from agentlightning.cli.agents import find_agent
-    from agentlightning.cli.configuration import agent_and_tasks, of_data
+    from agentlightning.cli.configuration import agent_and_tasks, folder_of_run, of_data
     from agentlightning.cli.train import show_config, train_agent
     from agentlightning.cli.trust import require_trust
     from agentlightning.cli.upstream import read_upstreams
     from agentlightning.trainer.tasks import load_tasks
 
+    settings = [*(settings or []), *(f"{n}={v}" for n, v in (("steps", steps), ("seed", seed)) if v is not None)]
+    if name is not None:
+        run_dir = folder_of_run(name, run_dir)
     if data is not None:
-        algorithm, tasks, settings = of_data(data, algorithm, tasks, settings or [])
+        algorithm, tasks, settings = of_data(data, algorithm, tasks, settings)
     if address is not None:
         backend_option = [*(backend_option or []), f"address={address}"]
     if print_config:
-        show_config(algorithm, model, config, settings or [], backend, backend_option or [], trust)
+        show_config(algorithm, model, config, settings, backend, backend_option or [], trust)
         return
     known_agent, known_tasks, known_val_tasks = agent_and_tasks(config)
     if tasks is None:
@@ -266,7 +279,7 @@ def train(
         algorithm=algorithm,
         model=model,
         config=config,
-        settings=settings or [],
+        settings=settings,
         backend=backend,
         backend_options=backend_option or [],
         timeout=timeout,

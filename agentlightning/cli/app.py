@@ -26,7 +26,7 @@ def _version(show: bool) -> None:
     if show:
         from agentlightning import __version__
 
-        typer.echo(__version__)
+        typer.echo(f"Agent Lightning {__version__}, an independent implementation of agentlightning's names and ideas.")
         raise typer.Exit
 
 

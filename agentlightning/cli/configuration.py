@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from agentlightning import algorithm as algorithms
@@ -130,6 +130,16 @@ def told_settings(algorithm: GRPO) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
+def folder_of_run(name: str, run_dir: Path | None) -> Path:
+    """Where a run of this name leaves its files. Raises ConfigError for what is no name, or where a folder is given,
+    too."""
+    if run_dir is not None:
+        raise ConfigError(f"--name {name} means the folder runs/{name}, and --run-dir names another: give one of them.")
+    if not name or name in (".", "..") or PurePath(name).name != name:
+        raise ConfigError(f"--name {name!r} is no name of a run. For a folder elsewhere give --run-dir {name}")
+    return Path("runs") / name
 
 
 def of_data(

@@ -41,7 +41,10 @@ def export(
         Path | None, typer.Option(help="Conversations instead of the model: a new file, a line for each.")
     ] = None,
     parquet: Annotated[Path | None, typer.Option(help="The same as a table with rewards: a new .parquet file.")] = None,
-    form: Annotated[Form, typer.Option("--format", help="The fine-tuning service that reads it.")] = Form.OPENAI,
+    form: Annotated[
+        Form,
+        typer.Option("--format", metavar="<name>", help=f"The fine-tuning service that reads it: {', '.join(Form)}."),
+    ] = Form.OPENAI,
     min_reward: Annotated[float | None, typer.Option(help="Only rollouts that earned at least so much.")] = None,
     best_per_task: Annotated[
         bool, typer.Option("--best-per-task", help="Of each task only the rollout that earned most.")

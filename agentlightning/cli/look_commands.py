@@ -32,7 +32,9 @@ def show(
     failed: Annotated[bool, typer.Option("--failed", help="Only rollouts that failed.")] = False,
     step: Annotated[int | None, typer.Option(help="Only those of this step.")] = None,
     task: Annotated[str | None, typer.Option(help="Only those with this text in their task or id.")] = None,
-    outcome: Annotated[Outcome | None, typer.Option(help="Only those that ended so.")] = None,
+    outcome: Annotated[
+        Outcome | None, typer.Option(metavar="<name>", help=f"Only those that ended so: {', '.join(Outcome)}.")
+    ] = None,
     reward_min: Annotated[float | None, typer.Option(help="Only those that earned at least so much.")] = None,
     reward_max: Annotated[float | None, typer.Option(help="Only those that earned at most so much.")] = None,
     group: Annotated[
