@@ -7,7 +7,7 @@ from typing import Any
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Start here": ("demo", "plan", "doctor", "run"),
-    "Train": ("train", "optimize", "eval"),
+    "Train": ("train", "agents", "optimize", "eval"),
     "Look": ("runs", "show", "watch", "why", "compare", "whatif", "report", "dashboard"),
     "Use the model": ("serve", "export"),
     "Operate": ("store", "runner", "gateway"),

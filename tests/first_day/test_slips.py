@@ -13,7 +13,7 @@ import agentlightning as agl
 from agentlightning.errors import RewardError
 from agentlightning.metrics import SilentConsole
 from agentlightning.runner.hints import hint_for, hint_if_unheard
-from agentlightning.types.reward import finite
+from agentlightning.types.reward import checked_reward
 
 NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
 
@@ -179,7 +179,7 @@ def test_a_folder_that_cannot_be(tmp_path: Path, run_dir: str) -> None:
 @pytest.mark.parametrize("reward", [np.array([1.0, 2.0]), np.array([1.0]), np.array(["a"])])
 def test_an_array_as_a_reward(reward: Any) -> None:
     with pytest.raises(RewardError, match=r"must be a number, not ndarray: .* take \.item\(\) or \.mean\(\)"):
-        finite(reward)
+        checked_reward(reward)
 
 
 class APIConnectionError(Exception):
