@@ -14,7 +14,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "The agent and its tasks": ("agent", "tasks", "val_tasks", "data", "remote", "repeats"),
-    "What is learned": ("algorithm", "model", "steps", "seed", "config", "settings", "print_config"),
+    "What is learned": ("algorithm", "model", "steps", "seed", "config", "trust", "settings", "print_config"),
     "Prompts": ("prompt", "system_prompt", "prompt_place", "tool_description", "demonstrations", "answer"),
     "The agent's model": ("endpoint", "endpoint_model", "api_key"),
     "The critic": ("critic_url", "critic_model", "critic_key"),
