@@ -8,7 +8,19 @@ from typing import Annotated
 
 import typer
 
-from agentlightning.cli.agent_commands import Agent, Concurrency, Json, Tasks
+from agentlightning.cli.agent_commands import (
+    Agent,
+    Concurrency,
+    Files,
+    Grader,
+    IsolationOption,
+    IsolationSetting,
+    Json,
+    RewardOption,
+    TaskAsOption,
+    Tasks,
+    program_options,
+)
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or the file of a store; the run may be going on.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Which run of a store that holds several; else the last.")]
@@ -186,6 +198,12 @@ def doctor(
     group_size: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 16,
     max_context: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 4096,
+    task_as: TaskAsOption = None,
+    reward: RewardOption = None,
+    grader: Grader = None,
+    files: Files = None,
+    isolation: IsolationOption = None,
+    isolation_option: IsolationSetting = None,
     concurrency: Concurrency = 16,
     as_json: Json = False,
 ) -> None:
@@ -213,7 +231,8 @@ def doctor(
         max_context=max_context,
         as_json=as_json,
     )
-    if examine_agent(find_agent(agent), load_tasks(tasks), options):
+    program = program_options(task_as, reward, grader, files, None, isolation, isolation_option)
+    if examine_agent(find_agent(agent, program), load_tasks(tasks), options):
         raise typer.Exit(1)
 
 
