@@ -186,12 +186,6 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """AdamW's memory of gradients …"""
     adam_beta2: float = 0.999
     """… and of their squares."""
-    critic_learning_rate: float = 1e-3
-    """Of the critic, where there is one (`PPO`)."""
-    critic_epochs: int = 20
-    """How often the critic goes through a step's states."""
-    critic_clip: float | None = None
-    """How far a prediction of the critic may move in a step; None: as far as it likes."""
     critic_warmup: int = 0
     """First steps in which only the critic learns."""
     tokens_per_batch: int = 16_384

@@ -236,9 +236,6 @@ class Updater:
             weight_decay=self._settings.weight_decay,
             max_grad_norm=self._settings.max_grad_norm,
             max_kl=self._settings.max_kl,
-            critic_learning_rate=self._settings.critic_learning_rate,
-            critic_epochs=self._settings.critic_epochs,
-            critic_clip=self._settings.critic_clip,
         )
 
     def _split(self, batch: Sequence[CreditedCall]) -> list[list[CreditedCall]]:

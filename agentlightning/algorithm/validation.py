@@ -25,18 +25,18 @@ from agentlightning.types import Outcome, RolloutConfig
 AT_LEAST: dict[str, float] = {
     **dict.fromkeys(("group_size", "tasks_per_step", "minibatches", "epochs", "steps", "update_epochs"), 1),
     **dict.fromkeys(("overlong_tokens", "max_calls", "max_tokens", "lora_rank", "max_context", "max_concurrency"), 1),
-    **dict.fromkeys(("tokens_per_batch", "save_every", "keep_checkpoints", "critic_epochs"), 1),
+    **dict.fromkeys(("tokens_per_batch", "save_every", "keep_checkpoints"), 1),
     **dict.fromkeys(("val_repeats", "reference_every", "ranks", "tensor_parallel", "replay_size"), 1),
     **dict.fromkeys(("baseline_decay", "replay", "replay_priority", "adam_beta1", "adam_beta2"), 0),
     **dict.fromkeys(("dynamic_sampling", "max_staleness", "check_packing_every", "overlong_margin", "seed"), 0),
     **dict.fromkeys(("gradient_noise_every", "flat_steps", "critic_warmup", "warmup_steps", "val_every"), 0),
-    **dict.fromkeys(("learning_rate", "critic_learning_rate", "weight_decay", "max_grad_norm"), 0),
+    **dict.fromkeys(("learning_rate", "weight_decay", "max_grad_norm"), 0),
     **dict.fromkeys(("top_k", "min_p", "val_temperature"), 0),
     **dict.fromkeys(("clip_low", "clip_high", "kl_coef", "correction_floor", "gamma", "lam"), 0),
 }
 ABOVE_ZERO = (
     "top_p",
-    *("critic_clip", "max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
+    *("max_kl", "temperature", "correction_cap", "correction_veto", "kl_target"),
     *("max_logprob_gap", "dpo_beta", "quorum", "stall_seconds", "reference_share"),
 )
 AT_MOST: dict[str, float] = {
@@ -69,8 +69,7 @@ _CORRECTED: tuple[Asks, str] = (lambda s: s.correction_kind is not None, "a corr
 USED_WITH: dict[str, tuple[Asks, str]] = {
     "gamma": (lambda s: s.credit_mode.turns, f"credit={_known(CREDIT_MODES, lambda m: m.turns)}"),
     "lam": _CRITIC,
-    **dict.fromkeys(("critic_epochs", "critic_clip", "critic_warmup"), _CRITIC),
-    "critic_learning_rate": _CRITIC,
+    "critic_warmup": _CRITIC,
     "advantage": (lambda s: s.credit_mode.compares, f"credit={_known(CREDIT_MODES, lambda m: m.compares)}"),
     "teacher": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),
     "teacher_url": (lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it"),

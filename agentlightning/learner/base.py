@@ -106,11 +106,6 @@ class OptimParams(msgspec.Struct, frozen=True, kw_only=True):
     """0 turns clipping off."""
     max_kl: float | None = None
     """How far the step may move the policy: the mean KL(new ‖ old) per token, in nats. A longer one is halved."""
-    critic_learning_rate: float = 1e-3
-    critic_epochs: int = 1
-    """How often the critic goes through the states of the step."""
-    critic_clip: float | None = None
-    """How far its predictions may move in the step."""
 
 
 class PassResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,98 +1,130 @@
-"""The critic: a small value head on the policy's hidden states, with an optimiser of its own.
+"""The critic: what a policy's hidden states say of the return, by ridge regression on whitened states.
 
-It reads the hidden states without sending gradients into the policy, so one model in memory serves both. It learns in
-its own time: a step's states are kept, and gone through several times when the policy makes its step, which costs no
-pass of the model.
+It reads the hidden states without sending gradients into the policy, so one model in memory serves both. States of
+different rollouts differ by little of their size, and in few directions. So they are whitened by their running mean and
+covariance, with shrinkage, and the regression is solved in closed form when the policy makes its step: there is no rate
+to choose, and nothing to go through several times. What is kept of the past are moments, and they fade as the policy
+moves on.
 
 Shape letters: E states, H hidden size.
 """
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-MOST_STATES = 1 << 15
-"""How many states of one step are kept; of more, some by chance."""
-MINIBATCH = 256
+FADING = 0.9
+"""What a step leaves of the weight of those before it."""
+SHRINKAGE = 0.01
+"""Of the mean variance, added to the variance of each direction before states are divided by it."""
+RIDGE, RIDGE_OF_FEW = 0.03, 0.5
+"""The ridge on whitened states: the first, and the second over the number of steps that are remembered. One step has
+many tokens, and few rollouts."""
+
+
+@dataclass(slots=True)
+class _Moments:
+    """Of states and their returns, all centred."""
+
+    weight: float
+    mean_H: Tensor
+    scatter_HH: Tensor
+    """Σ (h − mean)(h − mean)ᵀ."""
+    cross_H: Tensor
+    """Σ (h − mean)(return − mean return)."""
+    mean_return: float
+
+    def joined(self, other: _Moments) -> _Moments:
+        """Of both together (Chan, Golub & LeVeque, 1979)."""
+        weight = self.weight + other.weight
+        share = self.weight * other.weight / weight
+        apart_H, apart = other.mean_H - self.mean_H, other.mean_return - self.mean_return
+        return _Moments(
+            weight,
+            self.mean_H + apart_H * (other.weight / weight),
+            self.scatter_HH + other.scatter_HH + torch.outer(apart_H, apart_H) * share,
+            self.cross_H + other.cross_H + apart_H * (apart * share),
+            self.mean_return + apart * other.weight / weight,
+        )
+
+    def faded(self, share: float) -> _Moments:
+        return _Moments(
+            self.weight * share, self.mean_H, self.scatter_HH * share, self.cross_H * share, self.mean_return
+        )
 
 
 class Critic:
-    """Predicts the return from each state. Its first prediction is 0 everywhere."""
+    """Predicts the return from each state. Before its first step it predicts 0 everywhere."""
 
     def __init__(self, hidden_size: int, device: torch.device) -> None:
-        generator_state = torch.random.get_rng_state()
-        torch.manual_seed(0)
-        self._net = nn.Sequential(
-            nn.LayerNorm(hidden_size), nn.Linear(hidden_size, hidden_size), nn.GELU(), nn.Linear(hidden_size, 1)
-        )
-        torch.random.set_rng_state(generator_state)
-        nn.init.zeros_(self._net[-1].weight)  # pyright: ignore[reportArgumentType]
-        nn.init.zeros_(self._net[-1].bias)  # pyright: ignore[reportArgumentType]
-        self._net.to(device)
-        self._optimizer = torch.optim.AdamW(self._net.parameters(), lr=0.0, weight_decay=0.0)
-        self._states: list[tuple[Tensor, Tensor]] = []
-        self._steps = 0
+        self._device = torch.device("cpu") if device.type == "mps" else device  # float64 is needed
+        self._known: _Moments | None = None
+        self._new: _Moments | None = None
+        self._error = 0.0
+        """Sum of the squared errors of what is predicted now, of the new states."""
+        self._remembered = 0.0
+        """Steps, each with its faded weight."""
+        self._slope_H = torch.zeros(hidden_size, dtype=torch.float64, device=self._device)
+        self._offset = 0.0
 
     def values(self, hidden_EH: Tensor) -> Tensor:
         """Expected return, shape [E]."""
-        return self._net(hidden_EH.float())[:, 0]
+        return (hidden_EH.to(self._device, torch.float64) @ self._slope_H + self._offset).float()
 
     def keep(self, hidden_EH: Tensor, returns_E: Tensor) -> None:
         """Take states to learn from at the next step; those whose return is NaN are never asked for and left out."""
         asked_E = returns_E.isfinite()
-        hidden_EH, returns_E = hidden_EH.detach()[asked_E], returns_E[asked_E]
-        room = max(MOST_STATES - sum(len(r) for _, r in self._states), 0)
-        if len(returns_E) > room:
-            chosen_E = torch.randperm(len(returns_E), generator=self._chance())[:room].to(returns_E.device)
-            hidden_EH, returns_E = hidden_EH[chosen_E], returns_E[chosen_E]
-        self._states.append((hidden_EH, returns_E))
+        if not asked_E.any():
+            return
+        hidden_EH = hidden_EH.detach()[asked_E].to(self._device, torch.float64)
+        returns_E = returns_E[asked_E].to(self._device, torch.float64)
+        self._error += float((self.values(hidden_EH) - returns_E).square().sum())
+        mean_H, mean_return = hidden_EH.mean(0), float(returns_E.mean())
+        centred_EH, apart_E = hidden_EH - mean_H, returns_E - mean_return
+        found = _Moments(len(returns_E), mean_H, centred_EH.T @ centred_EH, centred_EH.T @ apart_E, mean_return)
+        self._new = found if self._new is None else self._new.joined(found)
 
-    def step(self, learning_rate: float, epochs: int = 1, clip: float | None = None) -> dict[str, float]:
-        """Go through the states so many times in minibatches, minimise the squared error, and forget them.
+    def step(self) -> dict[str, float]:
+        """Learn the states that were kept: `critic_loss`, the mean squared error of what was predicted before."""
+        if self._new is None:
+            return {}
+        loss = self._error / self._new.weight
+        self._known = self._new if self._known is None else self._known.faded(FADING).joined(self._new)
+        self._remembered = self._remembered * FADING + 1
+        self._new, self._error = None, 0.0
+        self._solve(self._known)
+        return {"critic_loss": loss}
 
-        `clip` bounds how far a prediction may move in a step, as PPO's reference implementation does: the error is the
-        larger one of max((V − R)², (V_old + clamp(V − V_old, ±clip) − R)²).
+    def _solve(self, known: _Moments) -> None:
+        """Minimise Σ (return − w·z)² + n ridge |w|² for whitened states z = (C + s I)^-½ (h − mean).
+
+        s is the shrinkage times the mean variance tr C / H. In the states themselves it is the solution of
+        (C + ridge (C + s I)) slope = cross / n.
         """
-        if not self._states:
-            return {}
-        hidden_EH, returns_E = (torch.cat(parts) for parts in zip(*self._states, strict=True))
-        self._states.clear()
-        if not len(returns_E):
-            return {}
-        with torch.no_grad():
-            old_E = self.values(hidden_EH)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        chance = self._chance()
-        for _ in range(epochs):
-            for some in torch.randperm(len(returns_E), generator=chance).to(returns_E.device).split(MINIBATCH):
-                value_error(self.values(hidden_EH[some]), old_E[some], returns_E[some], clip).backward()
-                nn.utils.clip_grad_norm_(self._net.parameters(), 1.0)
-                self._optimizer.step()
-                self._optimizer.zero_grad(set_to_none=True)
-        self._steps += 1
-        return {"critic_loss": (old_E - returns_E).square().mean().item()}
+        covariance_HH = known.scatter_HH / known.weight
+        ridge = RIDGE + RIDGE_OF_FEW / self._remembered
+        floor = float(covariance_HH.diagonal().mean()) * SHRINKAGE
+        if floor <= 0:
+            self._slope_H = torch.zeros_like(self._slope_H)
+        else:
+            identity_HH = torch.eye(len(covariance_HH), dtype=torch.float64, device=self._device)
+            system_HH = (1 + ridge) * covariance_HH + ridge * floor * identity_HH
+            self._slope_H = torch.linalg.solve(system_HH, known.cross_H / known.weight)
+        self._offset = known.mean_return - float(known.mean_H @ self._slope_H)
 
     def state(self) -> dict[str, Any]:
-        return {"net": self._net.state_dict(), "optimizer": self._optimizer.state_dict(), "steps": self._steps}
+        return {"known": None if self._known is None else asdict(self._known), "remembered": self._remembered}
 
     def load(self, state: dict[str, Any]) -> None:
-        self._net.load_state_dict(state["net"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._steps = state.get("steps", 0)
-
-    def _chance(self) -> torch.Generator:
-        """A resumed run draws what the other would have drawn."""
-        return torch.Generator().manual_seed(self._steps)
-
-
-def value_error(values_E: Tensor, old_E: Tensor, returns_E: Tensor, clip: float | None) -> Tensor:
-    """Mean squared error of values, with PPO's value clip if there is one."""
-    error_E = (values_E - returns_E).square()
-    if clip is not None:
-        bounded_E = old_E + (values_E - old_E).clamp(-clip, clip)
-        error_E = torch.maximum(error_E, (bounded_E - returns_E).square())
-    return error_E.mean()
+        """Go on from what `state` gave. What older versions kept is of another critic, and left out."""
+        if state.get("known") is None:
+            return
+        moved: dict[str, Any] = {
+            k: v.to(self._device) if isinstance(v, Tensor) else v for k, v in state["known"].items()
+        }
+        self._known, self._remembered = _Moments(**moved), state["remembered"]
+        self._solve(self._known)

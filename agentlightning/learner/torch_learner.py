@@ -180,7 +180,7 @@ class TorchLearner:
             )
         metrics = {**noise, **self._step(params)}
         if self._critic is not None:
-            metrics |= self._critic.step(params.critic_learning_rate, params.critic_epochs, params.critic_clip)
+            metrics |= self._critic.step()
         self.policy.version += 1
         return StepResult(grad_norm=norm, version=self.policy.version, metrics=metrics)
 
