@@ -39,6 +39,8 @@ class ModelShape:
     vocabulary: int = 0
     active: int = 0
     """Parameters that one token is multiplied with, where experts are chosen; 0: all of them."""
+    delta_nets: bool = False
+    """Some layers are gated delta nets, which amplify rounding more than attention does."""
     looked_up: int = 0
     """Input embeddings, where the output layer has its own: no token is multiplied with them."""
 
@@ -124,6 +126,7 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
         inner=inner * chosen,
         vocabulary=config["vocab_size"],
         active=layers * (attention + 3 * hidden * inner * chosen) + config["vocab_size"] * hidden,
+        delta_nets="linear_key_head_dim" in config,
         looked_up=embeddings - config["vocab_size"] * hidden,
     )
 
