@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from agentlightning.algorithm.preflight import GO_BACK, TREND_LEVEL, WATCHED_STEPS
 from agentlightning.algorithm.trend import (
@@ -21,6 +23,9 @@ from agentlightning.algorithm.trend import (
 )
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, warning
+from agentlightning.errors import ModelError
+from agentlightning.models import shipped_models
+from agentlightning.models.shape import read_shape
 
 RECENT = 8
 """Steps that are the recent ones."""
@@ -31,13 +36,27 @@ NOISY = 0.1
 """A gradient whose signal is this much of its noise, or less, is mostly noise."""
 MEASURED = 4
 """Measurements of the noise that are needed: one alone is as noisy."""
+FAR_OFF = 10
+"""A learning rate is far off at so many times the usual one, or so little of it."""
 KL_LARGE = 0.1
 """Nats per token between the weights that sampled and those that learned."""
 
 
 def step_findings(evidence: Evidence) -> Iterator[Finding]:
     """All of them."""
-    for check in (_not_finite, _rate, _no_updates, _trend, _validation, _clipping, _entropy, _moved, _weights, _gap):
+    for check in (
+        _not_finite,
+        _rate,
+        _far_off,
+        _no_updates,
+        _trend,
+        _validation,
+        _clipping,
+        _entropy,
+        _moved,
+        _weights,
+        _gap,
+    ):
         yield from check(evidence)
     yield from _gradient(evidence)
     yield from _noise(evidence)
@@ -73,6 +92,35 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
             "The learning rate is 0, so nothing is learned.",
             "Leave learning_rate out to take the default for the model's size.",
         )
+
+
+def _far_off(evidence: Evidence) -> Iterator[Finding]:
+    """A rate that is far from what models of this size and kind learn with, where the reward does not rise."""
+    rate, usual = evidence.settings.get("learning_rate"), _usual_rate(evidence.settings)
+    rewards = evidence.series("reward")
+    if not rate or usual is None or len(rewards) < 2 * FEW or evidence.solved or has_risen(rewards):
+        return
+    if not usual / FAR_OFF <= rate <= usual * FAR_OFF:
+        times = f"{usual / rate:.0f} times below" if rate < usual else f"{rate / usual:.0f} times above"
+        yield warning(
+            "rate_far_off",
+            f"The learning rate {rate:g} is {times} what suits a model of this size, and the reward has not risen.",
+            f"Leave learning_rate out, or set {usual:g}.",
+            learning_rate=rate,
+            usual=usual,
+        )
+
+
+def _usual_rate(settings: Mapping[str, Any]) -> float | None:
+    """The default for the run's model, where that is on this machine."""
+    model = settings.get("model")
+    if not isinstance(model, str) or not (model in shipped_models() or Path(model).is_dir()):
+        return None
+    try:
+        shape = read_shape(model)
+    except ModelError:
+        return None
+    return shape and shape.learning_rate(adapter=settings.get("lora_rank") is not None)
 
 
 def _no_updates(evidence: Evidence) -> Iterator[Finding]:

@@ -33,6 +33,7 @@ _SHADOWS = {
     "constant_reward": {*_NO_DIFFERENCE, "same_answers"},
     "learning_rate_zero": {"not_rising", "no_gradient"},
     "gradient_noise": {"not_rising"},
+    "rate_far_off": {"not_rising", "gradient_noise"},
     "never_called": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "calls_not_captured": {"no_reward", "rollouts_fail", "not_rising", "constant_reward"},
     "too_hard": {"no_updates", "not_rising"},

@@ -212,6 +212,11 @@ SICK: dict[str, tuple[str, str, Recording]] = {
         "Leave learning_rate out",
         replace(WELL, steps=steps(learning_rate=0.0)),
     ),
+    "rate far too low": (
+        "rate_far_off",
+        "Leave learning_rate out",
+        replace(WELL, steps=FLAT, settings={"model": "calc", "learning_rate": 1e-6}),
+    ),
     "nothing learned": ("no_updates", "group_size", replace(WELL, steps=steps(updates=0))),
     "NaN loss": (
         "not_finite",
