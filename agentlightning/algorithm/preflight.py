@@ -11,7 +11,14 @@ from typing import Any
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
-from agentlightning.algorithm.trend import FALSE_ALARMS, chance_of_no_rise, fall_of, noise_of, visible_rise
+from agentlightning.algorithm.trend import (
+    FALSE_ALARMS,
+    MISSED_RISES,
+    chance_of_no_rise,
+    fall_of,
+    noise_of,
+    visible_rise,
+)
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
@@ -167,7 +174,8 @@ class Preflight:
         early, late = statistics.mean(self._rewards[:third]), statistics.mean(self._rewards[-third:])
         self._tell(
             f"The reward has not risen in {steps} steps: it was {early:.3g} in the first third of them and {late:.3g} "
-            f"in the last, and varies by ±{noise_of(self._rewards):.2g} from step to step. {_likely_cause(metrics)}",
+            f"in the last, and varies by ±{noise_of(self._rewards):.2g} from step to step. {MISSED_RISES} "
+            f"{_likely_cause(metrics)}",
             key="stands still",
             verdict=True,
         )

@@ -32,6 +32,10 @@ FALSE_ALARMS = (
     f"(This is said of at most {LOOKED_RATE * 100:.0f} % of runs in which it is not so, however often one looks.)"
 )
 """What a verdict at that rate says of itself."""
+MISSED_RISES = (
+    f"(This is said of at most {LOOKED_RATE * 100:.0f} % of runs that rise by 0.4, at one look after 60 steps.)"
+)
+"""What the verdict that a reward has not risen says of itself."""
 _RISE_BOUNDARY, _FALL_BOUNDARY, _PER_LOG_STEP = 3.0, 3.2, 0.4
 """In standard deviations: what is asked at eight steps, and by how much more with each e-fold of their number."""
 _LARGE_FALL = 0.2

@@ -14,6 +14,7 @@ from typing import Any
 from agentlightning.algorithm.preflight import GO_BACK, TREND_LEVEL, WATCHED_STEPS
 from agentlightning.algorithm.trend import (
     FALSE_ALARMS,
+    MISSED_RISES,
     Validated,
     chance_of_no_rise,
     fall_of,
@@ -160,7 +161,7 @@ def _trend(evidence: Evidence) -> Iterator[Finding]:
         yield warning(
             "not_rising",
             f"The reward has not risen in {len(rewards)} steps: {first:.3g} in their first third, {last:.3g} in the "
-            f"last, ±{noise:.2g} from step to step.",
+            f"last, ±{noise:.2g} from step to step. {MISSED_RISES}",
             "Read a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try three "
             "times the learning_rate, or more rollouts per step.",
             first_third=first,
