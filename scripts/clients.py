@@ -3,7 +3,8 @@
     python scripts/clients.py [--folder .clients] [--only NAME] [--report FOLDER] [--table docs/clients.md] [--slow]
         [--tests EXPRESSION]
 
-Frameworks disagree about versions of `openai` and `mcp`, hence seven environments, and one for Node.
+Frameworks disagree about versions of `openai` and `mcp`, hence seven environments, one for Node, and one of the
+providers' newest clients.
 `make test-clients` calls this; TORCH_INDEX_URL and PIP_ARGS mean what they mean in the Makefile.
 """
 
@@ -78,10 +79,13 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "agent-framework-openai==1.17.0",
         "agent-framework-lab[tau2]==1.0.0b261022",
     ],
+    "newest": ["openai", "anthropic", "google-genai"],
 }
+"""By version, but for the last one: what providers add to their requests shall show here first, not at a user's."""
 
 
 AGENTS = {
+    "newest": "client_types or gemini_types",
     "agentscope1": "werewolf",
     "litellm": "litellm or adk or genai or gemini_types",
     "crewai": "crewai",
@@ -98,7 +102,8 @@ def build(name: str, folder: Path) -> Path:
     """The python of the environment, which is made if its list of packages has changed."""
     home = folder / name
     stamp = home / "packages.txt"
-    wanted = "\n".join([*ENVIRONMENTS[name], *TESTS])
+    week = [time.strftime("# week %G-%V")] if name == "newest" else []
+    wanted = "\n".join([*ENVIRONMENTS[name], *TESTS, *week])
     python = home / "bin" / "python"
     if stamp.is_file() and stamp.read_text() == wanted:
         return python

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, NotRequired, Required, Union, get_args, get_origin, get_type_hints
+
+from typing_extensions import is_typeddict
 
 from agentlightning.gateway.dialects import DIALECTS, Dialect
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
@@ -21,11 +25,55 @@ BEGIN, END = "<!-- fields: python scripts/fields.py -->\n", "<!-- /fields -->"
 
 
 def unlisted(dialect: Dialect) -> list[str]:
-    """Fields that the provider's client can send and that stand in no table of this gateway's."""
+    """What the provider's client can send and no table of this gateway's has: fields, and kinds of objects, at any
+    depth that has a table.
+    """
     if dialect.client_params is None:  # its client is walked where it is installed, in tests/clients
         return []
     module, _, name = dialect.client_params.partition(":")
-    return sorted(set(get_type_hints(getattr(import_module(module), name))) - names(dialect.fields))
+    tables: dict[str, list[Fields | Kinds]] = {"": [dialect.fields]}
+    for place, table in dialect.nested.items():
+        tables.setdefault(place.partition(" ")[0], []).append(table)
+    found = set[str]()
+    for place, kind, fields in typed_objects(getattr(import_module(module), name)):
+        missing = [_missing(table, kind, fields) for table in tables.get(place, ())]
+        if missing:  # of two tables for one place, each is for some of its objects
+            found |= {f"{place}:{kind} {field}" for field in min(missing, key=len)}
+    return sorted(found)
+
+
+def _missing(table: Fields | Kinds, kind: str | None, fields: set[str]) -> set[str]:
+    if isinstance(table, Fields):
+        return fields - names(table)
+    kind = table.default if kind is None else kind
+    known = table.known.get(kind) if kind is not None else None
+    if known is not None:
+        return fields - names(known)
+    return set() if kind in table.harmless or table.why(kind) is not None else {f"(kind {kind})"}
+
+
+def typed_objects(hint: Any, place: str = "") -> Iterator[tuple[str, str | None, set[str]]]:
+    """The objects that a type is made of: where each stands, its kind (what its `type` or `role` says), its fields."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Required, NotRequired, Annotated):
+        yield from typed_objects(inner[0], place)
+    elif origin in (Union, UnionType):
+        for one in inner:
+            yield from typed_objects(one, place)
+    elif is_typeddict(hint):
+        fields = get_type_hints(hint)
+        tells = fields.get("type", fields.get("role"))
+        for kind in get_args(tells) if get_origin(tells) is Literal else (None,):
+            yield place, kind, set(fields)
+        for name, field in fields.items():
+            if place.count(".") < _DEEPEST:
+                yield from typed_objects(field, f"{place}.{name}" if place else name)
+    elif origin not in (None, Literal, dict):
+        for one in inner:
+            yield from typed_objects(one, f"{place}[]")
+
+
+_DEEPEST = 4
 
 
 def names(fields: Fields) -> set[str]:

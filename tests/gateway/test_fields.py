@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import runpy
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from agentlightning.gateway.dialects import DIALECTS
+from agentlightning.gateway.dialects.base import Fields, Kinds
+from agentlightning.gateway.dialects.chat import ChatDialect
 from agentlightning.gateway.dialects.fields import check_strict
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.serving.http import left_out_header
@@ -40,6 +42,20 @@ def test_the_docs_table_is_current() -> None:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_every_field_of_the_providers_client_is_in_the_table(name: str) -> None:
     assert SCRIPT["unlisted"](BY_NAME[name]) == []
+
+
+def test_what_no_table_has_is_found_at_any_depth() -> None:
+    class Bare(ChatDialect):
+        nested: ClassVar[dict[str, Fields | Kinds]] = {
+            **ChatDialect.nested,
+            "messages[]": Kinds(known={}, by="role"),
+            "tools[].function": Fields(()),
+        }
+
+    found = SCRIPT["unlisted"](Bare())
+    assert "messages[]:user (kind user)" in found
+    assert "tools[].function:None name" in found
+    assert len({place.partition(":")[0] for place in found}) == 2
 
 
 @pytest.mark.parametrize("name", BY_NAME)

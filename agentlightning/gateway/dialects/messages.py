@@ -78,7 +78,7 @@ class MessagesDialect(Dialect):
     id_prefix = "msg_"
     fields = FIELDS
     nested = NESTED
-    client_params = "anthropic.types.message_create_params:MessageCreateParamsNonStreaming"
+    client_params = "anthropic.types.beta.message_create_params:MessageCreateParamsNonStreaming"
     conversation_fields = ("messages", "system", "tools")
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:

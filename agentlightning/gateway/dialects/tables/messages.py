@@ -60,14 +60,15 @@ _RESULTS = (
     "tool_search_tool_result",
 )
 TEXT = Fields(honoured=("type", "text"), harmless=(*_MARKS, "citations"))
-_NO_TEXT: dict[str, str] = dict.fromkeys(("image", "document", "search_result", "container_upload"), MEDIA)
+_MEDIA = ("image", "document", "search_result", "container_upload", "browser_state", "web_search_result")
+_NO_TEXT: dict[str, str] = dict.fromkeys(_MEDIA, MEDIA)
 PARTS = Kinds(
     known={"text": TEXT},
     unavailable=_NO_TEXT,
     harmless=("tool_reference", "mid_conv_system", "tool_addition", "tool_removal", "mcp_tool_listing", "fallback"),
     default="text",
 )
-RESULT = Fields(honoured=("type", "tool_use_id", "content"), harmless=(*_MARKS, "is_error", "toolset"))
+RESULT = Fields(honoured=("type", "tool_use_id", "content"), harmless=(*_MARKS, "is_error", "toolset", "toolset_name"))
 ASKED = Kinds(
     known={"text": TEXT, "tool_result": RESULT},
     unavailable=_NO_TEXT,
@@ -78,7 +79,9 @@ SAID = Kinds(
     known={
         "text": TEXT,
         "thinking": Fields(honoured=("type", "thinking"), harmless=("signature",)),
-        "tool_use": Fields(honoured=("type", "id", "name", "input"), harmless=(*_MARKS, "caller", "toolset")),
+        "tool_use": Fields(
+            honoured=("type", "id", "name", "input"), harmless=(*_MARKS, "caller", "toolset", "toolset_name")
+        ),
     },
     unavailable=dict.fromkeys(("image", "document"), MEDIA),
     harmless=("redacted_thinking", "compaction", *_RESULTS, *PARTS.harmless),

@@ -32,6 +32,7 @@ FIELDS = Fields(
         "prompt_cache_retention",
         "prompt_cache_options",
         "client_metadata",
+        "background_options",
         "reasoning",
         "stream_options",
         "moderation",
