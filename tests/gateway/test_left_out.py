@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.dialects import DIALECTS
+from agentlightning.gateway.serving.reading import as_served
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.store import InMemoryLightningStore
@@ -208,3 +209,11 @@ async def test_a_few_words_stand_where_an_image_was(site: Site, name: str) -> No
     assert "image" in str(header)
     (call,) = await site.close()
     assert "left out: it is no text" in site.engine.rendering.decode(call.prompt_ids)
+
+
+@pytest.mark.parametrize(("family", "can"), [("qwen3", True), ("llama3", False)])
+def test_one_call_at_a_time_is_left_out_where_the_chat_format_cannot_have_it(family: str, can: bool) -> None:
+    request = BY_NAME["chat"].parse({"model": "m", **PLAIN["chat"], "parallel_tool_calls": False}, {})
+    served = as_served(request, rendering_of(family))
+    assert served.parallel_tool_calls is not can
+    assert [one.field for one in served.left_out] == ([] if can else ["parallel_tool_calls"])

@@ -303,12 +303,8 @@ class Planner:
         used = settle(request.asked, self._overrides, live.mode, live.rollout_id, arrival.number)
         if request.tools and not request.parallel_tool_calls and request.tool_choice.mode != "required":
             markers = self._rendering.markers
-            if markers is None or markers.tool_close is None:
-                raise Refusal(
-                    f"parallel_tool_calls=false is not supported with the renderer '{self._rendering.name}'.",
-                    code="unsupported_value",
-                    param="parallel_tool_calls",
-                )
+            assert markers is not None, "a request that asks for this has been read without it (`as_served`)"
+            assert markers.tool_close is not None
             used["stop_token_ids"] = (*used.get("stop_token_ids", ()), markers.tool_close)
         return used
 

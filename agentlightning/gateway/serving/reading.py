@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Route
 from agentlightning.gateway.dialects.fields import check_strict, required
@@ -20,6 +22,12 @@ from agentlightning.gateway.routing.upstream import Upstream
 from agentlightning.gateway.serving.answering import Target, while_connected
 from agentlightning.gateway.serving.http import Receive
 from agentlightning.gateway.stable_prefix import parse_stable
+from agentlightning.rendering import Rendering
+from agentlightning.types.left_out import LeftOut
+
+_MOST_RECALLED = 8
+"""Answers of one request; each time it is read anew."""
+_GONE = ("previous_response_not_found", "item_not_found")
 
 
 class Router(Protocol):
@@ -54,6 +62,17 @@ class Incoming:
     """What is asked, once it is known."""
 
 
+def as_served(request: CallRequest, rendering: Rendering) -> CallRequest:
+    """The request without what its model's chat format cannot do and an answer can do without."""
+    if request.parallel_tool_calls or not request.tools or request.tool_choice.mode == "required":
+        return request
+    if rendering.markers is not None and rendering.markers.tool_close is not None:
+        return request
+    why = f"with the renderer '{rendering.name}' nothing ends an answer after its first call"
+    left_out = (*request.left_out, LeftOut("parallel_tool_calls", why, "unavailable"))
+    return msgspec.structs.replace(request, parallel_tool_calls=True, left_out=left_out)
+
+
 class Reader:
     """Reads requests."""
 
@@ -67,14 +86,26 @@ class Reader:
         """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
         is, if another provider is asked. Sets `incoming.model`. Raises `Refusal`.
         """
-        try:
-            return await self._read(incoming, receive)
-        except Refusal as refusal:
-            answered = incoming.live.answered
-            left = answered.take_missed() if isinstance(answered, Answered) else None
-            if refusal.code != "previous_response_not_found" or left is None or incoming.live.recall is None:
-                raise
-        await incoming.live.recall(f"{left}:0")
+        found = await self._recalled(incoming, receive)
+        if not isinstance(found, CallRequest):
+            return found
+        target = self._router.target(incoming.model)
+        request = found if isinstance(target, Upstream) else as_served(found, target.rendering)
+        if self._strict:
+            check_strict(request.left_out)
+        return request
+
+    async def _recalled(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
+        """What a request asks; earlier answers that it goes on from are brought back to memory, if they have left."""
+        for _ in range(_MOST_RECALLED):
+            try:
+                return await self._read(incoming, receive)
+            except Refusal as refusal:
+                answered = incoming.live.answered
+                left = answered.take_missed() if isinstance(answered, Answered) else None
+                if refusal.code not in _GONE or left is None or incoming.live.recall is None:
+                    raise
+            await incoming.live.recall(f"{left}:0")
         return await self._read(incoming, receive)
 
     async def _read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
@@ -99,8 +130,6 @@ class Reader:
         asked = incoming.route.dialect, given, live.answered
         request = await in_background(parse_stable, *asked) if large else parse_stable(*asked)
         self._limits.check_stops(request.asked.get("stop", ()))
-        if self._strict:
-            check_strict(request.left_out)
         return request
 
     async def _read_elsewhere(
