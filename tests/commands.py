@@ -203,6 +203,9 @@ ELSEWHERE = {
         "--model gpt-5-mini --critic gpt-5": "asks a provider; tests/examples/test_room_booking.py has one of its own",
     },
     "examples/sentiment/README.md": {"python -m examples.sentiment.smollm2": _SMOLLM2},
+    "from-0.3.md": {
+        "pip install . && pip install agent-framework-lab agent-framework-core": _MAKES_AN_ENVIRONMENT,
+    },
     "examples/sql/README.md": {
         "agl train --agent examples/sql/sql_agent.py:sql_agent --tasks my.jsonl "
         "--config examples/sql/config.gpu.yaml --backend vllm": _GPU,

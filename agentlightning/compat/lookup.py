@@ -17,6 +17,10 @@ class NotKept(ConfigError, ImportError):
     """An old name that leads nowhere; the message says why, and what to do instead."""
 
 
+class NoSuchName(ConfigError, AttributeError):
+    """The same where it is asked for and not imported, so that `hasattr` says that it is not there."""
+
+
 def resolve(module: str, name: str) -> Any:
     """What an old name of a module means today.
 
@@ -25,9 +29,16 @@ def resolve(module: str, name: str) -> Any:
     old = BY_NAME.get(f"{module}:{name}")
     if old is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'{_meant(module, name)}")
+    if old.to is None and hasattr(sys.modules.get(module), "__path__"):
+        raise NoSuchName(why_not(old))  # an import looks for a module of this name next, and hears of it there
     value = follow(old)
     use(old)
     return value
+
+
+def why_not(old: Old) -> str:
+    """What is said of a name that is not kept."""
+    return f"{old.name.replace(':', '.')}: {old.note}"
 
 
 def _meant(module: str, name: str) -> str:
@@ -41,6 +52,6 @@ def _meant(module: str, name: str) -> str:
 def follow(old: Old) -> Any:
     """The object that a line of the table leads to."""
     if old.to is None:
-        raise NotKept(f"{old.name.replace(':', '.')}: {old.note}")
+        raise NotKept(why_not(old))
     module, _, path = old.to.partition(":")
     return functools.reduce(getattr, filter(None, path.split(".")), import_module(module))

@@ -50,3 +50,11 @@ def as_client(self: LightningStoreServer) -> tuple[Callable[..., LightningStoreC
 def retry_delays(arguments: dict[str, Any], value: Sequence[float]) -> None:
     """`retry_delays=(1, 2, 5)` tried again for eight seconds in all."""
     arguments.setdefault("retry_seconds", float(sum(value)))
+
+
+def _address(self: LightningStoreClient) -> str:
+    """Where the server is."""
+    return self._given[0]  # pyright: ignore[reportPrivateUsage]
+
+
+server_address = property(_address)

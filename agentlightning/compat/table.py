@@ -18,7 +18,12 @@ from __future__ import annotations
 from agentlightning.compat.older_arguments import ARGUMENTS
 from agentlightning.compat.row import Old
 
-_FIRST = "The protocol of version 0.1 (AgentLightningClient, AgentLightningServer) is not kept: use Trainer.fit."
+_FIRST = (
+    "The protocol of 0.1 is not kept. A loop of one's own writes, on `store = InMemoryLightningStore()`, served by "
+    "`LightningStoreServer(store)`: update_resources → store.add_resources(resources); queue_task → "
+    "store.enqueue_rollout(task, mode); poll_completed_rollout → store.wait_for_rollouts(rollout_ids=[id], timeout=…), "
+    "then store.query_spans(id). Agents elsewhere: agl runner --server URL. With Trainer.fit none of it is needed."
+)
 _NO_MONGO = (
     "MongoDB is not supported, because nothing that cannot be tested is shipped. A store that several machines share "
     "is PostgresLightningStore('postgresql://…') (extra `postgres`)."
@@ -62,7 +67,7 @@ MODULES = (
     Old("agentlightning.server", None, _FIRST),
     Old("agentlightning.store.client_server", "agentlightning.store"),
     Old("agentlightning.store.collection", None, _NO_COLLECTIONS),
-    Old("agentlightning.store.collection_based", None, _NO_COLLECTIONS),
+    Old("agentlightning.store.collection_based", "agentlightning.compat.stores"),
     Old("agentlightning.store.memory", "agentlightning.store"),
     Old("agentlightning.store.mongo", None, _NO_MONGO),
     Old("agentlightning.store.threading", "agentlightning.compat.stores"),
@@ -112,11 +117,11 @@ NAMES = (
     Old("agentlightning:AgentLightningServer", None, _FIRST),
     Old("agentlightning:DevTaskLoader", None, _FIRST),
     Old("agentlightning.runner:LegacyAgentRunner", None, _FIRST),
-    Old("agentlightning.types:Task", None, _FIRST),
-    Old("agentlightning.types:TaskIfAny", None, _FIRST),
-    Old("agentlightning.types:RolloutLegacy", None, _FIRST),
-    Old("agentlightning.types:RolloutRawResultLegacy", None, _FIRST),
-    Old("agentlightning.types:GenericResponse", None, _FIRST),
+    Old("agentlightning.types:Task", "agentlightning.compat.types:Task"),
+    Old("agentlightning.types:TaskIfAny", "agentlightning.compat.types:TaskIfAny"),
+    Old("agentlightning.types:RolloutLegacy", "agentlightning.compat.types:RolloutLegacy"),
+    Old("agentlightning.types:RolloutRawResultLegacy", "agentlightning.compat.types:RolloutRawResultLegacy"),
+    Old("agentlightning.types:GenericResponse", "agentlightning.compat.types:GenericResponse"),
     # ---- emitters and readers of what they emit ----
     Old(
         "agentlightning.emitter:reward",
@@ -182,7 +187,16 @@ NAMES = (
     Old("agentlightning.store.utils:LATENCY_BUCKETS", None, _NO_METRICS),
     Old("agentlightning.store.utils:rollout_status_from_attempt", None, _NO_STATUS),
     Old("agentlightning.store.utils:scan_unhealthy_rollouts", None, _NO_SCAN),
-    Old("agentlightning.store:CollectionBasedLightningStore", None, _NO_COLLECTIONS),
+    Old(
+        "agentlightning.store:CollectionBasedLightningStore",
+        "agentlightning.store.sql:SqlLightningStore",
+        "what stores with the logic inside have in common; InMemoryLightningStore() makes one",
+    ),
+    Old(
+        "agentlightning.store.collection_based:CollectionBasedLightningStore",
+        "agentlightning.store.sql:SqlLightningStore",
+        "what stores with the logic inside have in common; InMemoryLightningStore() makes one",
+    ),
     Old("agentlightning.store:MongoLightningStore", None, _NO_MONGO),
     Old(
         "agentlightning.store:LightningStoreThreaded",
@@ -264,7 +278,11 @@ NAMES = (
 MEMBERS = (
     Old("agentlightning.algorithm.apo:APO.__class_getitem__", "agentlightning.compat.runners:of_type"),
     Old("agentlightning.adapter.triplets:TracerTraceToTriplet.__call__", "agentlightning.compat.adapters:adapt"),
-    Old("agentlightning.adapter.triplets:TracerTraceToTriplet.visualize", None, _NO_TREE),
+    Old(
+        "agentlightning.adapter.triplets:TracerTraceToTriplet.visualize",
+        "agentlightning.compat.tracing:visualize_spans",
+        "tracer.get_last_trace().draw(file)",
+    ),
     Old("agentlightning.adapter.messages:TraceToMessages.__call__", "agentlightning.compat.adapters:adapt"),
     Old(
         "agentlightning.algorithm.base:Algorithm.get_store",
@@ -334,6 +352,26 @@ MEMBERS = (
         "agentlightning.compat.stores:as_client",
         "in another process it is LightningStoreClient(server.endpoint, key)",
     ),
+    Old(
+        "agentlightning.store.http.client:LightningStoreClient.server_address",
+        "agentlightning.compat.stores:server_address",
+        "url",
+    ),
+    Old(
+        "agentlightning.trainer.trainer:Trainer.fit_v0",
+        "agentlightning.compat.trainers:fit_v0",
+        "fit(agent, tasks) with an algorithm",
+    ),
+    Old("agentlightning.types.data:PaginatedResult.count", "agentlightning.compat.types:count"),
+    Old("agentlightning.types.data:PaginatedResult.index", "agentlightning.compat.types:index"),
+    Old(
+        "agentlightning.tracer.trace:Trace.start_as_current_span",
+        "agentlightning.compat.tracing:start_as_current_span",
+        "operation, or a tracer of opentelemetry.trace.get_tracer",
+    ),
+    Old("agentlightning.tracer.trace:Trace.start_span", "agentlightning.compat.tracing:start_span"),
+    Old("agentlightning.tracer.base:Tracer.last_trace", "agentlightning.compat.tracing:last_trace", "get_last_trace"),
+    Old("agentlightning.tracer.tree:SpanTree.visualize", "agentlightning.compat.tracing:visualize", "draw(file)"),
     Old(
         "agentlightning.tracer.base:Tracer.create_span", "agentlightning.compat.tracing:create_span", "emit_annotation"
     ),

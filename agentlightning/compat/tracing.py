@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import context as otel_context
+from opentelemetry import trace as otel_trace
 
 from agentlightning.compat.types import StatusCode
 from agentlightning.emitter.record import error_status, exception_attributes, plain
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer, current_trace
 from agentlightning.tracer.trace import Trace, current_parent
+from agentlightning.tracer.tree import SpanTree
 from agentlightning.types import Span, SpanStatus
 from agentlightning.types.ids import random_hex
 
@@ -135,6 +138,47 @@ def get_langchain_handler(self: Tracer, tags: list[str] | None = None) -> Any:
     except ImportError:
         return None
     return BaseCallbackHandler()
+
+
+def start_as_current_span(self: Trace, name: str, *args: Any, **kwargs: Any) -> Any:
+    """What `trace_context` gave was a tracer of OpenTelemetry: a span around what runs inside."""
+    return otel_trace.get_tracer("agentlightning").start_as_current_span(name, *args, **kwargs)
+
+
+def start_span(self: Trace, name: str, *args: Any, **kwargs: Any) -> Any:
+    """A span that is ended by who started it."""
+    return otel_trace.get_tracer("agentlightning").start_span(name, *args, **kwargs)
+
+
+def last_trace(self: Tracer) -> SpanTree:
+    """The older name of `get_last_trace`."""
+    return self.get_last_trace()
+
+
+def visualize(self: SpanTree, filename: str = "trace_tree", interested_span_match: str | None = None) -> SpanTree:
+    """Draw the tree to `filename`.svg; only spans whose names match, and what is around them, if a pattern is given."""
+    shown = self if interested_span_match is None else _around(self, interested_span_match)
+    shown.draw(f"{filename}.svg")
+    return shown
+
+
+def visualize_spans(
+    self: Any, source: Sequence[Any], /, filename: str = "trace_tree", interested_span_match: str | None = None
+) -> SpanTree:
+    """The same for spans of the store or of the OpenTelemetry SDK."""
+    spans = [span if isinstance(span, Span) else Span.from_opentelemetry(span, "none", "none") for span in source]
+    return visualize(SpanTree(spans), filename, interested_span_match)
+
+
+def _around(tree: SpanTree, pattern: str) -> SpanTree:
+    by_id = {span.span_id: span for span in tree}
+    kept: set[str] = set()
+    for span in tree:
+        at = span if re.search(pattern, span.name) else None
+        while at is not None and at.span_id not in kept:
+            kept.add(at.span_id)
+            at = by_id.get(at.parent_id or "")
+    return SpanTree(span for span in tree if span.span_id in kept)
 
 
 class Recording:

@@ -63,3 +63,12 @@ def strategy(arguments: Arguments, value: Any) -> None:
 
 def tracer(arguments: Arguments, value: Any) -> None:
     arguments["tracer"] = part("tracer", value)
+
+
+def fit_v0(self: Any, agent: Any, train_data: Any, *, val_data: Any = None, dev_data: Any = None, **others: Any) -> Any:
+    """`fit` of 0.1 with tasks of its own; with a server's address it is refused, as by `fit`."""
+    if dev_data is not None or others:
+        raise ConfigError(
+            f"fit_v0: {', '.join(['dev_data', *others] if dev_data is not None else others)}= is not kept."
+        )
+    return self.fit(agent, train_data, val_dataset=val_data)

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from agentlightning.types import Span
+from agentlightning.types import PaginatedResult, RolloutMode, Span, Triplet
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import ANNOTATION, EXCEPTION, MESSAGE, OBJECT, OPERATION, REWARD, VIRTUAL
 
@@ -102,3 +102,59 @@ def from_core_fields(
     """`Span.from_core_fields`: the span of an attempt."""
     given = {name: getattr(core, name) for name in Span.model_fields}
     return cls(**{**given, "rollout_id": rollout_id, "attempt_id": attempt_id, "sequence_id": sequence_id})
+
+
+# ---- records of the protocol of 0.1 ----------------------------------------------------------------------------------
+
+
+class Task(BaseModel):
+    """A task as the server of 0.1 handed it out."""
+
+    rollout_id: str
+    input: Any
+    mode: RolloutMode | None = None
+    resources_id: str | None = None
+    create_time: float | None = None
+    last_claim_time: float | None = None
+    num_claims: int | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class TaskIfAny(BaseModel):
+    """A task, or that there is none."""
+
+    is_available: bool
+    task: Task | None = None
+
+
+class RolloutLegacy(BaseModel):
+    """What a client of 0.1 reported of a rollout."""
+
+    rollout_id: str
+    task: Task | None = None
+    final_reward: float | None = None
+    triplets: list[Triplet] | None = None
+    trace: list[dict[str, Any]] | None = None
+    logs: list[str] | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class GenericResponse(BaseModel):
+    """What the server of 0.1 answered."""
+
+    status: str = "success"
+    message: str | None = None
+    data: dict[str, Any] | None = None
+
+
+RolloutRawResultLegacy = None | float | list[Triplet] | list[dict[str, Any]] | RolloutLegacy
+
+
+def count(self: PaginatedResult[Any], value: Any) -> int:
+    """Pages were sequences of their items."""
+    return list(self.items).count(value)
+
+
+def index(self: PaginatedResult[Any], value: Any, *bounds: int) -> int:
+    """The place of an item on its page."""
+    return list(self.items).index(value, *bounds)

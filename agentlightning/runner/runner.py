@@ -40,7 +40,7 @@ from agentlightning.runner.presence import Presence, Watched
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen
-from agentlightning.tracer import Access, Trace, Tracer, current_agent_name, instrument
+from agentlightning.tracer import Access, OtelTracer, Trace, Tracer, current_agent_name, instrument
 from agentlightning.types import (
     DEFAULT_TIMEOUT_SECONDS,
     LLM,
@@ -111,14 +111,14 @@ class LitAgentRunner:
 
     def __init__(
         self,
-        tracer: Tracer,
+        tracer: Tracer | None = None,
         max_rollouts: int | None = None,
         *,
         concurrency: int = 64,
         gateway: ModelAccess | None = None,
         run_id: str | None = None,
     ) -> None:
-        self._tracer = tracer
+        self._tracer = tracer or OtelTracer()
         self._max_rollouts = max_rollouts
         self._concurrency = concurrency
         self._gateway = gateway

@@ -9,7 +9,7 @@ without a limit returns all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, Unpack, runtime_checkable
+from typing import Any, Literal, NotRequired, Protocol, Unpack, runtime_checkable
 
 from typing_extensions import TypedDict  # pydantic, which the server uses, wants this one before Python 3.12
 
@@ -90,6 +90,8 @@ class Statistics(TypedDict):
     total_resources: int
     total_workers: int
     uptime_seconds: float
+    uptime: NotRequired[float]
+    """The same, by its older name."""
 
 
 class Capabilities(TypedDict):

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import logging
 import os
+from importlib.util import find_spec
 
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from agentlightning.arguments import explained_class
+from agentlightning.errors import missing_extra
+from agentlightning.tracer.base import FLUSH_SECONDS
 from agentlightning.tracer.otel import OtelTracer
 
 logger = logging.getLogger(__name__)
@@ -21,9 +24,16 @@ logger = logging.getLogger(__name__)
 class AgentOpsTracer(OtelTracer):
     """Collects the spans of AgentOps' instrumentation and decorators, and all others of the global provider.
 
-    Nothing leaves the process. Without the package `agentops` (the extra of that name) it does what `OtelTracer` does:
-    enough for frameworks that record spans themselves, whose tracers derive from this class.
+    Nothing leaves the process. A class that derives from this one does what `OtelTracer` does where the package
+    `agentops` (the extra of that name) is missing: enough for frameworks that record spans themselves.
+
+    Raises ConfigError without that package, when it is made.
     """
+
+    def __init__(self, *, flush_seconds: float = FLUSH_SECONDS) -> None:
+        if type(self) is AgentOpsTracer and find_spec("agentops") is None:
+            raise missing_extra("agentops", "agentops")
+        super().__init__(flush_seconds=flush_seconds)
 
     def init(self) -> None:
         super().init()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Annotated, Any, Generic, Protocol, TypeVar, overload, runtime_checkable
 
 from pydantic import AfterValidator, Field
 
@@ -53,11 +53,18 @@ class PaginatedResult(Record, Generic[T]):
     def __iter__(self) -> Iterator[T]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return iter(self.items)
 
-    def __getitem__(self, index: int) -> T:
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         return self.items[index]
 
     def __len__(self) -> int:
         return len(self.items)
+
+
+Sequence.register(PaginatedResult)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 class Hook:

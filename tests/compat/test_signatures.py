@@ -87,8 +87,8 @@ def test_members(name: str) -> None:
 
 
 def test_a_member_that_is_not_kept_says_so() -> None:
-    with pytest.raises(agl.ConfigError, match=r"get_last_trace\(\) prints and draws them"):
-        agl.TracerTraceToTriplet().visualize([])
+    with pytest.raises(agl.ConfigError, match=r"of 0\.1 is not kept"):
+        agl.Baseline().get_client()
 
 
 def test_older_words_mean_the_newer_ones() -> None:

@@ -55,4 +55,5 @@ def statistics(tx: Transaction, name: str, uptime: float) -> Statistics:
         total_resources=values["resources"],
         total_workers=values["workers"],
         uptime_seconds=uptime,
+        uptime=uptime,
     )
