@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
@@ -79,16 +79,22 @@ def _lists(dialect: str, body: dict[str, Any]) -> list[list[Any]]:
     return found + [m["content"] for m in body.get("messages", ()) if isinstance(m["content"], list)]
 
 
+def changed(data: st.DataObject, name: str, plain: dict[str, Any]) -> dict[str, Any]:
+    """The request with unknown fields and kinds in random places."""
+    body = copy.deepcopy(plain)
+    for found in data.draw(st.lists(st.sampled_from(list(_objects(body))), max_size=4)):
+        found[data.draw(NEW)] = data.draw(JSON.filter(lambda value: value is not None))
+    for found in data.draw(st.lists(st.sampled_from(_lists(name, body)), max_size=3)) if _lists(name, body) else ():
+        found.insert(data.draw(st.integers(0, len(found))), data.draw(NAMED if name == "gemini" else THING))
+    return body
+
+
 @pytest.mark.parametrize("name", BODIES)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_unknown_fields_and_kinds_anywhere_change_nothing(name: str, data: st.DataObject) -> None:
     plain = BY_NAME[name].parse(BODIES[name], {})
-    body = copy.deepcopy(BODIES[name])
-    for found in data.draw(st.lists(st.sampled_from(list(_objects(body))), max_size=4)):
-        found[data.draw(NEW)] = data.draw(JSON.filter(lambda value: value is not None))
-    for found in data.draw(st.lists(st.sampled_from(_lists(name, body)), max_size=3)) if _lists(name, body) else ():
-        found.insert(data.draw(st.integers(0, len(found))), data.draw(NAMED if name == "gemini" else THING))
+    body = changed(data, name, BODIES[name])
     request = BY_NAME[name].parse(body, {})
     for field in request.__struct_fields__:
         if field not in ("private", "left_out", "strict"):  # strict: paths, which have positions in them
@@ -111,6 +117,21 @@ async def post(site: Site, path: str, body: dict[str, Any], *, large: bool = Fal
         text = await answer.text()
         told = answer.headers.get("x-agl-left-out")
     return answer.status, told, text if body.get("stream") else json.loads(text)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), name=st.sampled_from(sorted(PATHS)), stream=st.booleans())
+async def test_over_http_they_change_no_token_either(site: Site, data: st.DataObject, name: str, stream: bool) -> None:
+    """Every answer is a 200, and the prompt's tokens are those of the plain request."""
+    place = await site.another()
+    held = ("response_format", "text", "output_config")  # the engine of these tests follows no schema
+    plain = {**{k: v for k, v in BODIES[name].items() if k not in held}, "model": "policy", "stream": stream}
+    for body in (plain, changed(data, name, plain)):
+        status, _, answer = await post(place, PATHS[name], body)
+        assert status == 200, answer
+    calls = await place.close()
+    assert len(calls) == 2
+    assert calls[0].prompt_ids.tolist() == calls[1].prompt_ids.tolist()
 
 
 PLAIN: dict[str, dict[str, Any]] = {
