@@ -48,8 +48,8 @@ class ConnectionLimits:
     body_seconds: float = 120.0
     """How long it may take for the body."""
     most: int | None = None
-    """Connections at the same time; None for 8,192, or three quarters of the process's file descriptors less 256 if
-    those are fewer."""
+    """Connections at the same time; None for 8,192, or three quarters of the process's file descriptors less 256 (or
+    a quarter of them, if that is more) if those are fewer."""
     reserve: int = 32
     """How many of them, at most a quarter, are for requests with the admin key, those of runners, and `/health`."""
     per_key: int | None = None
@@ -66,7 +66,8 @@ class ConnectionLimits:
 
     @property
     def connections(self) -> int:
-        return self.most or max(64, min(_MOST_CONNECTIONS, (file_descriptors() - _FILES) * 3 // 4))
+        files = file_descriptors()
+        return self.most or max(8, min(_MOST_CONNECTIONS, max((files - _FILES) * 3 // 4, files // 4)))
 
     @property
     def unreserved(self) -> int:

@@ -142,7 +142,7 @@ def decode(body: bytes | bytearray) -> dict[str, Any]:
     """The JSON object in a body. Raises `Refusal` if there is none."""
     try:
         found = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:  # the last for what is no UTF-8
         raise Refusal(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(found, dict):
         raise Refusal("The request body must be a JSON object.", code="invalid_json")

@@ -141,12 +141,20 @@ class Program(LitAgent[Any]):
         return ALL_SCOPES if takes_them else [scope for scope in ALL_SCOPES if scope != REWARDS]
 
     def check_task(self, task: Any) -> None:
+        """Raises ConfigError for a task that the program cannot be given."""
         placeholders.fill(self.command, task)
+        length = len(json.dumps(task)) if self._task_as == "env" else 0
+        if length > _MOST_VARIABLE:
+            raise ConfigError(
+                f"The task has {length:,} bytes, and an environment variable holds {_MOST_VARIABLE:,}. Give it another "
+                "way: task_as='file' or task_as='stdin' (--task-as)."
+            )
 
     async def rollout_async(self, task: Any, resources: NamedResources, rollout: AttemptedRollout) -> float | None:
         async with self._workspace(rollout) as folder:
             notes = folder / ".agl"  # beside the program's own files, out of their way
             notes.mkdir()
+            self.check_task(task)
             command, llm = placeholders.fill(self.command, task), _llm(resources)
             environment = {**self._inherited(), **_endpoint(llm)}
             if self._known is not None:
@@ -283,6 +291,10 @@ class Program(LitAgent[Any]):
         finally:
             if not self._workspaces:
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, True))
+
+
+_MOST_VARIABLE = 131_000
+"""Bytes of one environment variable on Linux, less its name."""
 
 
 @contextmanager

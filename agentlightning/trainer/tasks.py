@@ -11,6 +11,8 @@ from typing import Any
 
 from agentlightning.errors import ConfigError, missing_extra
 
+_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
 
 def load_tasks(path: str | Path) -> list[Any]:
     """The tasks in a file, in its order. Raises ConfigError that says what is wrong with it, and in which line."""
@@ -31,6 +33,9 @@ def load_tasks(path: str | Path) -> list[Any]:
         raise ConfigError(f"{file} is not text in UTF-8: {error}. Save it as UTF-8.") from error
     if not tasks:
         raise ConfigError(f"{file} holds no tasks.")
+    if read is not _lines:  # which says the line
+        for number, task in enumerate(tasks, 1):
+            _check_texts(task, f"{file}, task {number}")
     return tasks
 
 
@@ -64,9 +69,24 @@ def _lines(file: Path) -> list[Any]:
 
 def _value(line: str, file: Path, number: int) -> Any:
     try:
-        return json.loads(line)
+        found = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{file}, line {number} is not JSON: {error}.{_hint(line.strip())}") from error
+    _check_texts(found, f"{file}, line {number}")
+    return found
+
+
+def _check_texts(task: Any, where: str) -> None:
+    """Raises ConfigError for a text that no store can hold: half a surrogate pair, or NUL."""
+    rest = [task]
+    while rest:
+        value = rest.pop()
+        if isinstance(value, dict):
+            rest += [*value.keys(), *value.values()]
+        elif isinstance(value, list):
+            rest += value
+        elif isinstance(value, str) and _UNSTORABLE.search(value):
+            raise ConfigError(f"{where} has a text with NUL or half a surrogate pair: {value[:50]!r}. Take it out.")
 
 
 def _hint(line: str) -> str:

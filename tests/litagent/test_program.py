@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import ConfigError
 from agentlightning.litagent import Limits, Program, ProgramRun
 from agentlightning.litagent.program import parse_reward
 from agentlightning.runner import LitAgentRunner
@@ -258,3 +259,13 @@ async def test_a_node_program(store: InMemoryLightningStore) -> None:
     code = "const t = JSON.parse(require('fs').readFileSync(0)); console.log(JSON.stringify({reward: t.x + 1}))"
     (rollout,) = await run(store, Program(["node", "-e", code]), {"x": 1})
     assert await reward_of(store, rollout) == 2.0
+
+
+def test_a_task_that_no_variable_holds_is_refused_at_the_door() -> None:
+    task = {"q": "x" * 3_000_000}
+    with pytest.raises(ConfigError, match="stdin"):
+        Program("true", task_as="env").check_task(task)
+    with pytest.raises(ConfigError, match="stdin"):
+        Program(["true", "{task.q}"]).check_task(task)
+    for way in ("file", "stdin"):
+        Program("true", task_as=way).check_task(task)

@@ -62,3 +62,17 @@ def test_a_file_that_is_no_text_or_not_there(tmp_path: Path) -> None:
         load_tasks(tmp_path / "a.jsonl")
     with pytest.raises(ConfigError, match="There is no file"):
         load_tasks(tmp_path / "none.jsonl")
+
+
+@pytest.mark.parametrize("text", ["\\ud800", "a\\u0000b", "\\udc00\\ud800"])
+@pytest.mark.parametrize("shape", ['"{}"', '{{"q": ["{}"]}}', '{{"{}": 1}}'])
+def test_texts_that_no_store_holds_are_refused_with_their_line(tmp_path: Path, text: str, shape: str) -> None:
+    task = shape.format(text)
+    (tmp_path / "a.jsonl").write_text(f'{{"q": 1}}\n\n{task}\n', encoding="utf-8")
+    with pytest.raises(ConfigError, match="line 3"):
+        load_tasks(tmp_path / "a.jsonl")
+    (tmp_path / "a.json").write_text(f"[1, {task}]", encoding="utf-8")
+    with pytest.raises(ConfigError, match="task 2"):
+        load_tasks(tmp_path / "a.json")
+    (tmp_path / "a.jsonl").write_text('"\\ud83d\\ude00"\n', encoding="utf-8")
+    assert load_tasks(tmp_path / "a.jsonl") == ["😀"]

@@ -94,7 +94,7 @@ class LargeProcess:
             await self._stop(running, asking)
             raise
         except (ConnectionError, EOFError):
-            raise _died(await self._end(running)) from None
+            raise _died(await self._end(running), question) from None
 
     async def close(self) -> None:
         self._closed = True
@@ -203,8 +203,14 @@ def _slow(limit: _Limit) -> Refusal:
     )
 
 
-def _died(how: str) -> Refusal:
+def _died(how: str, question: Question) -> Refusal:
     logger.error("The gateway's process for large requests ended %s. The next large request starts it again.", how)
+    if isinstance(question, MakeGrammar):  # it would end it again
+        return Refusal(
+            "The JSON schemas that the response must follow are too large or too complex to make a grammar of. "
+            "Simplify them.",
+            code="schema_too_large",
+        )
     return Refusal(
         "The gateway's process for large requests ended while it was busy with this one. Try again.",
         status=503,

@@ -172,6 +172,12 @@ def refusal_for(error: BaseException) -> Refusal:
         return error
     if isinstance(error, StoreError):
         return Refusal(f"The store does not answer: {error}", status=503, kind="server_error", code="store_unavailable")
+    if isinstance(error, OverflowError | UnicodeError):  # JSON can say what nobody here can hold
+        logger.info("A model call holds a value that cannot be used.", exc_info=error)
+        return Refusal(
+            f"The request holds a value that cannot be used: {error}. Integers have 64 bits, and texts are Unicode.",
+            code="invalid_value",
+        )
     logger.error("Answering a model call failed.", exc_info=error)
     return Refusal(
         f"The gateway failed on this call ({type(error).__name__}: {error}). Its log has the details.",

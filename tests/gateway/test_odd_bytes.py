@@ -1,0 +1,106 @@
+"""Bytes that are nearly a request: whatever is broken in them, the answer is a 4xx or an answer, and never a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from tests.gateway.conftest import CALC, Site
+
+USER: Any = {"role": "user", "content": "What is 2 + 3?"}
+BIG = 2**100
+SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer", "maximum": BIG}}}
+TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": SCHEMA}}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+PIECES = [b"", b"\xff", b'"', b"{", b"[1e999]", b"\\u", str(BIG).encode()]
+PATHS = {
+    "/chat/completions": {"model": "policy", "messages": [USER], "tools": [CALC], "max_tokens": 8},
+    "/messages": {"model": "policy", "messages": [USER], "max_tokens": 8},
+    "/responses": {"model": "policy", "input": "hi", "max_output_tokens": 8},
+    "/completions": {"model": "policy", "prompt": "hi", "max_tokens": 8},
+}
+
+
+async def status(site: Site, path: str, body: bytes) -> tuple[int, str]:
+    headers = {"authorization": f"Bearer {site.key}", "content-type": "application/json"}
+    sending = aiohttp.ClientSession(headers=headers)
+    async with sending as session, session.post(site.base_url + path, data=body) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_what_is_no_utf8_is_refused(site: Site, path: str) -> None:
+    body = json.dumps(PATHS[path]).encode()
+    for broken in (b'"\xff"', b'"\xc3("', b'"\xed\xa0\x80"', b'"\\ud800"', b'"a\\u0000"'):
+        code, text = await status(site, path, body[:-1] + b', "user": ' + broken + b"}")
+        assert code in (200, 400), text
+        code, text = await status(site, path, body.replace(b'"hi"', broken).replace(b'"What is 2 + 3?"', broken))
+        assert code in (200, 400), text
+
+
+@pytest.mark.parametrize(
+    "fields", [{"tools": [TOOL]}, {"tools": [TOOL], "tool_choice": "required"}, {"response_format": FORMAT}]
+)
+async def test_integers_of_a_schema_beyond_64_bits_are_no_fault_of_ours(site: Site, fields: Any) -> None:
+    body = {**PATHS["/chat/completions"], **fields}
+    code, text = await status(site, "/chat/completions", json.dumps(body).encode())
+    assert code in (200, 400), text
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_corrupted_requests(site: Site, path: str) -> None:
+    """Bytes cut out, doubled, and replaced, of requests of each wire format."""
+    chance, body = (
+        random.Random(path),
+        json.dumps({**PATHS[path], "stop": ["x"], "metadata": {"é": [1.5, None]}}).encode(),
+    )
+    for _ in range(60):
+        broken = bytearray(body)
+        for _ in range(chance.randint(1, 4)):
+            at = chance.randrange(len(broken))
+            piece = chance.choice([*PIECES, bytes(broken[at : at + 9])])
+            broken[at : at + chance.randint(0, 3)] = piece
+        async with asyncio.timeout(10):
+            code, text = await status(site, path, bytes(broken))
+        assert code < 500, (bytes(broken), text)
+
+
+SERVER = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+from agentlightning.store import LightningStoreServer, SqliteLightningStore
+
+async def main():
+    server = LightningStoreServer(SqliteLightningStore(sys.argv[1]), port=0)
+    await server.start()
+    print(server.endpoint, flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+async def test_slow_clients_do_not_take_a_store_of_few_descriptors(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVER, str(tmp_path / "store.db")), stdin=asyncio.subprocess.PIPE, stdout=-1
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    url = (await process.stdout.readline()).decode().strip()
+    port = int(url.rpartition(":")[2])
+    slow = [(await asyncio.open_connection("127.0.0.1", port))[1] for _ in range(150)]
+    async with asyncio.timeout(30), aiohttp.ClientSession(url) as session:
+        for _ in range(3):
+            async with session.post("/v1/agl/queues/rollouts/enqueue", json={"rollouts": [{"input": 1}]}) as answer:
+                assert answer.status == 200, await answer.text()
+    for writer in slow:
+        writer.close()
+    process.stdin.close()
+    assert await process.wait() == 0
