@@ -187,7 +187,7 @@ async def run(agent: KnownAgent, program: str) -> Seen:
 def version_of(program: str) -> str:
     """What the program says of itself."""
     asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    found = re.search(r"\d+\.\d+[\w.-]*", asked.stdout + asked.stderr)
+    found = re.search(r"\d+(?:\.\w+)+(?:-[\w.]+)?", asked.stdout + asked.stderr)
     return found[0] if found else "?"
 
 
