@@ -48,8 +48,8 @@ ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 SECRET = "The secret that attempts' keys are signed with"
 _LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
 _SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
-_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|(?:\b|(?<=\\[nrt]))({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
-"""In JSON text too, where a line ends with the letters of its escape."""
+_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
+"""Whatever stands in front: in JSON text a line ends with the letters of its escape."""
 
 
 _Key = TypeVar("_Key", str, bytes)

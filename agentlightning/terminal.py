@@ -26,7 +26,9 @@ def end_scripts_in_words() -> None:
 def _in_words_or(otherwise: Hook) -> Hook:
     def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, AgentLightningError) and not debugging():
-            print(in_words(error), file=sys.stderr)  # noqa: T201
+            from agentlightning.console import safe
+
+            print(safe(in_words(error)), file=sys.stderr)  # noqa: T201
         else:
             otherwise(kind, error, trace)
 

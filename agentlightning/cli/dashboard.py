@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console
-
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.store import Location
+from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.store.http.server import PAGES

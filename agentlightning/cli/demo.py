@@ -6,13 +6,12 @@ import json
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
 from agentlightning.cli.example import example_dirs, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.transcript import before_and_after
+from agentlightning.console import Console
 from agentlightning.errors import AgentLightningError
 from agentlightning.installation import command_name
 from agentlightning.metrics import read_metrics

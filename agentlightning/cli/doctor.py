@@ -16,8 +16,8 @@ from typing import Any
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.stall import phase_of
 from agentlightning.cli.opened import opened_run
-from agentlightning.cli.safe import terminal
 from agentlightning.cli.why import decoder_of_model, shown, template_of_model
+from agentlightning.console import terminal
 from agentlightning.doctor import Diagnosis, Plan, examine
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider

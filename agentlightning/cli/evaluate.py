@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console as Terminal
 from rich.status import Status
 from rich.table import Table
 
@@ -23,6 +22,7 @@ from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
+from agentlightning.console import Console as Terminal
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.litagent import LitAgent

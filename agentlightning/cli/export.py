@@ -11,7 +11,7 @@ from agentlightning.adapter.finetuning import Example, fine_tuning_examples, to_
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.recorded import Good, good_rollouts
 from agentlightning.cli.opened import opened_run
-from agentlightning.cli.safe import terminal
+from agentlightning.console import terminal
 from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentlightning.algorithm.checkpoint import card_of, held_checkpoint, model_path, read_checkpoint
-from agentlightning.cli.safe import terminal
+from agentlightning.console import terminal
 from agentlightning.errors import AgentLightningError, ConfigError
 from agentlightning.files import atomic_directory
 from agentlightning.metrics.card import CARD_FILE, Kind

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
-from rich.console import Console
-
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.backend import ModelSpec
@@ -15,6 +13,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.serve import aliases_of, model_names
 from agentlightning.cli.store import read_secret
 from agentlightning.cli.upstream import read_upstreams
+from agentlightning.console import Console
 from agentlightning.errors import ConfigError, GatewayError
 from agentlightning.gateway import Provider
 from agentlightning.gateway.history.answers import RecentAnswers

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.table import Table
 
-from agentlightning.cli.safe import terminal
+from agentlightning.console import terminal
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 
 _SECONDS = 20.0

@@ -179,8 +179,9 @@ def report(
     agl report runs/grpo-20250101-120000 --to report.html
     """
     from agentlightning.cli.report import write_report
+    from agentlightning.console import safe
 
-    typer.echo(str(write_report(run, to, run_id)))
+    typer.echo(safe(str(write_report(run, to, run_id))))
 
 
 def doctor(

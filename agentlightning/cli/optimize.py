@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
-from rich.console import Console
 
 from agentlightning.algorithm import APO, GEPA, Prices
 from agentlightning.algorithm.checkpoint import served_model
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.console import Console
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty

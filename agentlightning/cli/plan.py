@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from agentlightning.cli.safe import one_line, terminal
+from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.models.hardware import Hardware, devices
 from agentlightning.models.known import is_size, known_shape

@@ -14,9 +14,9 @@ from typing import Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.cli.opened import OpenedRun, opened_run
-from agentlightning.cli.safe import safe
 from agentlightning.cli.show import as_record
 from agentlightning.cli.why import decoder_of
+from agentlightning.console import safe
 from agentlightning.doctor import Diagnosis, Evidence, diagnose
 from agentlightning.files import atomic_write
 from agentlightning.metrics.svg import curve_svg, points_of

@@ -9,11 +9,11 @@ from statistics import mean
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.episode import Episode
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.console import Console
 from agentlightning.doctor.in_rollouts import outcomes
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider

@@ -7,10 +7,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import read_secret
+from agentlightning.console import Console
 from agentlightning.litagent import LitAgent
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.store import LightningStoreClient

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
-from agentlightning.cli.safe import one_line, terminal
+from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.intervals import widened
 from agentlightning.metrics.svg import points_of

@@ -9,7 +9,6 @@ from contextlib import AsyncExitStack
 from pathlib import Path, PurePath
 
 import typer
-from rich.console import Console
 
 from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import served_model
@@ -17,6 +16,7 @@ from agentlightning.backend import POLICY, Backend, ModelSpec, check_backend
 from agentlightning.cli.configuration import backend_settings
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.cli.sample import curl_command
+from agentlightning.console import Console, safe
 from agentlightning.errors import AgentLightningError, ConfigError, EngineError, GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
@@ -113,7 +113,7 @@ async def _serve(
             f"Serving [bold]{names[0]}[/bold] at [bold]{url}[/bold]  (Ctrl-C stops)\n"
             "It is the only model here, so it answers whatever model a request names.\n\nTry it:"
         )
-        typer.echo(f"  {await curl_command(model, url, named=names[0], with_key=api_key is not None)}")
+        typer.echo(f"  {safe(await curl_command(model, url, named=names[0], with_key=api_key is not None))}")
         beside = [
             asyncio.create_task(_forget_old_requests(store)),
             asyncio.create_task(_keep_running(backend, gateway)),

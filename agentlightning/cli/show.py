@@ -19,8 +19,8 @@ from agentlightning.adapter.conversations import conversations
 from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.cli.opened import OpenedRun, opened_run
-from agentlightning.cli.safe import safe, terminal
 from agentlightning.cli.transcript import log, transcript
+from agentlightning.console import safe, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Outcome, RolloutStatus, Span

@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 from agentlightning.cli.interrupt import interrupted
+from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from agentlightning.cli.configuration import backend_settings, make_algorithm, told_settings
 from agentlightning.cli.interrupt import exit_interrupted
+from agentlightning.console import Console
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from agentlightning.cli.safe import safe
+from agentlightning.console import safe
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Rollout, RolloutMode, Span
 from agentlightning.types.names import MESSAGE_BODY

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import OpenedRun, opened_run
-from agentlightning.cli.safe import one_line, safe, terminal
+from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import StoreError
 from agentlightning.metrics.svg import points_of
 from agentlightning.store.base import LightningStore

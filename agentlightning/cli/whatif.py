@@ -29,7 +29,7 @@ from agentlightning.algorithm.whatif import (
 from agentlightning.backend.base import POLICY, ModelSpec
 from agentlightning.cli.configuration import algorithm_of_a_run, parsed_settings
 from agentlightning.cli.opened import OpenedRun, described, opened_run
-from agentlightning.cli.safe import one_line, terminal
+from agentlightning.console import one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 

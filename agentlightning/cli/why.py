@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentlightning.cli.opened import OpenedRun, opened_run
-from agentlightning.cli.safe import one_line, safe, terminal
+from agentlightning.console import one_line, safe, terminal
 from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose, find_breaks, lost_by_cause
 from agentlightning.doctor.breaks import Decode
 from agentlightning.doctor.template import Template

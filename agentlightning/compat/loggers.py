@@ -78,13 +78,14 @@ def setup_module(
 
 
 def _console(color: bool) -> logging.Handler:
+    from agentlightning.console import Console, SafeFormatter
+
     if color:
-        from rich.console import Console
         from rich.logging import RichHandler
 
         return RichHandler(console=Console(stderr=True), show_path=False)
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.setFormatter(SafeFormatter(FORMAT))
     return handler
 
 

@@ -19,7 +19,7 @@ class RichConsole(Sink):
     """Rows as aligned text, so that a log file reads like the screen; the status line only where a person looks."""
 
     def __init__(self) -> None:
-        from rich.console import Console as Terminal
+        from agentlightning.console import Console as Terminal
 
         self._terminal = Terminal(highlight=False, soft_wrap=True)
         self._spinner = self._terminal.status("") if self._terminal.is_terminal else None

@@ -1,0 +1,85 @@
+"""All that this package prints goes through here: what others wrote is on its way to a terminal.
+
+Models, agents, tasks, paths and servers write what they like. Nothing of it may move a cursor, set a colour, reach a
+clipboard or turn letters, and no attempt's key is shown whole. `Console` sees to that for whatever it prints, and
+`SafeFormatter` for what is logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+import rich.console
+from rich.segment import Segment
+
+from agentlightning.keys import redacted
+
+_KEPT = "\n\t"
+_TURNS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+"""Marks that change the direction in which the text after them is shown."""
+
+
+class Console(rich.console.Console):
+    """Rich's, for texts that others wrote. What it adds itself, colours and moves of the cursor, stays."""
+
+    def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(safe(segment.text), segment.style)
+
+    def render_str(self, text: str, **options: Any) -> Any:
+        return super().render_str(redacted(text), **options)  # before a key is broken into lines
+
+    def print_json(self, json: str | None = None, *, data: Any = None, **_: Any) -> None:
+        """JSON that programs read back as what it was, but for keys."""
+        self.out(safe_json(json if json is not None else _dumped(data)), highlight=False)
+
+
+class SafeFormatter(logging.Formatter):
+    """What is logged, with texts of others written out."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return safe(super().format(record))
+
+
+def terminal() -> Console:
+    """The terminal as wide as it is now. It colours nothing by itself."""
+    return Console(highlight=False)
+
+
+def safe(text: str) -> str:
+    """The text with control characters and marks of direction written out, ESC as `\\x1b`, and with keys shortened."""
+    text = redacted(text)
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(map(_shown, text))
+
+
+def safe_json(text: str) -> str:
+    """JSON, indented, with such characters as JSON writes them."""
+    shown = json.dumps(json.loads(redacted(text)), indent=2, ensure_ascii=False)
+    return "".join(f"\\u{ord(c):04x}" if c != "\n" and _unsafe(c) else c for c in shown)
+
+
+def one_line(text: str, most: int = 200) -> str:
+    """The same on one line, cut where it is longer than `most` characters."""
+    line = " ".join(safe(text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _dumped(data: Any) -> str:
+    return json.dumps(data)
+
+
+def _unsafe(character: str) -> bool:
+    return character in _TURNS or unicodedata.category(character) in ("Cc", "Cs")
+
+
+def _shown(character: str) -> str:
+    if character in _KEPT or not _unsafe(character):
+        return character
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
