@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -42,6 +43,14 @@ def atomic_write(path: Path, text: str) -> None:
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.write_text(text)
     work.replace(path)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder that others filled, as far as that goes; also one nested deeper than Python goes."""
+    with suppress(RecursionError):
+        shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        subprocess.run(["rm", "-rf", "--", str(path)], stderr=subprocess.DEVNULL, check=False)
 
 
 @contextmanager

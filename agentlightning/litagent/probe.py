@@ -47,6 +47,9 @@ def process() -> Iterator[str]:
     if status["NoNewPrivs"].strip() != "1":
         yield "the program can gain privileges"
 
+    keyctl = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)
+    if keyctl is None or ctypes.CDLL(None).syscall(keyctl, 0, -4, 1) != -1:
+        yield "the program can use the user's keyring, which all attempts share"
     if ctypes.CDLL(None).unshare(CLONE_NEWUSER) == 0:
         yield "the program can make user namespaces, in which it is root (a kernel with seccomp would prevent it)"
 

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -24,6 +25,7 @@ from typing import Any, Literal
 from agentlightning.arguments import explained
 from agentlightning.emitter import emit_annotation
 from agentlightning.errors import AgentError, ConfigError, DeadlineError, ExecutorError, JudgeError, RewardError
+from agentlightning.files import remove_tree
 from agentlightning.keys import ALL_SCOPES, REWARDS
 from agentlightning.litagent import placeholders, view
 from agentlightning.litagent.isolation import Container, Isolation, check_isolation, isolated
@@ -174,7 +176,7 @@ class Program(LitAgent[Any]):
             if self._grader is not None:
                 return await self._grade(rollout, task, finished, folder)
             if self._reward == "file":
-                return _reward_file(notes / "reward")
+                return _reward_file(folder)
             return None if self._reward == "http" else parse_reward(finished.stdout)
 
     @staticmethod
@@ -290,7 +292,7 @@ class Program(LitAgent[Any]):
             yield folder
         finally:
             if not self._workspaces:
-                await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, True))
+                await asyncio.shield(asyncio.to_thread(remove_tree, folder))
 
 
 _MOST_VARIABLE = 131_000
@@ -303,7 +305,7 @@ def _temporary_folder(prefix: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def parse_reward(output: str) -> float:
@@ -324,11 +326,20 @@ def parse_reward(output: str) -> float:
         ) from None
 
 
-def _reward_file(path: Path) -> float:
-    if not path.is_file() or path.is_symlink():
-        raise AgentError("The program wrote no reward to the file named by AGL_REWARD_FILE.")
-    with path.open() as file:
-        return parse_reward(file.read(100_000))
+def _reward_file(folder: Path) -> float:
+    """Neither `.agl` nor the file in it may be a link, a pipe or a device: they are the program's to change."""
+    try:
+        inside = os.open(folder / ".agl", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            opened = os.open("reward", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=inside)
+        finally:
+            os.close(inside)
+        with open(opened, "rb") as file:
+            if stat.S_ISREG(os.fstat(opened).st_mode):
+                return parse_reward(file.read(100_000).decode(errors="replace"))
+    except OSError:
+        pass
+    raise AgentError("The program wrote no reward to the file named by AGL_REWARD_FILE.")
 
 
 def _check_known(agent: KnownAgent, *, rewards: bool) -> None:

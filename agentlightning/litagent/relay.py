@@ -1,6 +1,7 @@
 """Inside a sandbox: `relay.py USER FOLDER SOCKET PORT COMMAND…` becomes USER and runs the command in FOLDER, where it
-finds the gateway at 127.0.0.1:PORT. "-" for USER stays who it is, "-" for PORT has no gateway. The command can make no
-user namespace: in one it would be root, which the kernel lets do more than anybody else.
+finds the gateway at 127.0.0.1:PORT. "-" for USER stays who it is, "-" for PORT has no gateway. The command can make
+those system calls that are listed: none for user namespaces, in which it would be root, and none for keyrings, which
+all attempts of one user share.
 
 Only the standard library, and nothing of the package: it is started with `python -I -S`.
 """
@@ -25,19 +26,33 @@ MOST_CONNECTIONS = 1024
 
 # seccomp(2) and linux/filter.h
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
-LOAD, EQUAL, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, EQUAL, ABOVE, AT_LEAST, HAS_BITS, RETURN = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
 """Where a system call's description has these."""
 ALLOW, REFUSE = 0x7FFF0000, 0x00050000
-CLONE_NEWUSER = 0x10000000
+NEW_NAMESPACES = 0x7E020000
 CLONE3 = 435
-X32 = 0x40000000
-"""From this number on the calls are those of a third kind of x86 programs, which few kernels know."""
+NEWER = 450
+"""Calls from this number on came after the lists below. They are said not to be there, as on an older kernel; so are
+those of the third kind of x86 programs, whose numbers are higher still."""
+FAMILIES = (1, 2, 10, 16)
+"""Of sockets: Unix, IPv4, IPv6, and netlink, by which programs list the network's interfaces. No vsock, packet, alg."""
 CALLS = {
-    "x86_64": ((0xC000003E, 56, 272), (0x40000003, 120, 310)),
-    "aarch64": ((0xC00000B7, 220, 97), (0x40000028, 120, 337)),
+    "x86_64": (
+        *(0xC000003E, 56, 41),
+        "0-40 42-55 57-100 102 104-133 137-138 140-152 157-160 162 186-211 213-226 228-235 240-245 247 251-255 257-271 "
+        "273-277 280-297 299 301-302 305-307 309 314-319 322 324-332 334 424 434 436-437 439 441 444-449",
+    ),
+    "aarch64": (
+        *(0xC00000B7, 220, 198),
+        "0-17 19-38 43-50 52-57 59 61-74 76-88 90-91 93-96 98-103 107-111 113-115 118-141 143-160 163-169 171-197 "
+        "199-216 221-223 226-234 240 242-243 260-261 263 266-267 269 274-279 281 283-291 293 403 405-414 417-424 434 "
+        "436-437 439 441 444-449",
+    ),
 }
-"""Of each machine, for programs of 64 and of 32 bits: the architecture, and the numbers of clone and unshare."""
+"""Of each machine: the architecture, the numbers of clone and socket, and those of all other calls that are allowed:
+what containers may call by themselves (containers' common profile), less the calls for mounts, keyrings, other
+processes' memory, namespaces and the places of memory."""
 
 
 def pump(source: socket.socket, sink: socket.socket) -> None:
@@ -82,33 +97,46 @@ def become(user: int) -> None:
         raise OSError(ctypes.get_errno(), "The capabilities cannot be given up")
 
 
-def user_namespaces_refused(architecture: int, clone: int, unshare: int) -> list[tuple[int, int, int, int]]:
-    """The part of a filter for one architecture: code, jump if so, jump if not, value. clone3, whose flags a filter
-    cannot see, is said not to be there; the C library then takes clone.
+def allowed_calls(architecture: int, clone: int, socket: int, allowed: str) -> list[tuple[int, int, int, int]]:
+    """A filter that lets the listed calls through: code, jump if so, jump if not, value. clone3, whose flags a filter
+    cannot see, is said not to be there; the C library then takes clone. Programs of 32 bits do not run.
     """
+    families = [(EQUAL, len(FAMILIES) - at, 0, family) for at, family in enumerate(FAMILIES)]
+    ranges = [number.partition("-")[::2] for number in allowed.split()]
+    between = [
+        step
+        for first, last in ranges
+        for step in ((AT_LEAST, 0, 2, int(first)), (ABOVE, 1, 0, int(last or first)), (RETURN, 0, 0, ALLOW))
+    ]
     return [
         (LOAD, 0, 0, ARCHITECTURE),
-        (EQUAL, 0, 10, architecture),  # else the next part
+        (EQUAL, 1, 0, architecture),
+        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
         (LOAD, 0, 0, NUMBER),
-        (AT_LEAST, 7, 0, X32),
-        (EQUAL, 6, 0, CLONE3),
-        (EQUAL, 1, 0, clone),
-        (EQUAL, 0, 2, unshare),
+        (AT_LEAST, 1, 0, NEWER),
+        (EQUAL, 0, 1, CLONE3),
+        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
+        (EQUAL, 0, 4, clone),
         (LOAD, 0, 0, FIRST_ARGUMENT),
-        (HAS_BITS, 1, 0, CLONE_NEWUSER),
+        (HAS_BITS, 1, 0, NEW_NAMESPACES),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, REFUSE | errno.EPERM),
-        (RETURN, 0, 0, REFUSE | errno.ENOSYS),
+        (EQUAL, 0, len(families) + 3, socket),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        *families,
+        (RETURN, 0, 0, REFUSE | errno.EAFNOSUPPORT),
+        (RETURN, 0, 0, ALLOW),
+        *between,
+        (RETURN, 0, 0, REFUSE | errno.EPERM),
     ]
 
 
-def refuse_user_namespaces() -> None:
+def refuse_other_calls() -> None:
     """Where this machine or its kernel knows no such filter, the probe finds out whether it matters."""
-    kinds = CALLS.get(os.uname().machine, ())
-    if not kinds:
+    kind = CALLS.get(os.uname().machine)
+    if kind is None:
         return
-    steps = [step for kind in kinds for step in user_namespaces_refused(*kind)]
-    code = b"".join(struct.pack("HBBI", *step) for step in (*steps, (RETURN, 0, 0, REFUSE | errno.ENOSYS)))
+    code = b"".join(struct.pack("HBBI", *step) for step in allowed_calls(*kind))
     filter = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HP", len(code) // 8, ctypes.addressof(filter))
     ctypes.CDLL(None).prctl(PR_SET_SECCOMP, ctypes.c_ulong(SECCOMP_MODE_FILTER), program)
@@ -117,7 +145,7 @@ def refuse_user_namespaces() -> None:
 def main(user: str, folder: str, path: str, port: str, *command: str) -> None:
     if user != "-":
         become(int(user))
-    refuse_user_namespaces()
+    refuse_other_calls()
     os.chdir(folder)
     if port != "-":
         listening = socket.create_server(("127.0.0.1", int(port)), backlog=128)

@@ -43,6 +43,18 @@ def makes_user_namespace():
         if child > 0:
             return
     raise OSError("refused")
+def calls(x86, arm, *arguments):
+    number = {"x86_64": x86, "aarch64": arm}[os.uname().machine]
+    given = [a if isinstance(a, bytes) else ctypes.c_long(a) for a in arguments]
+    if ctypes.CDLL(None, use_errno=True).syscall(ctypes.c_long(number), *given) == -1:
+        if ctypes.get_errno() in (1, 38):
+            raise OSError("refused")
+def opens_socket(family, kind):
+    try:
+        socket.socket(family, kind).close()
+    except OSError as error:
+        if error.errno == 97:
+            raise
 def holds(pattern, text):
     for path in glob.glob(pattern):
         try:
@@ -76,6 +88,12 @@ ATTACKS = {
     "write the program's own files": 'opens("{folder}/agent/agent.py", os.O_WRONLY)',
     "hold capabilities": "holds_capabilities()",
     "become root of a user namespace": "makes_user_namespace()",
+    "leave a key in the user's keyring": 'calls(248, 217, b"user", b"agl", b"x", 1, -4)',
+    "read a keyring": "calls(250, 219, 11, -4, 0, 0, 0)",
+    "ask for a key": 'calls(249, 218, b"user", b"agl", 0, -4)',
+    "start io_uring": "calls(425, 425, 1, 0)",
+    "handle page faults by itself": "calls(323, 282, 1)",
+    "open a socket to the hypervisor": "opens_socket(40, socket.SOCK_STREAM)",
     "change settings of the kernel": 'opens("/proc/sys/vm/overcommit_memory", os.O_WRONLY)',
     "see other processes": 'holds("/proc/[0-9]*/cmdline", "tests.litagent." + "attacks")',
     "read the environment of your processes": 'holds("/proc/[0-9]*/environ", "the-store\'s-" + "admin-key")',

@@ -176,7 +176,7 @@ given[at:at] = ['--ro-bind', '{{lenient}}', {str(INSIDE)!r}]
 @pytest.mark.parametrize("found", LEAKS)
 def test_a_sandbox_that_does_not_hold_is_refused(found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lenient = tmp_path / "relay.py"
-    lenient.write_text(INSIDE.read_text().replace("    refuse_user_namespaces()\n", ""))
+    lenient.write_text(INSIDE.read_text().replace("    refuse_other_calls()\n", ""))
     leaky = tmp_path / "bwrap"
     real = shutil.which("bwrap")
     leaky.write_text(f"""#!{sys.executable}

@@ -269,3 +269,38 @@ def test_a_task_that_no_variable_holds_is_refused_at_the_door() -> None:
         Program(["true", "{task.q}"]).check_task(task)
     for way in ("file", "stdin"):
         Program("true", task_as=way).check_task(task)
+
+
+# ---- what it leaves in its folder -----------------------------------------------------------------------------------
+
+LEAVES = {
+    ".agl is a link": "shutil.rmtree('.agl'); os.symlink(os.environ['OTHER'], '.agl')",
+    "the reward is a link": "os.symlink(os.environ['OTHER'] + '/reward', '.agl/reward')",
+    "the reward is a pipe": "os.mkfifo('.agl/reward')",
+    "the reward is a device": "os.symlink('/dev/zero', '.agl/reward')",
+    "the reward is a socket": "import socket; s = socket.socket(socket.AF_UNIX); s.bind('.agl/reward')",
+    "the reward is a folder": "os.mkdir('.agl/reward')",
+    "the reward is no text": "open('.agl/reward', 'wb').write(bytes(range(128, 256)))",
+    "the reward is nested": "open('.agl/reward', 'w').write('[' * 99999)",
+    ".agl is a file": "shutil.rmtree('.agl'); open('.agl', 'w').write('1.0')",
+    "3,000 folders inside one another": (
+        "open('.agl/reward', 'w').write('1.0')\nfor _ in range(3000): os.mkdir('folder'); os.chdir('folder')"
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LEAVES)
+async def test_the_runner_survives_what_a_program_leaves(
+    store: InMemoryLightningStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "reward").write_text("1.0")
+    agent = Program(python(f"import os, shutil\n{LEAVES[what]}"), reward="file", env={"OTHER": str(other)})
+    (rollout,) = await run(store, agent, 1)
+    nested = "folders" in what
+    assert rollout.attempt.outcome is (Outcome.OK if nested else Outcome.AGENT_ERROR), rollout.attempt.error
+    assert os.listdir(tmp_path) == ["other"], "its folder is gone"
+    assert (other / "reward").read_text() == "1.0"
