@@ -155,6 +155,15 @@ def train(
     remote: Annotated[
         bool, typer.Option("--remote", help="No agent here: runners join from elsewhere (agl runner) and have it.")
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            help="Record in the store that is served at this URL (agl store). Without --agent its runners have it."
+        ),
+    ] = None,
+    key_file: Annotated[
+        Path | None, typer.Option(help="File with the key of --server; AGL_STORE_KEY if not given.")
+    ] = None,
     val_tasks: Annotated[Path | None, typer.Option(help="Tasks to validate on, never trained.")] = None,
     data: Annotated[
         Path | None,
@@ -264,7 +273,7 @@ def train(
             "There are no tasks to train on: give --tasks FILE, --data FILE with conversations, or --config with the "
             "run.json of a run."
         )
-    if agent is None and not remote and data is None:
+    if agent is None and not remote and data is None and server is None:
         agent = known_agent
         if agent is not None and config is not None:
             require_trust(config, [f"the agent {agent}"], trust=trust)
@@ -285,7 +294,9 @@ def train(
         timeout=timeout,
         concurrency=concurrency,
         n_runners=n_runners,
-        strategy="remote" if remote else strategy and strategy.value,
+        strategy="remote" if remote or (server and agent is None) else strategy and strategy.value,
+        server=server,
+        key_file=key_file,
         models=read_upstreams(upstream or [], upstream_key, upstream_price or [], upstream_limit or []),
         run_dir=run_dir,
         resume=resume,

@@ -107,7 +107,7 @@ class RunnerActors:
         need = Need("runner", self._count, {"CPU": self._options.cpus_per_runner})
         placement = await reserve([need], self._options, "SPREAD")
         try:
-            async with asyncio.TaskGroup() as keeping:
+            async with placement.watched(), asyncio.TaskGroup() as keeping:
                 for number in range(self._count):
                     keeping.create_task(self._keep(placement, number, address))
         except BaseExceptionGroup as several:

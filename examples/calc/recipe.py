@@ -1,4 +1,5 @@
-"""The settings `agl demo calc` trains with, and its tasks. `train.py` is the same as a script of your own."""
+"""The settings `agl demo calc` trains with, and its tasks. The same as a script of your own is in
+`docs/getting-started.md`."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from agentlightning.metrics import read_metrics
-from agentlightning.store import SqliteLightningStore
+from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.trainer.spending import spent_before
 from agentlightning.types.spending import Spent
 
@@ -126,6 +126,58 @@ async def check_calls(path: Path) -> None:
         calls = (await store.query_calls([rollout.rollout_id]))[rollout.rollout_id]
         assert len(calls) == 1
     await store.close()
+
+
+PLAIN = """
+import agentlightning as agl
+from openai import AsyncOpenAI
+
+@agl.rollout
+async def agent(task, llm):
+    client = AsyncOpenAI(base_url=llm.endpoint, api_key="dummy")
+    messages = [{"role": "user", "content": task["question"]}]
+    said = await client.chat.completions.create(model=llm.model, messages=messages, max_tokens=8)
+    return float(len(said.choices[0].message.content or "") % 2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("runners", [0, 1, 2], ids=["the agent here", "one runner", "two runners"])
+async def test_a_store_that_somebody_else_serves(tmp_path: Path, runners: int) -> None:
+    (tmp_path / "agent.py").write_text(PLAIN)
+    (tmp_path / "key").write_text("store-key\n")
+    (tmp_path / "tasks.jsonl").write_text('{"question": "What is 1 + 2?"}\n{"question": "What is 3 + 2?"}\n')
+    store = SqliteLightningStore(tmp_path / "elsewhere.db")
+    server = LightningStoreServer(store, port=0, admin_key="store-key")
+    await server.start()
+    settings = [f"--set={s}" for s in ("steps=1", "group_size=2", "tasks_per_step=2", "flat_steps=0")]
+    place = ["--server", server.endpoint]
+    here = ["--agent", "agent.py:agent"]
+    files = ["--tasks", "tasks.jsonl", "--run-dir", "run", "--key-file", "key", *place, *(here if not runners else [])]
+    trainer = start(tmp_path, "train", "--model", "calc", *files, *settings)
+    joined = [start(tmp_path, "runner", *place, *here, AGL_STORE_KEY="store-key") for _ in range(runners)]
+    try:
+        said, _ = await asyncio.to_thread(trainer.communicate)
+        rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+        assert [row["step"] for row in rows] == [1], said
+        assert len(list(await store.query_rollouts())) == 4
+        assert not (tmp_path / "run" / "store.db").exists()
+        assert "Traceback" not in said
+    finally:
+        for process in joined if trainer.poll() is not None else (trainer, *joined):
+            process.kill()
+            process.communicate()
+        await server.stop()
+        await store.close()
+
+
+def test_a_key_that_is_nowhere_is_said(tmp_path: Path) -> None:
+    (tmp_path / "tasks.jsonl").write_text('{"question": "What is 1 + 2?"}\n')
+    given = ["--tasks", "tasks.jsonl", "--model", "calc", "--server", "http://127.0.0.1:9", "--key-file", "nowhere"]
+    said, _ = start(tmp_path, "train", *given).communicate(timeout=60)
+    assert "cannot be read from nowhere" in said
+    assert "Traceback" not in said
 
 
 def test_nobody_to_run_the_agent_is_said_at_once(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ class RayBackend(EmbeddedBackend):
             )
             placement = await reserve(self._needs(cluster), self._options, self._options.placement)
             stack.push_async_callback(placement.give_back)
+            await stack.enter_async_context(placement.watched())
             self._at = LOOPBACK if cluster.host == LOOPBACK else None
             info = await self._start_learner(stack, placement)
             await self._start_sampling(stack, placement, info)

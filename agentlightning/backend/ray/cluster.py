@@ -15,13 +15,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentlightning.backend.ray.options import Layout, RayOptions
-from agentlightning.backend.ray.room import Need, has_room, too_small
+from agentlightning.backend.ray.room import Need, has_room, lacking, too_small, waiting
 from agentlightning.errors import ConfigError, EngineError, missing_extra
 
 logger = logging.getLogger(__name__)
 
 LOCAL = "local"
 LOOPBACK = "127.0.0.1"
+
+_LOOK_SECONDS = 2.0
+"""How often it is seen whether all that was reserved is on a machine."""
+_SAY_SECONDS = 5.0
+"""How long is waited in silence; then it is said after twice the time again, at least every …"""
+_SAY_AT_LEAST_SECONDS = 60.0
+
+_DUMPS = r"\[state-dump\]|lines of the Raylet logs|\((raylet|gcs_server)\) \w+\.cc:"
+"""What Ray's own processes write for those who look after them, and forward to the terminal; it is in their logs."""
 
 _lock = threading.Lock()
 _users = 0
@@ -71,6 +80,28 @@ class Placement:
         table = await asyncio.to_thread(placement_group_table, self.group)
         return dict(table["bundles_to_node_id"])
 
+    @asynccontextmanager
+    async def watched(self) -> AsyncIterator[None]:
+        """Within the block it is said what is waited for, when machines are lacking: at first, or after one died."""
+        saying = asyncio.create_task(self._say_what_is_lacking())
+        try:
+            yield
+        finally:
+            saying.cancel()
+            await asyncio.gather(saying, return_exceptions=True)
+
+    async def _say_what_is_lacking(self) -> None:
+        loop = asyncio.get_running_loop()
+        since, said = loop.time(), 0.0
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            needed = await asyncio.to_thread(_lacking, self.group)
+            if not needed:
+                since, said = loop.time(), 0.0
+            elif (waited := loop.time() - since) >= max(_SAY_SECONDS, min(2 * said, said + _SAY_AT_LEAST_SECONDS)):
+                said = waited
+                logger.warning("%s", waiting(needed, _free(), waited))
+
     async def give_back(self) -> None:
         """End what is in it. Idempotent."""
         from ray.util import remove_placement_group  # pyright: ignore[reportMissingImports]
@@ -88,8 +119,10 @@ async def reserve(needs: Sequence[Need], options: RayOptions, how: Layout) -> Pl
         hint = f"Waiting {options.wait_seconds:g} s for it to grow."
         logger.warning("%s", too_small(needs, _machines(), _free(), hint=hint))
     group = await asyncio.to_thread(placement_group, bundles, strategy=how)
-    if await asyncio.to_thread(group.wait, options.wait_seconds):
-        return Placement(group)
+    placement = Placement(group)
+    async with placement.watched():
+        if await asyncio.to_thread(group.wait, options.wait_seconds):
+            return placement
     hint = "Add machines, lower ranks, engines, cpus_per_… or gpus_per_…, or wait longer (wait_seconds)."
     words = too_small(needs, _machines(), _free(), hint=hint)
     await asyncio.to_thread(remove_placement_group, group)
@@ -108,6 +141,7 @@ def require_ray() -> None:
 async def connected(options: RayOptions, *, cpus: float) -> AsyncIterator[Cluster]:
     """The cluster that the options name, or one of this machine that has so many CPUs to count; one that this process
     is connected to already is taken as it is. Raises ConfigError without Ray, EngineError where there is no cluster."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _DUMPS)  # read when Ray is imported
     require_ray()
     address = options.address or os.environ.get("RAY_ADDRESS") or LOCAL
     if address.startswith("ray://"):
@@ -176,6 +210,17 @@ def this_machine() -> str:
 
     here = ray.get_runtime_context().get_node_id()
     return next(str(node["NodeManagerAddress"]) for node in ray.nodes() if node["NodeID"] == here)
+
+
+def _lacking(group: Any) -> dict[str, float]:
+    import ray  # pyright: ignore[reportMissingImports]
+    from ray.util import placement_group_table  # pyright: ignore[reportMissingImports]
+
+    table = placement_group_table(group)
+    if table["state"] == "CREATED":
+        return {}
+    alive = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+    return lacking(group.bundle_specs, dict(table["bundles_to_node_id"]), alive)
 
 
 def _machines() -> list[dict[str, float]]:

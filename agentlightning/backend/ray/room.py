@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 Resources = Mapping[str, float]
@@ -62,3 +62,20 @@ def too_small(needs: Sequence[Need], machines: Sequence[Resources], free: Resour
 def amounts(resources: Resources) -> str:
     """CPUs and GPUs in words."""
     return ", ".join(f"{resources.get(n, 0.0):g} {n}" for n in ("CPU", "GPU") if n == "CPU" or resources.get(n)) or "0"
+
+
+def lacking(bundles: Sequence[Resources], machines: Mapping[int, str], alive: Collection[str]) -> dict[str, float]:
+    """What the bundles need that are on no machine that is alive; `machines`: which each bundle is on."""
+    homeless = [bundle for number, bundle in enumerate(bundles) if machines.get(number, "") not in alive]
+    names = sorted({name for bundle in homeless for name in bundle})
+    return {name: sum(bundle.get(name, 0.0) for bundle in homeless) for name in names}
+
+
+def waiting(needed: Resources, free: Resources, seconds: float) -> str:
+    """What a run waits for, in words."""
+    parts = [f"{counted(n, needed[n])}, {free.get(n, 0.0):g} available" for n in ("CPU", "GPU") if needed.get(n)]
+    return f"Waiting for resources: needs {'; '.join(parts) or 'a machine'}, since {seconds:.0f} s."
+
+
+def counted(name: str, amount: float) -> str:
+    return f"{amount:g} {name}{'s' * (amount != 1)}"

@@ -116,7 +116,7 @@ class Release(Body):
 
 
 class Presence(Body):
-    timeout: float = Field(default=MAX_WAIT_SECONDS, ge=0.0, le=MAX_WAIT_SECONDS)
+    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
 
 
 class NewResources(Body):

@@ -12,7 +12,7 @@ from agentlightning.backend import check_backend
 from agentlightning.backend.ray.cluster import connected
 from agentlightning.backend.ray.folder import Packed, pack, unpack
 from agentlightning.backend.ray.options import RayOptions
-from agentlightning.backend.ray.room import Need, away_from, has_room, too_small
+from agentlightning.backend.ray.room import Need, away_from, has_room, lacking, too_small, waiting
 from agentlightning.errors import ConfigError, ModelError
 
 RANKS, ENGINE = Need("learner rank", 2, {"CPU": 1, "GPU": 1}), Need("engine", 1, {"CPU": 2})
@@ -42,6 +42,21 @@ def test_too_small_says_what_it_needs_and_what_is_there() -> None:
     words = too_small([RANKS, ENGINE], [{"CPU": 2}, {"CPU": 8, "GPU": 1}], {"CPU": 3, "GPU": 1}, hint="Wait.")
     assert "2 × learner rank with 1 CPU, 1 GPU and 1 × engine with 2 CPU" in words
     assert "2 machines (2 CPU; 8 CPU, 1 GPU), of which 3 CPU, 1 GPU are free. Wait." in words
+
+
+@pytest.mark.parametrize("alive", [{"a", "b"}, {"a"}, {"b"}, set()])
+def test_what_is_waited_for_after_machines_died(alive: set[str]) -> None:
+    bundles = [bundle for need in (RANKS, ENGINE) for bundle in need.bundles()]
+    machines = {0: "a", 1: "b", 2: "b"}
+    found = lacking(bundles, machines, alive)
+    assert found.get("CPU", 0) == sum({"a": 1, "b": 3}[name] for name in {"a", "b"} - alive)
+    assert found.get("GPU", 0) == len({"a", "b"} - alive)
+
+
+def test_waiting_says_what_is_needed_and_what_is_there() -> None:
+    assert waiting({"CPU": 3}, {"CPU": 2}, 14.2) == "Waiting for resources: needs 3 CPUs, 2 available, since 14 s."
+    both = waiting({"CPU": 1, "GPU": 2}, {"CPU": 4}, 5)
+    assert both == "Waiting for resources: needs 1 CPU, 4 available; 2 GPUs, 0 available, since 5 s."
 
 
 def test_one_bundle_on_each_other_machine() -> None:

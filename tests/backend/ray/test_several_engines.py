@@ -44,3 +44,11 @@ def test_weights_that_vanish_replace_an_engine_and_end_no_run() -> None:
     assert run["left"] == []
     assert "did not take the weights, in 3 tries" in words
     assert "do not fit" not in words
+
+
+def test_a_run_that_waits_for_resources_says_so() -> None:
+    command = [sys.executable, "-m", "tests.backend.ray.waiting"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found["then"]) == 1, "once for one event"
