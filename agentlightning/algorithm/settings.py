@@ -28,7 +28,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import LossSpec, as_loss
-from agentlightning.models.shape import ModelShape, read_shape
+from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
 from agentlightning.types import Outcome, RolloutConfig
 
 Loss = str | Callable[..., Any] | LossSpec
@@ -273,16 +273,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def logprob_gap_limit(self) -> float:
-        """How far engine and learner may be apart on the same token.
-
-        Ten times as far for gated delta nets in float32: when their weights move by as much as float32 rounds them, the
-        model's own log-probs move by ten times as much as those of attention (`tests/learner/test_conditioning.py`).
-        """
+        """How far engine and learner may be apart on the same token."""
         if self.max_logprob_gap is not None:
             return self.max_logprob_gap
         if self.dtype not in ("float32", "float64"):
             return 0.5
-        return 1e-2 if self.shape is not None and self.shape.delta_nets else 1e-3
+        return LOGPROB_GAP if self.shape is None else self.shape.logprob_gap
 
     def rate(self, done: int, taken: int, tasks: int) -> float:
         """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""

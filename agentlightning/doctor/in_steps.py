@@ -26,7 +26,7 @@ from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, warning
 from agentlightning.errors import ModelError
 from agentlightning.models import shipped_models
-from agentlightning.models.shape import read_shape
+from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
 
 RECENT = 8
 """Steps that are the recent ones."""
@@ -97,10 +97,10 @@ def _rate(evidence: Evidence) -> Iterator[Finding]:
 
 def _far_off(evidence: Evidence) -> Iterator[Finding]:
     """A rate that is far from what models of this size and kind learn with, where the reward does not rise."""
-    rate, usual = evidence.settings.get("learning_rate"), _usual_rate(evidence.settings)
-    rewards = evidence.series("reward")
-    if not rate or usual is None or len(rewards) < 2 * FEW or evidence.solved or has_risen(rewards):
+    rate, shape, rewards = evidence.settings.get("learning_rate"), _shape(evidence.settings), evidence.series("reward")
+    if not rate or shape is None or len(rewards) < 2 * FEW or evidence.solved or has_risen(rewards):
         return
+    usual = shape.learning_rate(adapter=evidence.settings.get("lora_rank") is not None)
     if not usual / FAR_OFF <= rate <= usual * FAR_OFF:
         times = f"{usual / rate:.0f} times below" if rate < usual else f"{rate / usual:.0f} times above"
         yield warning(
@@ -112,16 +112,15 @@ def _far_off(evidence: Evidence) -> Iterator[Finding]:
         )
 
 
-def _usual_rate(settings: Mapping[str, Any]) -> float | None:
-    """The default for the run's model, where that is on this machine."""
+def _shape(settings: Mapping[str, Any]) -> ModelShape | None:
+    """The sizes of the run's model, where that is on this machine."""
     model = settings.get("model")
     if not isinstance(model, str) or not (model in shipped_models() or Path(model).is_dir()):
         return None
     try:
-        shape = read_shape(model)
+        return read_shape(model)
     except ModelError:
         return None
-    return shape and shape.learning_rate(adapter=settings.get("lora_rank") is not None)
 
 
 def _no_updates(evidence: Evidence) -> Iterator[Finding]:
@@ -260,7 +259,9 @@ def _weights(evidence: Evidence) -> Iterator[Finding]:
 
 def _gap(evidence: Evidence) -> Iterator[Finding]:
     short = evidence.settings.get("dtype", "float32") not in ("float32", "float64")
-    limit = evidence.settings.get("max_logprob_gap") or (0.5 if short else 1e-3)
+    shape = _shape(evidence.settings)
+    usual = 0.5 if short else LOGPROB_GAP if shape is None else shape.logprob_gap
+    limit = evidence.settings.get("max_logprob_gap") or usual
     gaps = [*evidence.series("logprob_gap_max")[-RECENT:], *evidence.series("sync_gap")[-RECENT:]]
     if gaps and max(gaps) > limit / 2:
         yield warning(

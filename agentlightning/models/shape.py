@@ -17,6 +17,8 @@ from agentlightning.models.hub import config_from_hub
 
 BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
+LOGPROB_GAP = 1e-3
+"""How far two right ways to compute a log-prob in float32 are apart at most, of most models."""
 SMALL_MODEL, MOST_FOR_SMALL = 3e7, 8.0
 """Below so many parameters the learning rate grows with the root of how many times smaller a model is, and at most so
 many times."""
@@ -52,6 +54,15 @@ class ModelShape:
     def kv_numbers(self) -> int:
         """Keys and values of one token, in all layers."""
         return 2 * self.layers * (self.keys or self.hidden)
+
+    @property
+    def logprob_gap(self) -> float:
+        """How far two right ways to compute a log-prob in float32 may be apart.
+
+        Ten times as far for gated delta nets: when their weights move by as much as float32 rounds them, the model's
+        own log-probs move by ten times as much as those of attention (`tests/learner/test_conditioning.py`).
+        """
+        return 1e-2 if self.delta_nets else LOGPROB_GAP
 
     def activation_numbers(self, tokens: int) -> int:
         """What the layers keep of a pass of so many tokens for its gradient, without the attention scores.
