@@ -13,10 +13,11 @@ import tempfile
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any
+from urllib.parse import quote
 
 import aiohttp
 
@@ -25,6 +26,7 @@ from agent_lightning.runtime import air, current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
+from agentlightning.metrics.notebook import default_console
 from agentlightning.outgoing import http_session
 from agentlightning.runner.remote import Address, serve_rollouts
 from agentlightning.tracer import DummyTracer, OtelTracer
@@ -44,6 +46,11 @@ class Resource:
     model_api: str
     model: str
     api_key: str
+
+    def for_agent(self, name: str) -> Resource:
+        """The same for one of several agents; `train_agents` in the server's file chooses which are trained."""
+        url = f"{self.model_api.rstrip('/').removesuffix('/v1')}/agent/{quote(name, safe='')}/v1"
+        return replace(self, model_api=url)
 
 
 class Task(SimpleNamespace):
@@ -219,10 +226,15 @@ class Client:
 
     async def _wait(self) -> dict[str, Any]:
         """The status when it is over; each question waits on the server, and says there that this client lives."""
+        told = 0
         while True:
             status = await self._post("/status", {"client": self._id, "wait": STATUS_SECONDS})
             if status["state"] != "running":
                 return status
+            if (step := status.get("step") or 0) > told:
+                told, reward = step, status.get("reward")
+                earned = "" if reward is None else f": reward {reward:.3f}"
+                default_console().note(f"Step {step} of {status.get('steps')}{earned}")
 
     async def _post(self, path: str, body: dict[str, Any], seconds: float = 330.0) -> dict[str, Any]:
         async with self._answer(path, body, seconds) as response:

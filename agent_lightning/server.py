@@ -30,7 +30,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse
 from starlette.background import BackgroundTask
 
-from agent_lightning.settings import ALGORITHMS, Settings, device_of, make_algorithm, read_settings
+from agent_lightning.settings import ALGORITHMS, Settings, make_algorithm, of_gpus, read_settings
 from agent_lightning.trainings import CLIENT_SECONDS, Trainings
 from agentlightning.algorithm.checkpoint import model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
@@ -136,13 +136,14 @@ async def serve(
         await server.stop()
 
 
-def check_gpu() -> None:
-    """Raises ConfigError where torch finds no GPU. It is asked in another process: servers do not load torch."""
-    asked = [sys.executable, "-c", "import torch; torch.empty(0, device='cuda')"]
+def check_gpus(gpus: int) -> None:
+    """Raises ConfigError where torch finds fewer. It is asked in another process: servers do not load torch."""
+    asked = [sys.executable, "-c", f"import torch; torch.empty(0, device='cuda:{gpus - 1}')"]
     done = subprocess.run(asked, capture_output=True, text=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or ["the check failed"])[-1]
-        raise ConfigError(f"--gpus is 1, and there is no GPU to train on ({why}). Leave it out, or give 0.")
+        found = "no GPU" if gpus == 1 else "not so many GPUs"
+        raise ConfigError(f"--gpus is {gpus}, and there is {found} to train on ({why}). Leave it out, or give 0.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -151,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--model", help="a model's name, directory or Hugging Face id")
     parser.add_argument("--algorithm", help=", ".join(ALGORITHMS))
-    parser.add_argument("--gpus", type=int, help="1 trains on the GPU, 0 on the processor; else it is found out")
+    parser.add_argument("--gpus", type=int, help="how many to train on, 0 for the processor; else it is found out")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--config", type=Path, help="a YAML file with the sections model, training, runtime")
@@ -163,9 +164,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     given = parser.parse_args(arguments)
     try:
-        settings = replace(read_settings(given.config), device=device_of(given.gpus))
+        settings = read_settings(given.config)
+        settings = replace(settings, options={**settings.options, **of_gpus(given.gpus)})
         if given.gpus:
-            check_gpu()
+            check_gpus(given.gpus)
         settings = replace(settings, name=given.model or settings.name, algorithm=given.algorithm or settings.algorithm)
         key = os.environ.get("AGENT_LIGHTNING_API_KEY")
         run_sync(serve(settings, given.host, given.port, key, client_seconds=given.client_timeout))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.family import PPO, ReinforcePP
+from agentlightning.cli.configuration import FAMILY
 from agentlightning.errors import ConfigError
 from agentlightning.types import RolloutConfig
 
@@ -36,8 +37,8 @@ class Settings:
     """Clients record the spans of instrumented libraries; without it, the gateway's calls are what is recorded."""
     air_enabled: bool = True
     """Clients ask the rules of `air`; their rewards go to the calls that made the tool calls."""
-    device: str = "auto"
-    """By `--gpus`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Any other setting of the algorithm, by its name there."""
 
 
 SECTIONS: Mapping[str, Sequence[str]] = {
@@ -47,7 +48,16 @@ SECTIONS: Mapping[str, Sequence[str]] = {
     ),
     "runtime": ("nworkers", "auto_instrumentation", "air_enabled"),
 }
-ALGORITHMS: Mapping[str, type[GRPO]] = {"grpo": GRPO, "ppo": PPO, "reinforce++": ReinforcePP}
+ALGORITHMS: Mapping[str, type[GRPO]] = {
+    "grpo": GRPO,
+    "ppo": PPO,
+    "reinforce++": ReinforcePP,
+    **{name.lower(): kind for name, kind in FAMILY.items()},
+}
+OPTIONS = frozenset(f.name for f in fields(GRPO) if f.init) - {"model", "rollout_config", "learning_rate", "epochs"}
+"""What the sections `model` and `training` may hold besides."""
+MAX_TOKENS = 1024
+"""That a rollout may sample, unless the file says otherwise: a model that is not trained yet may never stop."""
 ENVIRONMENT = {
     "LIGHTNING_MODEL_PATH": "name",
     "LIGHTNING_RL_ALGORITHM": "algorithm",
@@ -74,13 +84,13 @@ def read_settings(path: Path | None, environment: Mapping[str, str] = os.environ
     return settings
 
 
-def device_of(gpus: int | None) -> str:
-    """What `--gpus` asks for. Raises ConfigError for more than one: a training computes on one device."""
+def of_gpus(gpus: int | None) -> dict[str, Any]:
+    """The settings that `--gpus` asks for: a rank of the learner on each. Raises ConfigError for no such number."""
     if gpus is None:
-        return "auto"
-    if gpus not in (0, 1):
-        raise ConfigError(f"--gpus is {gpus}; this server trains on one device: give 1, or 0 for the processor.")
-    return "cuda" if gpus else "cpu"
+        return {}
+    if gpus < 0:
+        raise ConfigError(f"--gpus is {gpus}; give how many to train on, or 0 for the processor.")
+    return {"device": "cuda" if gpus else "cpu", **({"ranks": gpus} if gpus > 1 else {})}
 
 
 def make_algorithm(settings: Settings, rollout_config: RolloutConfig) -> GRPO:
@@ -89,20 +99,20 @@ def make_algorithm(settings: Settings, rollout_config: RolloutConfig) -> GRPO:
     if kind is None:
         raise ConfigError(f"There is no algorithm '{settings.algorithm}'; there are {', '.join(ALGORITHMS)}.")
     options: dict[str, Any] = {"kl_coef": settings.kl_coef} if settings.kl_coef else {}
-    if kind is not PPO and settings.air_enabled:
+    if kind in (GRPO, ReinforcePP) and settings.air_enabled:
         options["credit"] = "return_to_go"  # so that a tool's reward goes to the call that made the tool call
-    return kind(
-        model=settings.name,
-        device=settings.device,
-        learning_rate=settings.learning_rate,
-        tasks_per_step=settings.batch_size,
-        group_size=settings.group_size,
-        epochs=settings.epochs,
-        steps=settings.steps,
-        max_context=settings.max_context,
-        rollout_config=rollout_config,
+    given = {
+        "learning_rate": settings.learning_rate,
+        "tasks_per_step": settings.batch_size,
+        "group_size": settings.group_size,
+        "epochs": settings.epochs,
+        "steps": settings.steps,
+        "max_context": settings.max_context,
+        "max_tokens": MAX_TOKENS,
         **options,
-    )
+        **settings.options,
+    }
+    return kind(model=settings.name, rollout_config=rollout_config, **given)
 
 
 def _load(path: Path) -> Any:
@@ -122,8 +132,13 @@ def _flat(sections: Any, path: Path) -> dict[str, Any]:
         known = SECTIONS.get(section)
         if known is None:
             raise ConfigError(f"{path}: there is no section '{section}'; there are {', '.join(SECTIONS)}.")
-        unknown = sorted(set(values or {}) - set(known))
+        more = set(values or {}) - set(known)
+        unknown = sorted(more - (OPTIONS if section != "runtime" else frozenset()))
         if unknown:
-            raise ConfigError(f"{path}: '{unknown[0]}' is no setting of '{section}'; it has {', '.join(known)}.")
-        given |= values or {}
+            others = "" if section == "runtime" else ", and the settings of the algorithm (docs/configuration.md)"
+            raise ConfigError(
+                f"{path}: '{unknown[0]}' is no setting of '{section}'; it has {', '.join(known)}{others}."
+            )
+        given |= {name: value for name, value in (values or {}).items() if name not in more}
+        given["options"] = {**given.get("options", {}), **{name: values[name] for name in more}}
     return given

@@ -114,7 +114,7 @@ class Trainings:
             model = self.settings.name if self.trained is None else str(model_path(self.trained))
             algorithm = Baseline(
                 model=model,
-                device=self.settings.device,
+                device=self.settings.options.get("device", "auto"),
                 mode=RolloutMode.TEST,
                 max_context=self.settings.max_context,
                 rollout_config=config,
@@ -138,7 +138,9 @@ class Trainings:
         if client is not None:
             run.hear(client)
         if not run.task.done():
-            return {"state": "stopped", "error": "The server was stopped."} if self._closing.is_set() else _RUNNING
+            return (
+                {"state": "stopped", "error": "The server was stopped."} if self._closing.is_set() else _progress(run)
+            )
         return _outcome(run)
 
     def leave(self, client: str) -> None:
@@ -234,7 +236,14 @@ class Trainings:
             await store.close()
 
 
-_RUNNING = {"state": "running"}
+def _progress(run: Run) -> dict[str, Any]:
+    """How far a training has come: its last step, of how many, and what it earned."""
+    try:
+        rows = read_metrics(run.trainer.run_dir / "metrics.jsonl")
+    except (OSError, ValueError):  # there is none yet, or a line is being written
+        rows = []
+    last = next((row for row in reversed(rows) if row.get("step")), {})
+    return {"state": "running", **{name: last.get(name) for name in ("step", "steps", "reward")}}
 
 
 def _rollout_config(timeout: float | None, max_retries: int) -> RolloutConfig:

@@ -27,9 +27,12 @@ def make_tasks() -> dict[str, list[dict[str, Any]]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    folder = parser.parse_args().folder
+    parser.add_argument("--data", type=Path, help="a file or folder of GSM8K or Calc-X, to take instead")
+    given = parser.parse_args()
+    folder = given.folder
     folder.mkdir(parents=True, exist_ok=True)
-    for part, tasks in make_tasks().items():
+    published = load_example("tools", "published").math(given.data) if given.data else None
+    for part, tasks in (published or make_tasks()).items():
         atomic_write(folder / f"{part}.jsonl", "".join(json.dumps(task) + "\n" for task in tasks))
         print(f"{folder / part}.jsonl: {len(tasks)} tasks")
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentlightning.cli.example import load_example
 from agentlightning.files import atomic_write
 
 SIZES = {"train": 208, "val": 60, "test": 200}
@@ -114,12 +115,30 @@ def write_data(folder: Path, seed: int = 0) -> dict[str, list[dict[str, str]]]:
     return tasks
 
 
+def write_given(folder: Path, data: Path, wikipedia: Path | None) -> dict[str, list[dict[str, str]]]:
+    """MuSiQue's questions, over its own paragraphs or a dump, in the files of the made ones; the tasks of each part."""
+    folder.mkdir(parents=True, exist_ok=True)
+    published, corpus = load_example("tools", "published"), folder / "corpus.jsonl"
+    parts, paragraphs = published.musique(data, corpus)
+    with corpus.open("w", encoding="utf-8") as file:
+        for document in published.wikipedia(wikipedia) if wikipedia else paragraphs:
+            file.write(json.dumps(document, ensure_ascii=False) + "\n")
+    for part, tasks in parts.items():
+        atomic_write(folder / f"{part}.jsonl", "".join(json.dumps(task) + "\n" for task in tasks))
+    return parts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, help="a file or folder of MuSiQue, to take instead")
+    parser.add_argument("--wikipedia", type=Path, help="with --data: the dump to search instead of its paragraphs")
     given = parser.parse_args()
-    for part, tasks in write_data(given.folder, given.seed).items():
+    written = (
+        write_given(given.folder, given.data, given.wikipedia) if given.data else write_data(given.folder, given.seed)
+    )
+    for part, tasks in written.items():
         print(f"{given.folder / part}.jsonl: {len(tasks)} tasks")
 
 

@@ -14,6 +14,8 @@ import os
 import random
 from pathlib import Path
 
+from agentlightning.cli.example import load_example
+
 from .questions import make_question
 from .sandbox import run_query
 from .schemas import SCHEMAS, make_database
@@ -45,8 +47,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", type=Path, help="Spider's folder, to take instead of making databases")
     options = parser.parse_args()
-    for part, tasks in make_data(options.folder, options.seed).items():
+    options.folder.mkdir(parents=True, exist_ok=True)
+    given = load_example("tools", "published").spider(options.data) if options.data else None
+    for part, tasks in (given or make_data(options.folder, options.seed)).items():
         (options.folder / f"{part}.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
         print(f"{options.folder / part}.jsonl: {len(tasks)} tasks")
 

@@ -24,6 +24,10 @@ def agent(resource, task):
         time.sleep(0.05)
     return first(resource, task)
 """
+SOON = """
+import agent_lightning.client
+agent_lightning.client.STATUS_SECONDS = 0.2  # so that a short training has time to say how it goes
+"""
 COMES = """
 second = agent
 def agent(resource, task):
@@ -49,13 +53,14 @@ def first_rollout(client: subprocess.Popen[str]) -> None:
 def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Path) -> None:
     with small_server(tmp_path, 3) as server:
         first = server.client(WAITS + TRAIN + AFTERWARDS)
-        second = server.client(COMES + TRAIN)
+        second = server.client(COMES + SOON + TRAIN)
         outputs = [client.communicate(timeout=240) for client in (first, second)]
     for (said, warned), client in zip(outputs, (first, second), strict=True):
         assert client.returncode == 0, warned
         assert "TrainingResult(steps=3" in said
         assert "cannot be reached" not in warned
     assert outputs[1][0].count("rollout\n") > 0
+    assert "Step 1 of 3: reward" in "".join(outputs[1])
     assert "Evaluation(reward=" in outputs[0][0]
     assert "rollouts=8, failed=0" in outputs[0][0]
     from transformers import AutoModelForCausalLM

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from agent_lightning import Resource
 from agent_lightning.exceptions import ServerConnectionError
 from agent_lightning.runtime import air, current_config, enable_air, set_config
-from agent_lightning.settings import Settings, device_of, make_algorithm, read_settings
+from agent_lightning.settings import Settings, make_algorithm, of_gpus, read_settings
 from agentlightning.errors import ConfigError
 from agentlightning.types import RolloutConfig
 
@@ -62,6 +63,7 @@ def test_the_environment_wins() -> None:
     [
         ("trainig: {}", "no section 'trainig'"),
         ("training: {lr: 1}", "'lr' is no setting of 'training'"),
+        ("runtime: {save_every: 1}", "'save_every' is no setting of 'runtime'"),
         ("training: {batch_size: many}", "'batch_size' is wrong"),
         ("training: [", "cannot be read"),
         ("runtime: {nworkers: 0}", "'nworkers' is 0"),
@@ -72,15 +74,36 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None
         read_settings(write(tmp_path, text), {})
 
 
-@pytest.mark.parametrize(("gpus", "device"), [(None, "auto"), (0, "cpu"), (1, "cuda")])
-def test_gpus_choose_the_device(gpus: int | None, device: str) -> None:
-    settings = Settings(device=device_of(gpus))
-    assert make_algorithm(settings, RolloutConfig()).device == device
+@pytest.mark.parametrize(
+    ("gpus", "device", "ranks"), [(None, "auto", 1), (0, "cpu", 1), (1, "cuda", 1), (4, "cuda", 4)]
+)
+def test_gpus_choose_the_device_and_how_many_ranks_learn(gpus: int | None, device: str, ranks: int) -> None:
+    made = make_algorithm(Settings(options=of_gpus(gpus)), RolloutConfig())
+    assert (made.device, made.ranks) == (device, ranks)
 
 
-def test_more_gpus_than_are_used_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--gpus is 4"):
-        device_of(4)
+def test_fewer_gpus_than_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="--gpus is -1"):
+        of_gpus(-1)
+
+
+EVERYTHING = """
+model: {name: calc, dtype: float32, lora_rank: 4, backend: embedded}
+training: {algorithm: DAPO, save_every: 3, max_tokens: 99, train_agents: solver, tasks_per_step: 5, credit: per_turn}
+"""
+
+
+def test_the_file_has_all_settings_of_the_algorithm(tmp_path: Path) -> None:
+    made = make_algorithm(read_settings(write(tmp_path, EVERYTHING), {}), RolloutConfig())
+    wanted = {"dtype": "float32", "lora_rank": 4, "backend": "embedded", "save_every": 3, "max_tokens": 99}
+    wanted |= {"train_agents": "solver", "tasks_per_step": 5, "credit": "per_turn", "dynamic_sampling": 2}
+    assert {name: getattr(made, name) for name in wanted} == wanted
+    assert make_algorithm(Settings(), RolloutConfig()).max_tokens == 1024
+
+
+def test_one_of_several_agents_has_an_address_of_its_own() -> None:
+    resource = Resource("http://127.0.0.1:1/key/k/rollout/r/attempt/a/v1", "m", "k")
+    assert resource.for_agent("a b").model_api == "http://127.0.0.1:1/key/k/rollout/r/attempt/a/agent/a%20b/v1"
 
 
 @pytest.mark.slow
