@@ -4,7 +4,7 @@
     calc_x      a file or folder of Calc-X: Parquet or JSON lines with question and result
     gsm8k       a file or folder of GSM8K: Parquet or JSON lines with question and answer, the number behind ####
     musique     a file or folder of MuSiQue: musique_ans_…_train.jsonl, …_dev.jsonl, with their paragraphs as the corpus
-    wikipedia   a dump in passages as a corpus: DPR's .tsv (id, text, title), JSON lines with contents, or title and text
+    wikipedia   a dump in passages as corpus: DPR's .tsv (id, text, title), JSON lines of contents, or title and text
 
 What cannot be a task is left out, and the number of tasks says how much that was. None of the data comes with this
 package.
