@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.metrics import read_metrics
+from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
+from agentlightning.metrics.standing import is_alive, standing
 
-RUN_FILE, METRICS_FILE, LIVE_FILE = "run.json", "metrics.jsonl", "live.json"
 MOST_LOOKED_AT = 2000
 """Entries of a folder."""
 
@@ -45,13 +46,15 @@ def _read(place: Path) -> dict[str, Any] | None:
         known = json.loads((place / RUN_FILE).read_text(encoding="utf-8"))
         began = float(known.get("start_time") or (place / RUN_FILE).stat().st_mtime)
         rows = steps_of(place)
-        going = (place / LIVE_FILE).exists()
+        status, error, going = known.get("status"), known.get("error"), is_alive(place)
         return {
             "run_id": str(known["run_id"]),
             "algorithm": str(known.get("algorithm") or ""),
             "agent": str(known.get("agent") or ""),
-            "status": "running" if going else "ended",
-            "error": None,
+            "name": place.name,
+            "status": status or ("running" if going else "ended"),
+            "standing": standing(status, error, alive=going)._asdict(),
+            "error": error,
             "start_time": began,
             "end_time": None if going or not rows else rows[-1].get("time"),
             "settings": dict(known.get("settings") or {}),

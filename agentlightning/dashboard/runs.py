@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from agentlightning.dashboard.curves import Curve, curve_of, steps_of
 from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.metrics.standing import standing
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run, RunEventKind
 
@@ -27,7 +29,8 @@ async def listed(store: SqlLightningStore, request: Request) -> Any:
     """The latest runs, each with its last metrics and a small curve of rewards; and those in folders beside."""
     found = await store.query_runs(sort_by="start_time", sort_order="desc", limit=MOST_RUNS)
     curves = await request.app.state.curves.of(list(found))
-    here = [_in_list(_head(run), run.settings, curve) for run, curve in zip(found, curves, strict=True)]
+    live = request.app.state.live
+    here = [_in_list(_head(run, live), run.settings, curve) for run, curve in zip(found, curves, strict=True)]
     known = {run.run_id for run in found}
     beside = [run for run_id, run in (await _beside(request)).items() if run_id not in known]
     others = [_in_list(_head_beside(run), run["settings"], curve_of(run["rows"])) for run in beside]
@@ -51,12 +54,14 @@ def _in_list(head: dict[str, Any], settings: Mapping[str, Any], curve: Curve) ->
     }
 
 
-def _head(run: Run) -> dict[str, Any]:
+def _head(run: Run, live: bool) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
+        "name": Path(str(run.state.get("run_dir") or run.run_id)).name,
         "algorithm": run.algorithm,
         "agent": run.agent,
         "status": run.status,
+        "standing": standing(run.status, run.error, alive=live)._asdict(),
         "error": run.error,
         "start_time": run.start_time,
         "end_time": run.end_time,
@@ -75,7 +80,7 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
     run_id = request.path_params["run_id"]
     run = await store.get_run_by_id(run_id)
     if run is not None:
-        return {**_head(run), "settings": shown(run.settings)}
+        return {**_head(run, request.app.state.live), "settings": shown(run.settings)}
     if (beside := (await _beside(request)).get(run_id)) is not None:
         return {**_head_beside(beside), "settings": shown(beside["settings"])}
     raise NotFoundError("There is no such run in this store. The list of runs shows those there are.")

@@ -22,10 +22,12 @@ from pydantic import BaseModel
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.league import League
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
-from agentlightning.errors import StoreError, message_of
+from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import StoreSink
+from agentlightning.metrics.standing import LIVE_FILE as LIVE_FILE
+from agentlightning.metrics.standing import write_end
 from agentlightning.runner.remote import Address
 from agentlightning.store import LightningStoreClient
 from agentlightning.store.base import LightningStore
@@ -36,9 +38,8 @@ from agentlightning.types.ids import random_hex
 
 logger = logging.getLogger(__name__)
 
-LIVE_FILE = "live.json"
 SERVED_FILE = "served.json"
-"""The same of a store that is only looked at, as by `agl dashboard`."""
+"""The same as LIVE_FILE, of a store that is only looked at, as by `agl dashboard`."""
 ANSWER_SECONDS = 5.0
 """A run that does not answer for so long is taken for dead."""
 
@@ -65,6 +66,7 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
         "settings": {name: getattr(algorithm, name) for name in names},
         "agent": name,
         "source": source,
+        "status": RunStatus.RUNNING.value,
         **(about or {}),
     }
     text = json.dumps(known, indent=2, default=_plain)
@@ -107,17 +109,22 @@ async def cancel_leftovers(store: LightningStore, run_id: str | None = None) -> 
 async def recorded(
     store: LightningStore, run: Run, sink: StoreSink, *, first_step: int, stopped: Callable[[], bool]
 ) -> AsyncIterator[None]:
-    """Begin the run in its store, write what `sink` is told, and say in the end what became of it."""
+    """Begin the run in its store, write what `sink` is told, and say in the end what became of it.
+
+    What the run itself finds unfit to learn from stops it, and so does who interrupts it; any other error is a failure.
+    """
     await store.begin_run(run, first_step=first_step)
-    status, reason = RunStatus.FAILED, "It was interrupted."
+    status, reason = RunStatus.STOPPED, None
     try:
         async with sink.writing():
             yield
         status, reason = (RunStatus.STOPPED if stopped() else RunStatus.SUCCEEDED), None
     except Exception as error:
+        status = RunStatus.STOPPED if isinstance(error, AgentError) else RunStatus.FAILED
         reason = message_of(error) or type(error).__name__
         raise
     finally:
+        write_end(Path(run.state["run_dir"]), status, reason)
         try:
             await store.update_run(run.run_id, status=status, error=reason, state={"doing": None})
         except StoreError as error:

@@ -23,7 +23,7 @@ class Run(Record):
     """One `fit`. Times are seconds since the epoch.
 
     `settings` are those of its algorithm; `state` is what changes on the way (what it does right now, its last step,
-    its folder); `error` is the message of a run that failed.
+    its folder); `error` says why a run failed or stopped; a run that its user stopped has none.
     """
 
     run_id: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ import pytest
 import agentlightning as agl
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.metrics import SilentConsole, Sink
+from agentlightning.metrics.standing import standing, standing_in
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import LIVE_FILE, SERVED_FILE, announced, connect
+from agentlightning.trainer.live import LIVE_FILE, RUN_FILE, SERVED_FILE, announced, connect
 from agentlightning.types import Run, RunStatus
 
 
@@ -52,7 +55,7 @@ class Steps(agl.Algorithm):
     def __init__(self) -> None:
         super().__init__()
         self.first_done, self.go_on = asyncio.Event(), asyncio.Event()
-        self.fails = False
+        self.fails: BaseException | None = None
 
     async def run(self, train_dataset: Any = None, val_dataset: Any = None) -> None:
         context = self.context
@@ -65,7 +68,7 @@ class Steps(agl.Algorithm):
             await self.go_on.wait()
         context.reporter.note("all done")
         if self.fails:
-            raise agl.AgentError("no luck")
+            raise self.fails
 
 
 @agl.rollout
@@ -128,16 +131,30 @@ async def _refused(*arguments: str) -> str:
     return " ".join(output.decode().split())
 
 
-async def test_a_run_that_failed_says_why_in_its_store(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "word"),
+    [
+        (None, RunStatus.SUCCEEDED, "succeeded"),
+        (agl.AgentError("no luck"), RunStatus.STOPPED, "stopped"),
+        (agl.ModelError("no luck"), RunStatus.FAILED, "failed"),
+        (ValueError("no luck"), RunStatus.FAILED, "failed"),
+        (asyncio.CancelledError(), RunStatus.STOPPED, "stopped by you"),
+    ],
+)
+async def test_how_a_run_ended_is_in_its_store_and_in_its_folder(
+    tmp_path: Path, error: BaseException | None, status: RunStatus, word: str
+) -> None:
     algorithm, store = Steps(), InMemoryLightningStore()
-    algorithm.fails = True
+    algorithm.fails = error
     algorithm.go_on.set()
     trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole(), store=store)
-    with pytest.raises(agl.AgentError):
+    with nullcontext() if error is None else pytest.raises(type(error)):
         await trainer.fit_async(agent, [0])
     (run,) = await store.query_runs()
-    assert (run.status, run.error) == (RunStatus.FAILED, "no luck")
+    why = "no luck" if isinstance(error, Exception) else None
+    assert (run.status, run.error) == (status, why)
     assert run.end_time is not None
+    assert standing(run.status, run.error, alive=False) == standing_in(tmp_path) == (word, why)
     await store.close()
 
 
@@ -164,6 +181,19 @@ async def test_two_runs_in_one_store_keep_apart(tmp_path: Path) -> None:
     assert seen["a"] != seen["b"]
     assert {run.run_id for run in await store.query_runs()} == seen["a"] | seen["b"]
     await store.close()
+
+
+def test_a_killed_run_died_and_one_of_an_earlier_version_ended(tmp_path: Path) -> None:
+    with socket.socket() as answering:
+        answering.bind(("127.0.0.1", 0))
+        answering.listen()
+        live = {"url": f"http://127.0.0.1:{answering.getsockname()[1]}", "key": None, "pid": 1}
+        (tmp_path / LIVE_FILE).write_text(json.dumps(live))
+        (tmp_path / RUN_FILE).write_text('{"status": "running"}')
+        assert standing_in(tmp_path).word == "running"
+    assert standing_in(tmp_path).word == "died"
+    (tmp_path / RUN_FILE).write_text("{}")
+    assert standing_in(tmp_path).word == "ended"
 
 
 async def test_a_door_that_a_killed_run_left_behind_is_recognised(tmp_path: Path) -> None:
