@@ -106,17 +106,24 @@ def _train(flat: dict[str, Any]) -> None:
 
 
 def _override(text: str) -> tuple[str, Any]:
-    """One `key=value` as Hydra writes it: `+` in front is accepted, values are JSON, true/false/null, or text."""
+    """One `key=value` as Hydra writes it: `+` in front is accepted, values are JSON, words, lists, or text."""
     key, equals, value = text.lstrip("+").partition("=")
     if not equals or not key:
         raise ConfigError(f"'{text}' is no key=value.")
+    return key, _value(value)
+
+
+def _value(text: str) -> Any:
     words = {"true": True, "false": False, "null": None, "none": None}
-    if value.lower() in words:
-        return key, words[value.lower()]
+    if text.lower() in words:
+        return words[text.lower()]
     try:
-        return key, json.loads(value)
+        return json.loads(text)
     except ValueError:
-        return key, value
+        pass
+    if text.startswith("[") and text.endswith("]"):  # the shell took the quotes away
+        return [_value(part.strip().strip("'\"")) for part in text[1:-1].split(",") if part.strip()]
+    return text
 
 
 def _tasks(file: str | Sequence[str]) -> list[Any]:

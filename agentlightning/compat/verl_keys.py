@@ -203,6 +203,9 @@ NO_MEANING: dict[str, str] = {
     "data.return_raw_chat": "a task goes to the agent as it is",
     "data.dataloader_num_workers": "tasks are a list",
     "trainer.use_legacy_worker_impl": _PLACES,
+    **dict.fromkeys(
+        ("trainer.rollout_data_dir", "trainer.validation_data_dir"), "the run's store has all rollouts: agl export"
+    ),
     "trainer.log_val_generations": "`agl show` shows what was said",
     "trainer.max_critic_ckpt_to_keep": "the critic is in the policy's checkpoints",
     "trainer.balance_batch": _LEARNER,
