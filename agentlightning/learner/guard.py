@@ -9,11 +9,14 @@ Shape letters: N tokens, S segments, E entries, V vocabulary.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from torch import Tensor
 
 from agentlightning.learner.base import PackedBatch
-from agentlightning.learner.forward import leaf_rows
 
 PROBE_TOKENS = 1024
 """How many tokens of a step are computed again to measure its update."""
@@ -22,23 +25,68 @@ PROBE_STATES = 256
 MOST_HALVINGS = 8
 
 
-def probe_of(batch: PackedBatch, *, rows: bool = False) -> PackedBatch:
-    """Some whole conversations of a batch, with what they share once: the first ones, and at least one. A batch that
-    is small enough is its own probe.
+def probes_of(batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+    """Some whole conversations of all batches of an update, at least one, with the entries to look at.
 
-    With `rows` they are counted as the separate rows that they are computed as.
+    Which they are follows from their tokens alone: however an update is packed, split or dealt among ranks, the same
+    states are compared.
     """
-    kept_N = np.zeros(len(batch.ids_N), dtype=bool)
-    entries: list[np.ndarray] = []
-    tokens = 0
-    for nodes_L, entries_R in leaf_rows(batch):
-        more = len(nodes_L) if rows else int((~kept_N[nodes_L]).sum())
-        if entries and tokens + more > PROBE_TOKENS:
-            return _part_of(batch, kept_N, np.concatenate(entries))
-        kept_N[nodes_L] = True
-        entries.append(entries_R)
-        tokens += more
-    return batch
+    leaves = sorted((leaf for number, batch in enumerate(batches) for leaf in _leaves(number, batch)), key=_content)
+    taken: list[_Leaf] = []
+    for leaf in leaves:
+        if taken and sum(one.tokens for one in taken) + leaf.tokens > PROBE_TOKENS:
+            break
+        taken.append(leaf)
+    owners = np.concatenate([np.full(len(leaf.entries()), leaf.number) for leaf in taken])
+    entries = np.concatenate([leaf.entries() for leaf in taken])
+    looked_at = np.unique(np.linspace(0, len(entries) - 1, min(len(entries), PROBE_STATES)).astype(np.int64))
+    owners, entries = owners[looked_at], entries[looked_at]
+    probes: list[PackedBatch] = []
+    for number in dict.fromkeys(owners.tolist()):
+        kept_N = np.zeros(len(batches[number].ids_N), dtype=bool)
+        for leaf in taken:
+            if leaf.number == number:
+                kept_N[leaf.nodes_L] = True
+        probes.append(_part_of(batches[number], kept_N, np.unique(entries[owners == number])))
+    return probes
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A conversation: the path from the root to a leaf of one of the batches."""
+
+    number: int
+    """Which batch it is in."""
+    batch: PackedBatch
+    nodes_L: np.ndarray
+    content: bytes
+
+    @property
+    def tokens(self) -> int:
+        return len(self.nodes_L)
+
+    def entries(self) -> np.ndarray:
+        """Those on its path, by their positions."""
+        entries = np.flatnonzero(np.isin(self.batch.source_E, self.nodes_L))
+        return entries[np.argsort(self.batch.positions_N[self.batch.source_E[entries]], kind="stable")]
+
+
+def _content(leaf: _Leaf) -> bytes:
+    return leaf.content
+
+
+def _leaves(number: int, batch: PackedBatch) -> Iterator[_Leaf]:
+    """Those that have entries."""
+    ends_S = np.append(batch.starts_S[1:], len(batch.ids_N))
+    trained = set((np.searchsorted(batch.starts_S, batch.source_E, side="right") - 1).tolist())
+    parents = set(batch.parents_S.tolist())
+    for leaf in (s for s in range(len(ends_S)) if s not in parents):
+        path = [leaf]
+        while batch.parents_S[path[-1]] >= 0:
+            path.append(int(batch.parents_S[path[-1]]))
+        if trained.intersection(path):
+            nodes_L = np.concatenate([np.arange(batch.starts_S[s], ends_S[s]) for s in reversed(path)])
+            yield _Leaf(number, batch, nodes_L, hashlib.sha256(batch.ids_N[nodes_L].tobytes()).digest())
 
 
 def _part_of(batch: PackedBatch, kept_N: np.ndarray, entries_E: np.ndarray) -> PackedBatch:
@@ -62,12 +110,6 @@ def _part_of(batch: PackedBatch, kept_N: np.ndarray, entries_E: np.ndarray) -> P
         temperature_E=batch.temperature_E[entries_E],
         kept_EK=None if batch.kept_EK is None else batch.kept_EK[entries_E],
     )
-
-
-def probed_states(probe: PackedBatch) -> np.ndarray:
-    """Which entries are looked at: all, or so many of them evenly spread."""
-    count = len(probe.targets_E)
-    return np.unique(np.linspace(0, count - 1, min(count, PROBE_STATES)).astype(np.int64))
 
 
 def divergence(new_EV: Tensor, old_EV: Tensor) -> float:

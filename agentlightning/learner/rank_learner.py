@@ -106,7 +106,7 @@ class RankLearner(TorchLearner):
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
         part = self._part(batch, whole_groups=compares_siblings(loss.name))
         result = super().forward_backward(part.batch, loss)
-        self._last, self._hidden_EH = batch, None  # what is known is of this rank's part
+        self._passed[-1] = batch  # and not this rank's part of it
         names, count = sorted(result.metrics), len(part.entries)
         sums = [result.loss, *(result.metrics[name] * count for name in names)]
         logprobs, total = self._gathered(result.logprobs, part, len(batch.source_E), sums)
@@ -172,9 +172,9 @@ class RankLearner(TorchLearner):
         above = super()._head
         return self._sharded(lambda: (above(hidden_EH, probe),))[0]
 
-    def _divergence(self, probe: PackedBatch, old_EV: Tensor) -> float:
+    def _divergence(self, probes: Sequence[PackedBatch], old_EV: Tensor) -> float:
         """All ranks compute it, and all go by the first one's: no rounding may lead them apart."""
-        found = torch.tensor([super()._divergence(probe, old_EV)], dtype=torch.float64)
+        found = torch.tensor([super()._divergence(probes, old_EV)], dtype=torch.float64)
         dist.broadcast(found, 0)
         return float(found[0])
 

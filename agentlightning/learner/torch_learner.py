@@ -6,7 +6,7 @@ Shape letters: E loss entries.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from agentlightning.learner.base import (
 )
 from agentlightning.learner.critic import Critic
 from agentlightning.learner.forward import Scores, distributions, score, why_no_tree
-from agentlightning.learner.guard import MOST_HALVINGS, divergence, probe_of, probed_states
+from agentlightning.learner.guard import MOST_HALVINGS, divergence, probes_of
 from agentlightning.learner.loss import Entries, compute_loss
 from agentlightning.learner.noise import Half, noise_measures, sampled
 from agentlightning.learner.optimizer import Optimizer
@@ -57,10 +57,8 @@ class TorchLearner:
         self.rows, self.why_rows = False, ""
         self._tried = False
         self._optimizer = self._make_optimizer()
-        self._last: PackedBatch | None = None
-        """What was learned from since the last step, or some of it."""
-        self._hidden_EH: Tensor | None = None
-        """Its entries' last hidden states."""
+        self._passed: list[PackedBatch] = []
+        """What was learned from since the last step."""
         self._half: Half | None = None
         """Of the gradient that is being added up."""
         self._routing: RoutingReplay | None = None
@@ -117,9 +115,7 @@ class TorchLearner:
     def forward_backward(self, batch: PackedBatch, loss: LossConfig) -> PassResult:
         """Add the gradients of the loss on `batch` to those that are there."""
         scores, value, metrics = self._loss(batch, loss)
-        self._last = batch
-        # Under a replay these are of other experts than those that the probe's tokens would take.
-        self._hidden_EH = scores.hidden_EH if self._routing is None else None
+        self._passed.append(batch)
         with self._replaying():  # what is computed a second time for its gradient, too
             value.backward()
         if self._routing is not None:
@@ -191,33 +187,30 @@ class TorchLearner:
 
     def _step(self, params: OptimParams) -> dict[str, float]:
         """One AdamW step, halved until it moves the policy no farther than `max_kl`; see `guard`."""
-        batch, self._last = self._last, None
-        hidden_EH, self._hidden_EH = self._hidden_EH, None
-        if params.max_kl is None or params.learning_rate == 0 or batch is None:
+        passed, self._passed = self._passed, []
+        if params.max_kl is None or params.learning_rate == 0 or not passed:
             self._optimizer.step(params)
             return {}
-        probe, before = probe_of(batch, rows=self.rows), self._optimizer.weights()
-        known = hidden_EH if probe is batch else None  # of the pass that the gradient came from
-        old_EV = self._distributions(probe, known)
+        probes, before = probes_of(passed), self._optimizer.weights()
+        old_EV = self._distributions(probes)
         self._optimizer.step(params)
-        kl, halvings = self._divergence(probe, old_EV), 0
+        kl, halvings = self._divergence(probes, old_EV), 0
         while kl > params.max_kl and halvings < MOST_HALVINGS:
             self._optimizer.halve_step(before)
-            kl, halvings = self._divergence(probe, old_EV), halvings + 1
+            kl, halvings = self._divergence(probes, old_EV), halvings + 1
         return {"kl_step": kl, "halvings": float(halvings)}
 
-    def _distributions(self, probe: PackedBatch, hidden_EH: Tensor | None = None) -> Tensor:
-        """Log-probs of every next token in the probe's states, [E, V]; `hidden_EH`: these, where they are known."""
+    def _distributions(self, probes: Sequence[PackedBatch]) -> Tensor:
+        """Log-probs of every next token in the probes' states, [E, V]."""
         with torch.no_grad():
-            return self._head(self._score(probe).hidden_EH if hidden_EH is None else hidden_EH, probe)
+            return torch.cat([self._head(self._score(probe).hidden_EH, probe) for probe in probes])
 
     def _head(self, hidden_EH: Tensor, probe: PackedBatch) -> Tensor:
-        chosen = self._tensor(probed_states(probe))
-        return distributions(self.policy.model, hidden_EH[chosen], self._tensor(probe.temperature_E)[chosen])
+        return distributions(self.policy.model, hidden_EH, self._tensor(probe.temperature_E))
 
-    def _divergence(self, probe: PackedBatch, old_EV: Tensor) -> float:
+    def _divergence(self, probes: Sequence[PackedBatch], old_EV: Tensor) -> float:
         """How far the policy has moved from what it was."""
-        return divergence(self._distributions(probe), old_EV)
+        return divergence(self._distributions(probes), old_EV)
 
     def move_reference(self, share: float) -> None:
         """Take the reference this share of the way to the policy."""

@@ -14,7 +14,7 @@ import torch
 from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch
 from agentlightning.learner.critic import Critic
 from agentlightning.learner.forward import leaf_rows
-from agentlightning.learner.guard import MOST_HALVINGS, PROBE_TOKENS, divergence, probe_of
+from agentlightning.learner.guard import MOST_HALVINGS, PROBE_STATES, PROBE_TOKENS, divergence, probes_of
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.learner.policy import load_policy
 from agentlightning.learner.torch_learner import TorchLearner
@@ -81,44 +81,48 @@ def widened(batch: PackedBatch, times: int) -> PackedBatch:
     return PackedBatch(**many)
 
 
-def test_the_probe_of_a_small_batch_is_the_batch(group_of_conversations: list[CreditedCall]) -> None:
-    """However many tokens its conversations would be as separate rows."""
-    calls = [c for n in range(20) for c in (replace(c, sequence=100 * n + c.sequence) for c in group_of_conversations)]
-    batch = pack(calls)
-    assert probe_of(batch) is batch
-
-
-@pytest.mark.parametrize("rows", [False, True])
-def test_the_probe_of_a_large_batch_is_whole_conversations(
-    group_of_conversations: list[CreditedCall], rows: bool
-) -> None:
+def test_the_probe_is_whole_conversations(group_of_conversations: list[CreditedCall]) -> None:
     batch = widened(pack(group_of_conversations), 40)
-    probe = probe_of(batch, rows=rows)
-    tokens = sum(len(nodes) for nodes, _ in leaf_rows(probe)) if rows else len(probe.ids_N)
+    (probe,) = probes_of([batch])
+    tokens = sum(len(nodes) for nodes, _ in leaf_rows(probe))
     assert PROBE_TOKENS / 2 < tokens <= PROBE_TOKENS
     assert rows_of(probe) <= rows_of(batch)
-    assert sum(len(entries) for _, entries in leaf_rows(probe)) == len(probe.targets_E) > 0
+    assert 0 < len(probe.targets_E) <= PROBE_STATES
 
 
-def test_a_small_step_is_measured_with_one_more_pass(
+def packings(calls: list[CreditedCall]) -> dict[str, list[list[CreditedCall]]]:
+    """The calls of an update in passes, whole rollouts in each."""
+    rollouts = sorted({c.sequence for c in calls})
+    each = [[c for c in calls if c.sequence == rollout] for rollout in rollouts]
+    half = len(each) // 2
+    return {
+        "one": [calls],
+        "two": [[c for one in each[:half] for c in one], [c for one in each[half:] for c in one]],
+        "another order": [[c for one in reversed(each) for c in one]],
+        "each": each[::-1],
+    }
+
+
+def test_a_step_measures_the_same_however_it_is_packed(
     tiny_model_dir: Path, group_of_conversations: list[CreditedCall]
 ) -> None:
-    """What the policy was is known from the pass of the gradient; only what it became is computed."""
-    learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
-    batch = pack(group_of_conversations)
-    learner.forward_backward(batch, LOSS)
-    tokens: list[int] = []
-    layer = learner.policy.model.model.layers[0]
-    watched = layer.register_forward_pre_hook(lambda _, given: tokens.append(given[0].shape[1]))
-    assert learner.optim_step(OptimParams(learning_rate=1e-6, max_kl=0.1)).metrics["halvings"] == 0
-    watched.remove()
-    assert tokens == [len(batch.ids_N)]
+    calls = group_of_conversations
+    assert len({c.sequence for c in calls}) > 1
+    found: dict[str, float] = {}
+    for name, parts in packings(calls).items():
+        learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
+        for part in parts:
+            learner.forward_backward(pack(part), LOSS)
+        found[name] = learner.optim_step(OptimParams(learning_rate=1e-4, max_kl=1e9)).metrics["kl_step"]
+    assert found["one"] > 0
+    for name, kl in found.items():
+        assert kl == pytest.approx(found["one"], rel=1e-3), (name, found)
 
 
 def test_the_probe_scores_as_the_batch_does(tiny_model_dir: Path, group_of_conversations: list[CreditedCall]) -> None:
     learner = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
     batch = widened(pack(group_of_conversations), 40)
-    probe, whole = probe_of(batch), learner.forward(batch)
+    (probe,), whole = probes_of([batch]), learner.forward(batch)
     known = {(int(t), round(float(x), 3)) for t, x in zip(batch.targets_E, whole, strict=True)}
     found = {(int(t), round(float(x), 3)) for t, x in zip(probe.targets_E, learner.forward(probe), strict=True)}
     assert len(found - known) <= len(found) // 10, "but for rounding"

@@ -66,7 +66,7 @@ class VerlLearner(TorchLearner):
         from agentlightning.learner.verl.tensors import put, sums_in, tensors_of
 
         refuse_filters(batch)
-        self._last = batch
+        self._passed.append(batch)
         reference_E = super().forward(batch, reference=True) if loss.needs_reference else None
         self._workers.ask("set_loss_fn", partial(row_loss, loss))
         logprobs_E = np.empty(len(batch.source_E), dtype=np.float32)
