@@ -32,6 +32,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if item.path in files]
 
 
+SYSTEM_PACKAGES = {
+    "bubblewrap": "bubblewrap",
+    "podman": "podman",
+    "chromium": "chromium",
+    "postgresql": "postgresql",
+    "node": "nodejs npm",
+}
+"""Debian's packages by a word of the reasons for which tests are skipped without them."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says which system packages bring skipped tests back."""
+    reasons = " ".join(str(report.longrepr) for report in terminalreporter.stats.get("skipped", [])).lower()
+    missing = [package for word, package in SYSTEM_PACKAGES.items() if word in reasons]
+    if missing:
+        terminalreporter.write_line(f"Some tests were skipped; they run after: apt-get install {' '.join(missing)}")
+
+
 CORPUS = [
     "What is 12 + 34 * 5? Use the calc tool.",
     'Call the tool like this: {"name": "calc", "arguments": {"a": 12, "op": "+", "b": 34}}',

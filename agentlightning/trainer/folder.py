@@ -64,7 +64,7 @@ def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
             f"(resume='{run_dir}', --resume {run_dir}), or give another run_dir."
         )
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # what agents said is its owner's
         with TemporaryFile(dir=run_dir):
             pass
     except OSError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 import agentlightning as agl
 from agentlightning.cli.configuration import agent_and_tasks, make_algorithm
 from agentlightning.litagent import FunctionAgent
+from agentlightning.trainer.folder import prepare_folder
 from agentlightning.trainer.live import describe
 from agentlightning.trainer.provenance import commit_of, hash_of, provenance
 from tests.typed import agl as agl_command
@@ -76,3 +77,8 @@ def test_a_run_with_a_league_can_be_repeated_from_its_file(tmp_path: Path) -> No
     algorithm = agl.GRPO(model="calc", league=agl.League(draw="uniform", size=2))
     describe(tmp_path, algorithm, FunctionAgent(lambda task: 1.0))
     assert make_algorithm(None, None, tmp_path / "run.json", []).plays == algorithm.plays
+
+
+def test_a_new_run_is_its_owners_to_read(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "run", resuming=False)
+    assert (tmp_path / "run").stat().st_mode & 0o777 == 0o700
