@@ -243,7 +243,13 @@ def gateway(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="AGL_API_KEY", help="Key that clients must send; one is made with --upstream-key."),
+    ] = None,
+    no_key: Annotated[
+        bool, typer.Option("--no-key", help="Let everybody on this machine spend by --upstream-key.")
+    ] = False,
     allow_host: agent_commands.AllowHost = None,
     keep_answers: Annotated[
         float, typer.Option(min=0, help="Minutes that a request may go on from an earlier answer by its id.")
@@ -274,6 +280,7 @@ def gateway(
         host=host,
         port=port,
         api_key=api_key,
+        open_to_all=no_key,
         allow_hosts=allow_host or [],
         strict=strict,
         keep_answers=keep_answers,

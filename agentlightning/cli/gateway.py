@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -46,16 +47,24 @@ def run_gateway(
     host: str,
     port: int,
     api_key: str | None,
+    open_to_all: bool = False,
     strict: bool,
     keep_answers: float,
     allow_hosts: Sequence[str] = (),
 ) -> None:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C. Who reaches a gateway with a provider's key can spend by it, so that such a gateway has a key
+    of its own unless it is `open_to_all`.
+    """
     not_empty(api_key, "--api-key")
     if not is_local_name(host) and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: give --api-key, or listen on 127.0.0.1.")
     not_empty(store_key, "--key")
     models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
+    if open_to_all and api_key is not None:
+        raise ConfigError("--no-key lets everybody on this machine in, and --api-key only those who have the key.")
+    made = api_key is None and not open_to_all and any(provider.api_key for provider in models.values())
+    if made:
+        api_key = secrets.token_urlsafe(24)
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     if strict and model is None:
@@ -65,6 +74,8 @@ def run_gateway(
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
     answers, place = RecentAnswers(seconds=60 * keep_answers), server or str(path)
+    key = f"\nClients send the key {api_key} (made for this start; --api-key gives one that stays, --no-key none)"
+    place += key if made else ""
     run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, answers, place, allow_hosts))
 
 

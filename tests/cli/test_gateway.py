@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from openai import AuthenticationError, OpenAI
 
@@ -41,7 +42,9 @@ def running(folder: Path, *arguments: str, **environment: str) -> Iterator[str]:
 async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None:
     with (
         running(tmp_path, "--model", "calc", "--path", "far.db", "--api-key", "far-key") as far,
-        running(tmp_path, "--upstream", f"policy={far}", "--path", "near.db", AGL_UPSTREAM_KEY="far-key") as near,
+        running(
+            tmp_path, "--upstream", f"policy={far}", "--path", "near.db", "--no-key", AGL_UPSTREAM_KEY="far-key"
+        ) as near,
         OpenAI(base_url=near, api_key="anything", max_retries=0) as client,
         OpenAI(base_url=far, api_key="wrong", max_retries=0) as stranger,
     ):
@@ -63,11 +66,38 @@ async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None
     assert calls["near.db"] == [], "the provider's tokens are its own"
 
 
+@pytest.mark.parametrize("given", ["none", "--no-key", "no upstream key"])
+def test_a_gateway_that_can_spend_has_a_key_unless_it_is_opened(tmp_path: Path, given: str) -> None:
+    arguments = ["--upstream", "m=http://127.0.0.1:9/v1", *(["--no-key"] if given == "--no-key" else [])]
+    environment = {**os.environ, **({} if given == "no upstream key" else {"AGL_UPSTREAM_KEY": "paid"})}
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with subprocess.Popen(
+        [*CALC, *arguments], cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        printed = process.stdout.readline() + process.stdout.readline()
+        url = re.search(r"at (http://\S+/v1)", printed)
+        key = re.search(r"send the key (\S+) ", process.stdout.readline()) if given == "none" else None
+        assert url is not None
+        refused = httpx.post(f"{url[1]}/chat/completions", json=body, timeout=30)
+        if given == "none":
+            assert refused.status_code == 401
+            assert key is not None
+            known = {"authorization": f"Bearer {key[1]}"}
+            passed = httpx.post(f"{url[1]}/chat/completions", json=body, headers=known, timeout=30)
+            assert passed.status_code == 502, "the provider is not there"
+        else:
+            assert refused.status_code == 502, "it went on to the provider"
+        process.send_signal(signal.SIGTERM)
+        process.stdout.read()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ([], "Say what to serve"),
         (["--upstream", "gpt"], "NAME=URL"),
+        (["--model", "calc", "--no-key", "--api-key", "k"], "only those who have the key"),
         (["--model", "calc", "--host", "0.0.0.0"], "give --api-key"),
     ],
 )
