@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "Other providers": ("upstream", "upstream_key", "upstream_price", "upstream_limit"),
     "Where it runs": (
-        *("backend", "backend_option", "address", "n_runners", "strategy", "server", "key", "secret_file"),
+        *("backend", "backend_option", "address", "n_runners", "strategy", "server", "key", "key_file", "secret_file"),
         *("max_rollouts", "give_up_after"),
     ),
     "The run": ("name", "run_dir", "resume", "log", "run", "as_json"),
