@@ -33,6 +33,8 @@ TYPED = {
         "agl show runs/calc-20250101-120000 --step 12 --reward-max 0",
         "agl show runs/calc-20250101-120000 --group 12-0",
         "agl agents",
+        "agl models",
+        "agl models --gpus 2xL4",
         "agl runs",
         "agl runs my-folder --json",
         "agl compare runs/a runs/b",

@@ -22,6 +22,7 @@ from agentlightning.algorithm.trend import (
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter
+from agentlightning.models import examples_first
 
 WATCHED_STEPS = 30
 """Steps after which the reward should have risen …"""
@@ -238,8 +239,9 @@ class Preflight:
             text = f"{_same(self._flat, rewards)} The run goes on with its next tasks. {_TOO_HARD}"
             self._tell(text, verdict=True)
         elif not self._learned and self._flat_steps and self._flat >= self._flat_steps:
+            advice = examples_first(self._settings.get("model")) if self._highest <= 0 else _TOO_HARD
             self._refuse(
-                f"{_same(self._flat, rewards)} {_TOO_HARD} To let a run wait longer for its first success, set "
+                f"{_same(self._flat, rewards)} {advice} To let a run wait longer for its first success, set "
                 "flat_steps (0: for ever)."
             )
 

@@ -29,7 +29,7 @@ from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
 from agentlightning.learner.catalog import LossSpec, as_loss
 from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
-from agentlightning.types import Outcome, RolloutConfig
+from agentlightning.types import Dataset, Outcome, RolloutConfig
 
 Loss = str | Callable[..., Any] | LossSpec
 """A name in `learner.catalog.LOSSES`, an import path, a function that has one, or what a loss needs besides."""
@@ -240,6 +240,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def examples(self) -> str | None:
         """What is learned where nothing is sampled, as a plural; None where it learns from what the engine samples."""
         return None
+
+    def check_data(self, train: Dataset[Any]) -> None:
+        """Raises ConfigError for training data that cannot be learned, before anything is loaded."""
 
     @property
     def samples(self) -> bool:

@@ -19,11 +19,17 @@ from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.source import Source
 from agentlightning.algorithm.units import Normalization
-from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
-from agentlightning.types import Attempt, Outcome, Rollout
+from agentlightning.types import Attempt, Dataset, Outcome, Rollout
 from agentlightning.types.arrays import Int32Array, np
+
+MEASURED_CHATS = 1_000
+"""Conversations whose length is looked at before the first step …"""
+MOST_CHECKED = 100_000
+"""… and those whose form is, before anything is loaded."""
+NO_CHAT = "It must be a chat: {'messages': [{'role': …, 'content': …}, …], 'tools': […]}, tools where there are any."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +102,10 @@ class SFT(GRPO):
     def examples(self) -> str | None:
         return {"rollouts": None, "chats": "conversations", "run": "recorded tasks"}.get(self.source, "examples")
 
+    def check_data(self, train: Dataset[Any]) -> None:
+        if self.source == "chats":
+            check_chats(train)
+
     def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
         rollouts = super().make_source(schedule, again)
         if self.from_run is not None:
@@ -118,6 +128,8 @@ class ChatSource:
     async def sample(self, step: int, position: int) -> Sampled | None:
         if self.is_over(position):
             return None
+        if self._rendering is None and (words := self._too_long()):
+            self._settings.context.reporter.warn(words)
         began = time.time()
         chosen = self._schedule.take(position, self._schedule.per_step)
         episodes = [chat_episode(self._chats, self._schedule.task(i), f"{step}-{i}") for i in chosen]
@@ -125,6 +137,21 @@ class ChatSource:
 
     async def close(self) -> None:
         await self._rollouts.close()
+
+    def _too_long(self) -> str | None:
+        """How many conversations do not fit the context in which agents are sampled, and by how much; None: all fit."""
+        shape, most = self._settings.shape, self._settings.max_context
+        limit = min(most, (shape and shape.max_context) or most)
+        chats = [self._schedule.task(i) for i in range(min(self._schedule.size, MEASURED_CHATS))]
+        lengths = [length_of(self._chats, chat) for chat in chats]
+        longer = [length for length in lengths if length > limit]
+        if not longer:
+            return None
+        return (
+            f"{len(longer)} of {len(chats)} conversations are longer than the context of {limit} tokens, the longest "
+            f"by {max(longer) - limit}. They are learned whole, which takes memory, and an agent cannot get so far: "
+            f"shorten them, or {'raise max_context' if limit == most else 'take a model with a longer context'}."
+        )
 
     @property
     def _chats(self) -> Any:
@@ -138,13 +165,39 @@ class ChatSource:
         return self._rendering
 
 
-def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
-    """A chat as a rollout with reward 1: every assistant message is a call whose response is to be learned."""
-    messages, tools = (chat["messages"], chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
-    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ConfigError("SFT(source='chats') takes chats: {'messages': [{'role': …, 'content': …}, …]}.")
+def check_chats(chats: Dataset[Any]) -> None:
+    """Raises ConfigError for the first that is no conversation to learn, with its number."""
+    for number in range(min(len(chats), MOST_CHECKED)):
+        try:
+            _messages_of(chats[number])
+        except ConfigError as error:
+            raise ConfigError(f"Of the conversations, number {number + 1} (counted from 1): {error}") from None
+
+
+def length_of(rendering: Any, chat: Any) -> int:
+    """Tokens of a conversation; 0 for one that cannot be written, which is said when it is learned."""
+    messages, tools = _messages_of(chat)
+    try:
+        return len(rendering.render(messages, tools))
+    except AgentLightningError:
+        return 0
+
+
+def _messages_of(chat: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Any] | None]:
+    """A conversation's messages and tools. Raises ConfigError for what is none, and where nothing is to be learned."""
+    messages, tools = (chat.get("messages"), chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise ConfigError(f"{NO_CHAT} It is {str(chat)[:200]}")
+    if not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise ConfigError(f"{NO_CHAT} Its messages are {str(messages)[:200]}")
     if not any(m["role"] == "assistant" for m in messages):
         raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
+    return messages, tools
+
+
+def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
+    """A chat as a rollout with reward 1: every assistant message is a call whose response is to be learned."""
+    messages, tools = _messages_of(chat)
     calls = []
     for i, message in enumerate(messages):
         if message["role"] == "assistant":

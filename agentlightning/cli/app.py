@@ -129,6 +129,7 @@ def evaluate(
 
 
 app.command()(look_commands.show)
+app.command()(look_commands.models)
 app.command()(look_commands.plan)
 app.command()(look_commands.doctor)
 app.command()(look_commands.why)

@@ -255,6 +255,23 @@ def why(
         raise typer.Exit(1)
 
 
+def models(
+    gpus: Annotated[
+        str | None, typer.Option(help="What there is: 4xH100, L4, or cpu; what this machine has if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List models to train: which ship, which are in the local cache, and what each takes on this machine.
+
+    agl models
+
+    agl models --gpus 2xL4
+    """
+    from agentlightning.cli.models import list_models
+
+    list_models(gpus, as_json=as_json)
+
+
 def plan(
     model: Annotated[
         str, typer.Option(help="A shipped model's name, a directory, a Hugging Face id, or a size such as 8B.")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "Start here": ("demo", "plan", "doctor", "run"),
+    "Start here": ("demo", "models", "plan", "doctor", "run"),
     "Train": ("train", "agents", "optimize", "eval"),
     "Look": ("runs", "show", "watch", "why", "compare", "whatif", "report", "dashboard"),
     "Use the model": ("serve", "export"),

@@ -130,9 +130,9 @@ def _show(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) 
     )  # fmt: skip
     out.print(_table(layout))
     if layout.fits:
-        seconds = ", ".join(f"{what} {_time(s)}" for what, s in layout.seconds.items() if s)
+        seconds = ", ".join(f"{what} {as_time(s)}" for what, s in layout.seconds.items() if s)
         at_once = f"{layout.at_once} contexts fit at once{' in each server' if layout.replicas > 1 else ''}"
-        out.print(f"\nA step takes about {_time(layout.step_seconds)}: {seconds}; {at_once}.", markup=False)
+        out.print(f"\nA step takes about {as_time(layout.step_seconds)}: {seconds}; {at_once}.", markup=False)
         out.print(f"\n  GRPO({_arguments(model, settings_of(job, layout))})", markup=False, soft_wrap=True)
         return
     out.print(
@@ -143,7 +143,7 @@ def _show(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) 
             f"{name}={value!r}" if name[0] != "-" else f"{name} {value}" for name, value in way.settings.items()
         )
         most = max(sum(parts.values()) for parts in way.layout.memory.values())
-        words = f"{gib(most)} with backend={way.layout.backend!r}, a step about {_time(way.layout.step_seconds)}"
+        words = f"{gib(most)} with backend={way.layout.backend!r}, a step about {as_time(way.layout.step_seconds)}"
         out.print(f"  {changed}: {words}", markup=False, soft_wrap=True)
 
 
@@ -166,7 +166,7 @@ def _arguments(model: str, settings: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in (named | settings).items())
 
 
-def _time(seconds: float) -> str:
+def as_time(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 120:

@@ -11,6 +11,7 @@ from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.preflight import never_called
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, share, warning
+from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
 from agentlightning.types.names import ELSEWHERE, NO_SUCH_PATH
 
@@ -252,8 +253,7 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
         yield problem(
             "constant_reward",
             f"Every one of {len(rated)} rollouts earned {rated[0].reward:g}: there is nothing to learn from.",
-            "Check the reward on an answer you know to be right and one you know to be wrong. If it tells them apart, "
-            "take easier tasks (always low) or harder ones (always high), or give partial rewards.",
+            _out_of_constant(rated[0].reward or 0.0, evidence),
             reward=rated[0].reward,
         )
         return
@@ -280,6 +280,17 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
         code, why = "no_variance", ". Tasks are either solved every time or never."
         fix = "Set dynamic_sampling=2, raise group_size or temperature, or give partial rewards."
     yield (problem if len(flat) >= 0.95 * len(groups) else warning)(code, words + why, fix, **numbers)
+
+
+def _out_of_constant(reward: float, evidence: Evidence) -> str:
+    """What to try where all rollouts earn the same."""
+    model = evidence.settings.get("model")
+    if reward <= 0 and model in KNOWS:
+        return examples_first(model)
+    check = "Check the reward on an answer you know to be right and one you know to be wrong. If it tells them apart, "
+    if reward > 0 or evidence.provider:
+        return check + "take easier tasks (always low) or harder ones (always high), or give partial rewards."
+    return f"{check}the tasks are too hard for the model as it is. {examples_first(model)}"
 
 
 def _ignores_the_answer(flat: Sequence[Sequence[Episode]]) -> bool:

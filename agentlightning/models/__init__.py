@@ -7,6 +7,8 @@ from pathlib import Path
 from agentlightning.errors import ModelError
 
 _HERE = Path(__file__).parent
+KNOWS = {"calc": "arithmetic with a calculator tool"}
+"""What each model that ships was taught; it can do nothing else."""
 
 
 def shipped_models() -> dict[str, Path]:
@@ -42,3 +44,13 @@ def resolve_model(name: str | Path) -> str:
             f"'Qwen/Qwen3-0.6B', or a model that ships with the package: {', '.join(shipped) or 'none'}."
         )
     return text
+
+
+def examples_first(model: object) -> str:
+    """What to do where a model solves none of the tasks: let it learn good conversations before rewards."""
+    only = f"The model {model} knows {KNOWS[model]} only. " if isinstance(model, str) and model in KNOWS else ""
+    return (
+        f"{only}Let it learn a few dozen good conversations first:  agl train --data chats.jsonl "
+        f"--model {model or 'MODEL'} --name sft  and then train from there:  agl train --model runs/sft …  "
+        "(docs/first-curve.md shows both.)"
+    )

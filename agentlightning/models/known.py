@@ -40,6 +40,9 @@ SIZES = {
 }
 """Qwen3's, but for 135m (SmolLM2) and 70b (Llama 3)."""
 
+TRIED = {"HuggingFaceTB/SmolLM2-135M-Instruct": ("135m", "agl demo sentiment trains an adapter on it")}
+"""Hugging Face ids whose weights were trained here: their size, and by what."""
+
 
 def is_size(model: str) -> bool:
     """Whether this is a size, and no folder of that name."""

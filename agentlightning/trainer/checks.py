@@ -168,6 +168,16 @@ def _no_agent(given: object) -> str:
     )
 
 
+def check_given(
+    algorithm: Algorithm, agent: LitAgent[Any], train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> None:
+    """Raises ConfigError for tasks that the algorithm cannot learn, or the agent cannot be given."""
+    if train is not None and isinstance(algorithm, TrainingSettings):
+        algorithm.check_data(train)
+    check_tasks(agent, "training", train)
+    check_tasks(agent, "validation", val)
+
+
 _MOST_CHECKED = 100_000
 """Tasks that an agent is asked about before a run begins."""
 

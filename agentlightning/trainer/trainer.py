@@ -56,12 +56,12 @@ from agentlightning.trainer.checks import (
     as_tasks,
     check_adapter,
     check_each,
+    check_given,
     check_models,
     check_parts,
     check_places,
     check_proxy,
     check_resources,
-    check_tasks,
     check_whole_numbers,
     has_endpoints,
     refuse_while_loading,
@@ -288,8 +288,7 @@ class Trainer(GivenByName):
             train_dataset = as_tasks("training", train_dataset)
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
-        check_tasks(agent, "training", train_dataset)
-        check_tasks(agent, "validation", val_dataset)
+        check_given(self.algorithm, agent, train_dataset, val_dataset)
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         away = away_runners(self, agent)  # before there are threads

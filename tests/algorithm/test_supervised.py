@@ -76,7 +76,7 @@ def test_reasoning_is_learned_too_also_before_and_after_a_tool() -> None:
 def test_what_is_no_chat_is_refused() -> None:
     with pytest.raises(ConfigError, match="nothing to learn"):
         chat_episode(load_rendering(resolve_model("calc")), CHAT[:2], "c")
-    with pytest.raises(ConfigError, match="takes chats"):
+    with pytest.raises(ConfigError, match="must be a chat"):
         chat_episode(load_rendering(resolve_model("calc")), {"messages": ["hello"]}, "c")
     with pytest.raises(ConfigError, match="'rollouts' or 'chats'"):
         agl.SFT(model="calc", source="books")  # pyright: ignore[reportArgumentType]
