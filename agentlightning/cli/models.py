@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from agentlightning.cli.plan import as_time
-from agentlightning.cli.safe import one_line, terminal
+from agentlightning.console import one_line, terminal
 from agentlightning.errors import AgentLightningError
 from agentlightning.models import KNOWS, shipped_models
 from agentlightning.models.hardware import Hardware, devices
