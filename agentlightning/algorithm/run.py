@@ -77,7 +77,11 @@ class TrainingRun:
         self._taken = 0
         """Tasks that these learned."""
         self._train = train
-        self._val = val if val is not None and len(val) and settings.val_every else None
+        given = val if val is not None and len(val) else None
+        self._val = given if settings.val_every else None
+        self._val_before = (
+            given if (settings.val_every > 0 if settings.val_before is None else settings.val_before) else None
+        )
         self._validated: Mapping[str, float | None] = {}
         """What the validation of the last step came to, if it was validated."""
         self._learned: Sampled | None = None
@@ -136,7 +140,7 @@ class TrainingRun:
         """Validate and save the model as it came, before the first step of a run; the validation reward, if it did."""
         if self.context.resume_from is not None:
             return None
-        found = await self._validation(self._val) if self._val is not None and self.settings.val_before else {}
+        found = await self._validation(self._val_before) if self._val_before is not None else {}
         if found:
             self.context.reporter.step({"step": 0, **found, "time": time.time()})
         await self._save(NOTHING)

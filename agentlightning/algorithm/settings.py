@@ -199,8 +199,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Deadline and retries of each rollout."""
     val_every: int = 10
     """Validate before the first step, every so many steps, and after the last; 0: never."""
-    val_before: bool = True
-    """Whether it is validated before the first step, too."""
+    val_before: bool | None = None
+    """Whether it is validated before the first step; None: where it is validated later on."""
     val_repeats: int = 1
     """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
     save_every: int = 10

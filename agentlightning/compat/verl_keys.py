@@ -18,7 +18,7 @@ from agentlightning.errors import ConfigError
 DUAL_CLIP_BOUND = 3.0
 """VERL's default for clip_ratio_c, and the only bound that `dual_clip` has."""
 NEVER = 10**9
-"""VERL's 0 and -1: not between the first step and the last."""
+"""VERL's 0 and -1: no checkpoint between the first step and the last."""
 LORA_ALPHA = 32
 """What an adapter's weights are multiplied with, over its rank."""
 ESTIMATORS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -57,6 +57,7 @@ DEFAULTS: dict[str, Any] = {
     "trainer.total_epochs": 30,
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
+    "trainer.val_before_train": True,
 }
 """VERL's own defaults, where they are not ours."""
 
@@ -67,6 +68,10 @@ def _same(value: Any) -> Any:
 
 def _often(value: Any) -> int:
     return NEVER if int(value) <= 0 else int(value)
+
+
+def _or_never(value: Any) -> int:
+    return max(int(value), 0)
 
 
 def _or_none(value: Any) -> Any:
@@ -118,7 +123,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "algorithm.lam": ("lam", float),
     "trainer.total_epochs": ("epochs", int),
     "trainer.total_training_steps": ("steps", _or_none),
-    "trainer.test_freq": ("val_every", _often),
+    "trainer.test_freq": ("val_every", _or_never),
     "trainer.val_before_train": ("val_before", bool),
     VAL + "temperature": ("val_temperature", float),
     VAL + "n": ("val_repeats", int),

@@ -132,6 +132,19 @@ async def test_validation_can_be_switched_off_with_its_tasks_given(tmp_path: Pat
     assert not any("val_reward" in m for m in rows)
 
 
+@pytest.mark.parametrize(
+    ("every", "before", "validated"),
+    [(1, None, [0, 1, 2]), (1, False, [1, 2]), (0, True, [0]), (0, None, []), (0, False, [])],
+)
+async def test_the_validation_before_the_first_step_has_a_setting_of_its_own(
+    tmp_path: Path, every: int, before: bool | None, validated: list[int]
+) -> None:
+    algorithm = Recorded(steps=2, val_every=every, val_before=before, val_rewards=[0.5] * len(validated))
+    await run(tmp_path, algorithm, range(100), range(3))
+    rows = read_metrics(tmp_path / "m.jsonl")
+    assert [m["step"] for m in rows if m.get("val_reward") is not None] == validated
+
+
 async def test_a_stop_during_validation_loses_no_step_of_the_metrics(tmp_path: Path) -> None:
     algorithm = Recorded(steps=8, val_every=3, save_every=10, val_rewards=[0.1, None])
     await run(tmp_path, algorithm, range(100), range(3))

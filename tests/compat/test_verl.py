@@ -136,8 +136,8 @@ def test_the_documented_configuration_becomes_settings(caplog: pytest.LogCapture
         ("actor_rollout_ref.actor.loss_agg_mode", "seq-mean-token-mean", "normalization", "sequence"),
         ("actor_rollout_ref.model.lora_rank", 8, "lora_rank", 8),
         ("actor_rollout_ref.model.lora_rank", 0, "lora_rank", None),
-        ("trainer.test_freq", -1, "val_every", 10**9),
-        ("trainer.test_freq", 0, "val_every", 10**9),
+        ("trainer.test_freq", -1, "val_every", 0),
+        ("trainer.test_freq", 0, "val_every", 0),
         ("trainer.save_freq", 0, "save_every", 10**9),
         ("trainer.val_before_train", False, "val_before", False),
         ("actor_rollout_ref.rollout.val_kwargs.temperature", 0.3, "val_temperature", 0.3),
@@ -416,6 +416,7 @@ def test_the_command_trains(tmp_path: Path) -> None:
         "data.max_prompt_length": 256,
         "data.max_response_length": 64,
         "trainer.val_before_train": "False",
+        "trainer.test_freq": 1,
         "actor_rollout_ref.rollout.val_kwargs.temperature": 0.4,
     }
     command += [f"{key}={value}" for key, value in settings.items()]
