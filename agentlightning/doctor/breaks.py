@@ -38,6 +38,8 @@ ADVICE = {
     "system_prompt_changed": "Keep the system prompt the same within a rollout; put what changes into the last "
     "message.",
     "tools_changed": "Offer the same tools, in the same order, in every call of a rollout.",
+    "template_changed": "Give the chat template the same arguments (chat_template_kwargs, effort, thinking on or "
+    "off) in every call of a rollout.",
     "history_edited": "Only add messages: an earlier one was changed, or left out.",
     "compaction": "The history was summarised. That costs one break each time: do it seldom, or raise max_context.",
     "sub_agent": "A conversation of its own, as a sub-agent has: nothing to mend.",
@@ -174,6 +176,7 @@ _WORDS = {
     "reasoning_stripped": "reasoning left out",
     "system_prompt_changed": "another system prompt",
     "tools_changed": "other tools",
+    "template_changed": "other arguments of the chat template",
     "history_edited": "an earlier message changed",
     "compaction": "history summarised",
     "sub_agent": "a conversation of its own",
@@ -239,7 +242,7 @@ _PERHAPS_APART = ("system_prompt_changed", "history_edited", "compaction", "tool
 
 def _cause(told: str, before: str, was: str, now: str, around: tuple[str, str]) -> str:
     """What the texts say beyond what the gateway could know."""
-    if told in ("tools_changed", "context_cleared", "cut_to_fit", "compaction"):
+    if told in ("tools_changed", "template_changed", "context_cleared", "cut_to_fit", "compaction"):
         return told
     if was.startswith("<think>") or (told == "reasoning_stripped"):
         return "reasoning_stripped"

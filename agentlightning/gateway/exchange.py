@@ -37,6 +37,18 @@ class AnswerSchema(msgspec.Struct, frozen=True):
     param: str
 
 
+class TemplateArgument(msgspec.Struct, frozen=True):
+    """What a request wants to give to the model's chat template."""
+
+    name: str
+    value: Any
+    param: str
+    """Where in the request it stands."""
+    hint: bool = False
+    """Whether it is the provider's own word for how much is thought: a chat format that has no such argument may have
+    a switch for it, and may be without."""
+
+
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request, whatever its dialect."""
 
@@ -60,6 +72,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of an answer, as far as it is not a tool call."""
     asked: Mapping[str, Any] = {}
     """Sampling settings by neutral name: temperature, top_p, top_k, max_tokens, stop, seed. Only those given."""
+    template: tuple[TemplateArgument, ...] = ()
+    """For the model's chat template; of two of one name the later one wins."""
+    arguments: Mapping[str, Any] = {}
+    """Those of them that the chat format has (`sampling.served`)."""
     measured: bool = False
     """Whether its texts are known to fit the model's context."""
     size: int | None = None

@@ -21,6 +21,13 @@ class Source(msgspec.Struct, frozen=True):
 
     path: str
     renderer: str | None
+    arguments: str = "{}"
+    """Of the chat template, as JSON: those of `Rendering.with_arguments`."""
+
+    @property
+    def base(self) -> Source:
+        """Without arguments."""
+        return Source(self.path, self.renderer)
 
 
 class ParsedCall(msgspec.Struct, frozen=True):
@@ -70,6 +77,17 @@ class Rendering(Protocol):
     @property
     def bare(self) -> bool:
         """Whether a response is plain text from its first token on, or else nothing but a call written as JSON."""
+        ...
+
+    @property
+    def arguments(self) -> frozenset[str]:
+        """The arguments of the chat template that a request may give."""
+        ...
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Rendering:
+        """The rendering that gives these to the chat template. Raises `ModelError` for a value that it does not take,
+        and for an argument that it does not have.
+        """
         ...
 
     def encode(self, text: str) -> Int32Array: ...

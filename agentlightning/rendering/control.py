@@ -45,6 +45,10 @@ class ControlTokens:
             return found, list(tools) if tools else None
         return found, self._split_in(list(tools), self._control)
 
+    def in_values(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Other values that a template may write."""
+        return {name: self._split_in(value, self._control) for name, value in values.items()}
+
     def _message(self, message: Message) -> Message:
         pattern = self._all if message["role"] == "tool" else self._control
         changed: Message = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +37,11 @@ _TAIL = 512
 _OPENING = 12
 """Tokens in which a prompt ends that begins the thoughts of a response, however `<think>` is written."""
 _TAIL_ONLY = frozenset({"qwen3", "prime-qwen3"})
+_MOST_VARIANTS = 64
+"""Sets of template arguments whose renderers are kept."""
+
+Vary = Callable[[Mapping[str, Any]], tuple[Any, Any | None]]
+"""The renderer and the one that keeps reasoning, both with these arguments. Raises what their constructors raise."""
 
 
 class RenderersRendering:
@@ -51,15 +58,21 @@ class RenderersRendering:
         marked: bool | None = None,
         bare: bool | None = None,
         calls: str | None = None,
+        arguments: frozenset[str] = frozenset(),
+        vary: Vary | None = None,
     ) -> None:
         """
         keeping: the same renderer told to keep all reasoning, if the format knows the difference.
         marked: whether single tokens delimit reasoning and tool calls; None if the name says so. Likewise `bare`.
         calls: the name of the format in which tool calls are written, if `name` does not say it.
+        arguments: of the chat template, that `vary` makes other renderers by.
         """
         self.name = name
         self.source: Source | None = None
         self.parses_tools = parses_tools
+        self.arguments = arguments
+        self._vary = vary
+        self._variants: OrderedDict[str, RenderersRendering] = OrderedDict()
         self._tokenizer = tokenizer
         self._renderer = renderer
         self._keeping = keeping or renderer
@@ -74,6 +87,36 @@ class RenderersRendering:
         self._control = ControlTokens(added_tokens(tokenizer))
         self._texts: dict[int, str] = {}
         self.longest_token = max(map(len, tokenizer.get_vocab()))
+
+    def with_arguments(self, arguments: Mapping[str, Any]) -> RenderersRendering:
+        if not arguments:
+            return self
+        key = msgspec.json.encode(arguments, order="deterministic").decode()
+        found = self._variants.get(key)
+        if found is None:
+            found = self._variant(arguments)
+            if self.source is not None:
+                found.source = msgspec.structs.replace(self.source, arguments=key)
+            self._variants[key] = found
+            while len(self._variants) > _MOST_VARIANTS:
+                self._variants.popitem(last=False)
+        return found
+
+    def _variant(self, arguments: Mapping[str, Any]) -> RenderersRendering:
+        """Made, and tried on a message: some values only fail where a template comes to them."""
+        unknown = sorted(set(arguments) - self.arguments)
+        if unknown or self._vary is None:
+            raise ModelError(f"The chat format '{self.name}' has no argument {', '.join(unknown)}.")
+        made = copy.copy(self)
+        try:
+            made._renderer, keeping = self._vary(self._control.in_values(arguments))
+        except (AssertionError, ValueError, KeyError, TypeError, ImportError, RecursionError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise ModelError(f"The chat format '{self.name}' does not take {dict(arguments)}: {why}") from error
+        made._keeping = keeping or made._renderer
+        made._vary = None
+        made.render([{"role": "user", "content": "?"}], None)
+        return made
 
     def encode(self, text: str) -> Int32Array:
         if SEAM in text:

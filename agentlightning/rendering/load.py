@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,13 @@ def _finished(name: str, options: Mapping[str, Any], tokenizer: Any, renderer: A
             f"Tool calls of {path} cannot be read back with the renderer '{name}'. Give the one that fits as "
             "`renderer`, or 'default' if the agents use no tools."
         )
-    return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True)
+
+    def vary(given: Mapping[str, Any]) -> tuple[Any, Any | None]:
+        told = {**options, **given}
+        return _create(name, told, tokenizer), _try(name, {"thinking_retention": "all", **told}, tokenizer)
+
+    arguments = frozenset() if ":" in name else renderer.config.template_field_names()
+    return RenderersRendering(name, tokenizer, renderer, keeping, parses_tools=True, arguments=arguments, vary=vary)
 
 
 def _by_template(
@@ -133,11 +140,20 @@ def _by_template(
         *((f.name, {}, f) for f in FORMATS if all(token in vocabulary for token in f.needs)),
     ]
     for name, parsers, format in ways:
-        made = _template_renderers(tokenizer, path, {**parsers, **options}, format)
+        vary = partial(_template_renderers, tokenizer, path, {**parsers, **options}, format)
+        made = vary({})
         if tools_survive(made[0]):
             logger.info("%s is rendered by its chat template; tool calls are read as '%s' writes them.", path, name)
             return RenderersRendering(
-                "default", tokenizer, *made, parses_tools=True, marked=name in MARKED, bare=name in BARE, calls=name
+                "default",
+                tokenizer,
+                *made,
+                parses_tools=True,
+                marked=name in MARKED,
+                bare=name in BARE,
+                calls=name,
+                arguments=_arguments_of(tokenizer),
+                vary=vary,
             )
     if tools_required:
         broken = trouble_with_tools(tokenizer, path, PROBE_TOOLS)
@@ -146,22 +162,30 @@ def _by_template(
             f"silently not work. Give as `renderer` the one that fits ({', '.join(_candidates())}), or 'default' if "
             "the agents use no tools."
         )
-    made = _template_renderers(tokenizer, path, {**thinking, **options}, None)
-    return RenderersRendering("default", tokenizer, *made, parses_tools=False)
+    vary = partial(_template_renderers, tokenizer, path, {**thinking, **options}, None)
+    arguments = _arguments_of(tokenizer)
+    return RenderersRendering("default", tokenizer, *vary({}), parses_tools=False, arguments=arguments, vary=vary)
 
 
 def _template_renderers(
-    tokenizer: Any, path: str, options: Mapping[str, Any], format: Format | None
+    tokenizer: Any, path: str, options: Mapping[str, Any], format: Format | None, given: Mapping[str, Any]
 ) -> tuple[TemplateRenderer, TemplateRenderer]:
-    """One that obeys the template about reasoning, one that keeps it."""
+    """One that obeys the template about reasoning, one that keeps it. `given`: arguments of a request."""
     named = [tokenizer.convert_tokens_to_ids(text) for text in (format.stops if format else ())]
     stops = dict.fromkeys([tokenizer.eos_token_id, *stop_tokens(path), *named])
     known = [token for token in stops if token is not None]
     obeying, keeping = (
-        TemplateRenderer(tokenizer, options=options, format=format, stops=known, keeps_reasoning=keeps)
+        TemplateRenderer(tokenizer, options={**options, **given}, format=format, stops=known, keeps_reasoning=keeps)
         for keeps in (False, True)
     )
     return obeying, keeping
+
+
+def _arguments_of(tokenizer: Any) -> frozenset[str]:
+    """The arguments of a tokenizer's own chat template."""
+    from agentlightning.rendering.sandbox import arguments_of  # which needs jinja2 and transformers
+
+    return arguments_of(tokenizer.chat_template) if isinstance(tokenizer.chat_template, str) else frozenset()
 
 
 def _require_renderers() -> None:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from functools import lru_cache, update_wrapper
 from typing import Any, cast
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Template, TemplateError, meta, nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 SECONDS = 2.0
@@ -33,6 +33,15 @@ _BETWEEN = 256
 """Steps between two looks at the clock."""
 _WIDTH = re.compile(r"\d{6}|\*|\{[^{}]*:[^{}]*\{")
 """A width in a format that writes hundreds of thousands of characters, or one that is given with the values."""
+_GIVEN = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "template", "given"),
+        *("conversation", "tokenize", "chat_template", "padding", "truncation", "max_length", "return_tensors"),
+        *("return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+        *("name", "tool_parser", "reasoning_parser", "thinking_retention"),
+    }
+)
+"""What every template is given, and what what calls it has names for."""
 _OPENS, _CLOSES = re.compile(r"\{%-?\s*(for|if|macro|call|filter|set|with|block)\b"), re.compile(r"\{%-?\s*end")
 
 
@@ -85,6 +94,12 @@ def render(template: str, messages: Iterable[Mapping[str, Any]], *, tools: Any, 
             )
         except (RecursionError, MemoryError, OverflowError, SyntaxError) as error:
             raise TemplateTooLarge(f"it goes too far: {type(error).__name__}") from error
+
+
+def arguments_of(template: str) -> frozenset[str]:
+    """The names that a template takes from outside, besides those that every template is given."""
+    names = meta.find_undeclared_variables(_environment().parse(template))
+    return frozenset(name for name in names - _GIVEN if not name.endswith("_token"))
 
 
 @lru_cache(maxsize=32)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.dialects import DIALECTS
-from agentlightning.gateway.serving.reading import as_served
+from agentlightning.gateway.sampling.served import as_served
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.store import InMemoryLightningStore

@@ -102,7 +102,6 @@ async def test_stop_token_ids_end_an_answer_and_are_no_part_of_its_text(site: Si
 
 async def test_the_rest_is_left_out_and_told(site: Site) -> None:
     fields = {
-        "chat_template_kwargs": {"enable_thinking": False},
         "min_tokens": 5,
         "prompt_logprobs": 1,
         "ignore_eos": True,

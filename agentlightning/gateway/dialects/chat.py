@@ -46,6 +46,7 @@ from agentlightning.gateway.dialects.tables.chat import (
     STREAM_OPTIONS,
     TOOLS,
 )
+from agentlightning.gateway.dialects.template import template_of
 from agentlightning.gateway.dialects.tools import (
     Origin,
     arguments_of_text,
@@ -120,6 +121,7 @@ class ChatDialect(Dialect):
             schema=json_schema_of(body.get("response_format"), "response_format", reading)
             or guided_schema(body, reading),
             asked=asked,
+            template=template_of(body, reading),
             left_out=reading.left_out,
             private=tools.origins,
         )

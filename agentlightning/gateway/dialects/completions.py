@@ -19,6 +19,7 @@ from agentlightning.gateway.dialects.fields import (
 from agentlightning.gateway.dialects.guided import guided_schema
 from agentlightning.gateway.dialects.tables.chat import STREAM_OPTIONS
 from agentlightning.gateway.dialects.tables.completions import FIELDS, NESTED
+from agentlightning.gateway.dialects.template import template_of
 from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
@@ -62,6 +63,7 @@ class CompletionsDialect(Dialect):
             return_token_ids=typed(body, "return_token_ids", bool, False),
             schema=guided_schema(body, reading),
             asked=asked,
+            template=template_of(body, reading),
             left_out=reading.left_out,
         )
 

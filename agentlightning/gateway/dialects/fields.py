@@ -60,7 +60,7 @@ class Reading:
                     raise unsupported(path, cannot.why)
                 self.unavailable(path, cannot.why)
             elif name in fields.harmless:
-                self._leave_out(path, _HARMLESS, "harmless")
+                self.harmless(path)
             else:
                 self.unknown(path)
 
@@ -75,12 +75,15 @@ class Reading:
             return kind
         path = f"{where}:{kind}"
         if kind in kinds.harmless:
-            self._leave_out(path, _HARMLESS, "harmless")
+            self.harmless(path)
         elif (why := kinds.why(kind)) is not None:
             self.unavailable(path, why)
         else:
             self.unknown(path)
         return None
+
+    def harmless(self, path: str) -> None:
+        self._leave_out(path, _HARMLESS, "harmless")
 
     def unknown(self, path: str) -> None:
         self._leave_out(path, _UNKNOWN, "unknown")

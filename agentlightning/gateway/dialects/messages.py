@@ -34,6 +34,7 @@ from agentlightning.gateway.dialects.tables.messages import (
     TOOL_CHOICE,
     TOOLS,
 )
+from agentlightning.gateway.dialects.template import effort_of, thinking_of
 from agentlightning.gateway.exchange import (
     Answer,
     AnswerSchema,
@@ -108,6 +109,10 @@ class MessagesDialect(Dialect):
             stream=typed(body, "stream", bool, False),
             schema=_schema(body, reading),
             asked=asked,
+            template=(
+                *effort_of(typed(body, "output_config", dict, {}), "effort", "output_config.effort"),
+                *thinking_of(body, reading),
+            ),
             prefilled=messages[-1]["role"] == "assistant",
             left_out=reading.left_out,
             cleared=bool(applied),

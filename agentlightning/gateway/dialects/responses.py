@@ -38,9 +38,11 @@ from agentlightning.gateway.dialects.tables.responses import (
     ITEMS,
     NESTED,
     PARTS,
+    REASONING,
     TEXT,
     TOOLS,
 )
+from agentlightning.gateway.dialects.template import effort_of
 from agentlightning.gateway.dialects.tools import (
     Origin,
     arguments_of_text,
@@ -91,6 +93,8 @@ class ResponsesDialect(Dialect):
             reading.unavailable("top_logprobs", f"it needs {_LOGPROBS} in 'include'")
         text = typed(body, "text", dict, {})
         reading.check(text, TEXT, "text")
+        reasoning = typed(body, "reasoning", dict, {})
+        reading.check(reasoning, REASONING, "reasoning")
         asked = asked_settings(body, SETTINGS)
         check_asked(asked)
         return CallRequest(
@@ -106,6 +110,7 @@ class ResponsesDialect(Dialect):
             top_logprobs=between(body, "top_logprobs", 0, 0, 20),
             schema=json_schema_of(text.get("format"), "text.format", reading),
             asked=asked,
+            template=effort_of(reasoning, "effort", "reasoning.effort"),
             left_out=reading.left_out,
             remember=messages if typed(body, "store", bool, True) else None,
             private={"body": {k: v for k, v in body.items() if k != "input"}, "origins": tools.origins},

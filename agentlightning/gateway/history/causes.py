@@ -15,7 +15,7 @@ _MOST_PROMPTS = 8
 def cause_of(keys: Keys, root: Entry, roots: Collection[Entry], walk: Walk, seen: Collection[bytes]) -> str:
     """The cause, should the request turn out to diverge.
 
-    root, roots: where histories with the request's tools begin, and where all do.
+    root, roots: where histories with the request's tools and template arguments begin, and where all do.
     walk: how far its messages are known.
     seen: keys of all messages that the session has seen.
     """
@@ -24,8 +24,9 @@ def cause_of(keys: Keys, root: Entry, roots: Collection[Entry], walk: Walk, seen
         return "history_edited"
     if walk.turn is not None:
         return "reasoning_stripped" if walk.turn.reasoned else "tokenizer_seam"
-    if any(walk_to(other, keys).turn for other in roots if other is not root):
-        return "tools_changed"
+    others = [other for other in roots if other is not root and walk_to(other, keys).turn]
+    if others:
+        return "template_changed" if any(other.loose == root.loose for other in others) else "tools_changed"
     known = [keys.similar(i) in seen for i in range(len(messages))]
     answers = [k for k, m in zip(known, messages, strict=True) if m["role"] == "assistant"]
     if messages[0]["role"] == "system" and not known[0] and any(known[1:]):

@@ -35,7 +35,7 @@ class Memory:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.roots: dict[bytes, Entry] = {}
-        """By the digest of the tools."""
+        """By the digest of the tools and of the chat template's arguments."""
         self.pieces: list[Piece] = []
         """Those that no tokens precede."""
         self.seen: dict[bytes, int] = {}

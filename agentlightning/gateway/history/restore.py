@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.history.tree import Turn
-from agentlightning.gateway.recording.records import CALL_ID, REMEMBERS_FROM, SAME_INPUT, message_of
+from agentlightning.gateway.recording.records import ARGUMENTS, CALL_ID, REMEMBERS_FROM, SAME_INPUT, message_of
 from agentlightning.gateway.sampling.settings import cut_off_by
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.store.base import LightningStore
@@ -31,6 +32,7 @@ class _Said:
     turn: Turn
     messages: list[Message]
     tools: Sequence[Tool] | None
+    arguments: Mapping[str, Any]
 
 
 async def restore(store: LightningStore, live: LiveAttempt, only: str | None = None) -> None:
@@ -80,9 +82,10 @@ def _add(live: LiveAttempt, call: Call, attributes: Attributes, input: Attribute
     messages = [*(parent.messages if parent else ()), *new]
     own_tools: Sequence[Tool] | None = json.loads(input.get("gen_ai.tool.definitions", "null"))
     tools = parent.tools if parent else own_tools
+    arguments = parent.arguments if parent else json.loads(input.get(ARGUMENTS, "{}"))
     answer: Message = outputs[0] if outputs else {"role": "assistant", "content": ""}
-    turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None)
-    said[info.call_id] = _Said(turn, [*messages, answer], tools)
+    turn = live.session(info.policy).restore(call, messages, tools, answer, parent.turn if parent else None, arguments)
+    said[info.call_id] = _Said(turn, [*messages, answer], tools, arguments)
     remembers_from = attributes.get(REMEMBERS_FROM)
     if remembers_from is not None:
         live.answered[info.response_id] = [*messages[remembers_from:], answer]

@@ -10,8 +10,10 @@ Two trees, both grown only: *entries* arrange messages (which request extends wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from agentlightning.gateway.history.causes import cause_of
 from agentlightning.gateway.history.keys import Keys, digest, similar_key
@@ -33,6 +35,8 @@ from agentlightning.rendering.messages import Message, Tool, with_tool_names
 from agentlightning.types.arrays import Float32Array, Int32Array
 from agentlightning.types.call import Call, Divergence, Segment, VersionRun
 
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+
 
 @dataclass(slots=True, frozen=True)
 class Question:
@@ -46,6 +50,8 @@ class Question:
     cause: str | None
     """Why it diverges, should it turn out to do so."""
     keys: Keys
+    arguments: Mapping[str, Any]
+    """What the request gives to the chat template."""
     left: str | None = None
     """The call that it goes on from, if that has left the session's memory."""
 
@@ -64,6 +70,7 @@ class Bridging:
     after: Turn
     messages: Sequence[Message]
     tools: Sequence[Tool] | None
+    arguments: Mapping[str, Any]
 
     @property
     def prompt_ids(self) -> Int32Array:
@@ -78,7 +85,7 @@ class Bridging:
         return not self.after.reasoned
 
     def by(self, rendering: Rendering) -> Int32Array | None:
-        return rendering.bridge(
+        return rendering.with_arguments(self.arguments).bridge(
             self.prompt_ids, self.response_ids, self.messages, self.tools, keep_reasoning=self.keep_reasoning
         )
 
@@ -105,15 +112,23 @@ class Session:
         question = self.look_up(messages, tools)
         return question.known or self.place(question, self.tokenise(question), segment_id)
 
-    def look_up(self, messages: Sequence[Message], tools: Sequence[Tool] | None, keys: Keys | None = None) -> Question:
-        """What the session knows of a request, before anything is tokenised. `keys` of its messages, if made before."""
-        root = self._root(tools)
+    def look_up(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] | None,
+        keys: Keys | None = None,
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    ) -> Question:
+        """What the session knows of a request, before anything is tokenised. `keys` of its messages, if made before;
+        `arguments` that it gives to the chat template.
+        """
+        root = self._root(tools, arguments)
         keys = keys or Keys(messages)
         walk = walk_to(root, keys)
         if walk.entry.depth == len(messages) and walk.entry.prompt is not None:
-            return Question(messages, tools, walk, walk.entry.prompt, None, keys)  # a retry, or siblings
+            return Question(messages, tools, walk, walk.entry.prompt, None, keys, arguments)
         left = self.memory.left(root.key, keys, walk.turn_depth)
-        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys, left)
+        return Question(messages, tools, walk, None, self._cause(keys, root, walk), keys, arguments, left)
 
     def tokenise(self, question: Question) -> Tokens:
         """The tokens of a request. Changes nothing."""
@@ -121,20 +136,21 @@ class Session:
         added = None if bridging is None else bridging.by(self._rendering)
         if bridging is not None and added is not None:
             return Tokens(added, bridging.after)
-        return Tokens(self._rendering.render(with_tool_names(question.messages), question.tools), None)
+        rendering = self._rendering.with_arguments(question.arguments)
+        return Tokens(rendering.render(with_tool_names(question.messages), question.tools), None)
 
     def bridging(self, question: Question) -> Bridging | None:
         """What of a request is to be tokenised after a turn; None if it is rendered anew."""
         turn, new = question.walk.turn, with_tool_names(question.messages)[question.walk.turn_depth :]
         if turn is None or not new or self._rerender or any(m["role"] == "assistant" for m in new):
             return None
-        return Bridging(turn, new, question.tools)
+        return Bridging(turn, new, question.tools, question.arguments)
 
     def place(self, question: Question, tokens: Tokens, segment_id: str) -> Prompt:
         """Add a request's tokens and messages to the trees."""
         start = question.walk.entry
         if start.gone or start.parent is None:  # it has left meanwhile, or is a root that none was placed below yet
-            start = walk_to(self._root(question.tools, keep=True), question.keys).entry
+            start = walk_to(self._root(question.tools, question.arguments, keep=True), question.keys).entry
         entry = self._insert(start, question.keys)
         if entry.prompt is None or tokens.after is not entry.prompt.parent:
             entry.prompt = self._prompt(question, tokens, entry, segment_id)
@@ -172,13 +188,14 @@ class Session:
         tools: Sequence[Tool] | None,
         answer: Message,
         parent: Turn | None,
+        arguments: Mapping[str, Any] = NO_ARGUMENTS,
     ) -> Turn:
         """Add a call that an earlier session served; its response's segment is stored, its prompt's is made anew."""
         call_id = call.info.call_id
         piece, _ = self._share(call.prompt_ids, f"{call_id}/restored")
         keys = Keys(messages)
         known = walk_to(
-            self._root(tools, keep=True), keys
+            self._root(tools, arguments, keep=True), keys
         ).entry  # as it was then, though the client left reasoning out
         prompt = Prompt(piece, self._insert(known, keys), parent, 0, None)
         self.memory.hold(prompt.entry, piece)
@@ -237,10 +254,11 @@ class Session:
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
-    def _root(self, tools: Sequence[Tool] | None, *, keep: bool = False) -> Entry:
-        """Where the histories with these tools begin; a new one stays if it is to be kept."""
-        key = digest(list(tools) if tools else None)
-        root = self.memory.roots.get(key) or Entry(parent=None, depth=0, key=key)
+    def _root(self, tools: Sequence[Tool] | None, arguments: Mapping[str, Any], *, keep: bool = False) -> Entry:
+        """Where the histories with these tools and arguments begin; a new one stays if it is to be kept."""
+        loose = digest(list(tools) if tools else None)
+        key = digest((loose.hex(), sorted(arguments.items()))) if arguments else loose
+        root = self.memory.roots.get(key) or Entry(parent=None, depth=0, key=key, loose=loose)
         return self.memory.roots.setdefault(key, root) if keep else root
 
     def _insert(self, entry: Entry, keys: Keys, depth: int | None = None) -> Entry:

@@ -58,9 +58,9 @@ class Entry:
     depth: int
     reasoning: str | None = None
     key: bytes = b""
-    """Its `exact_key`; of a root the digest of the tools."""
+    """Its `exact_key`; of a root the digest of the tools and of the chat template's arguments."""
     loose: bytes = b""
-    """Its `similar_key`."""
+    """Its `similar_key`; of a root the digest of the tools."""
     children: dict[bytes, list[Entry]] = field(default_factory=lambda: _NONE)
     """By exact message, ids of tool calls included; several, if the same was said after different reasoning."""
     similar: dict[bytes, list[Entry]] = field(default_factory=lambda: _NONE)

@@ -100,7 +100,7 @@ class LargeRequests:
 
     async def bridge(self, owner: Hashable, rendering: Rendering, bridging: Bridging) -> Int32Array | None:
         """`Rendering.bridge`."""
-        source = self._source(rendering)
+        source = self._source(rendering.with_arguments(bridging.arguments))
         if source is not None:
             sent = Bridge(
                 source,
@@ -164,11 +164,11 @@ class LargeRequests:
         if os.name != "posix" or not isinstance(rendering, RenderersRendering):
             return None
         source = rendering.source
-        return None if source in self._unloadable else source
+        return None if source is None or source.base in self._unloadable else source
 
     def _give_up(self, source: Source, why: str) -> None:
-        if source not in self._unloadable:
-            self._unloadable.add(source)
+        if source.base not in self._unloadable:
+            self._unloadable.add(source.base)
             logger.warning("Large requests to %s are handled in the gateway's own process: %s", source.path, why)
 
 

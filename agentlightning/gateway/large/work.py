@@ -40,6 +40,7 @@ from agentlightning.gateway.large.wire import (
 from agentlightning.gateway.limits import checked
 from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
 from agentlightning.gateway.sampling.constraint import constraint_of, encoded, grammar_of
+from agentlightning.gateway.sampling.served import as_served
 from agentlightning.gateway.sampling.size import COUNTED, LONG, fewest_tokens, least_of, size_of, texts_of, too_long
 from agentlightning.gateway.stable_prefix import parse_stable
 from agentlightning.rendering import Rendering, load_rendering
@@ -131,8 +132,12 @@ def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> An
             return _grammar(question)
 
 
-@cache
 def _rendering(source: Source) -> Rendering:
+    return _loaded(source.base).with_arguments(msgspec.json.decode(source.arguments))
+
+
+@cache
+def _loaded(source: Source) -> Rendering:
     try:
         return load_rendering(source.path, source.renderer)
     except (AgentLightningError, OSError) as error:
@@ -204,11 +209,13 @@ def _check_length(request: CallRequest, measure: Measure, stopped: Stopped) -> b
 
 
 def _count(request: CallRequest, measure: Measure, stopped: Stopped) -> int:
-    most, rendering = COUNTED * measure.max_context, _rendering(measure.source)
+    rendering = _rendering(measure.source)
+    request, most = as_served(request, rendering), COUNTED * measure.max_context
     fewest = fewest_tokens(request, rendering, lambda: _least(measure.source))
     if fewest >= most or rendering.exceeds(texts_of(request), most, stopped):
         raise too_long(max(fewest, most + 1), measure.max_context)
     try:
+        rendering = rendering.with_arguments(request.arguments)
         return len(rendering.render(with_tool_names(request.messages), request.tools))
     except ModelError as error:
         raise Refusal(str(error), code="invalid_messages", param="messages") from error

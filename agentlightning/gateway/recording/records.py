@@ -22,6 +22,9 @@ from agentlightning.types.names import CALL_ID, CHAT, EMBEDDINGS, LEFT_OUT, PARE
 REMEMBERS_FROM = "agentlightning.remembers_from"
 """On calls that a later stateful request may refer to: the index of the first message that is then taken over."""
 
+ARGUMENTS = "agentlightning.template_arguments"
+"""On the first call of a history: what its requests give to the chat template, as JSON."""
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Where in a trace a call belongs, and who made it; from the request's headers."""
@@ -62,6 +65,7 @@ def call_span(
     output: Message | None,
     same_input_as: str | None,
     tools: Sequence[Tool] | None,
+    arguments: Mapping[str, Any],
     prompt_tokens: int,
     response_tokens: int,
     remembers_from: int | None,
@@ -90,6 +94,8 @@ def call_span(
         attributes["gen_ai.output.messages"] = _json([{**_parts(output), "finish_reason": info.finish_reason}])
     if tools:
         attributes["gen_ai.tool.definitions"] = _json(tools)
+    if arguments:
+        attributes[ARGUMENTS] = _json(arguments)
     if remembers_from is not None:
         attributes[REMEMBERS_FROM] = remembers_from
     if left_out:

@@ -134,9 +134,10 @@ class Planner:
         await self._check_texts(texts, live, most, marks=False)
         try:
             messages = with_tool_names(request.messages)
+            rendering = self._rendering.with_arguments(request.arguments)
             if is_short(messages, request.tools):
-                return len(self._rendering.render(messages, request.tools))
-            return len(await self._large.render(live.key, self._rendering, messages, request.tools))
+                return len(rendering.render(messages, request.tools))
+            return len(await self._large.render(live.key, rendering, messages, request.tools))
         except ModelError as error:
             raise Refusal(str(error), code="invalid_messages", param="messages") from error
 
@@ -221,11 +222,11 @@ class Planner:
             for start in range(0, len(request.messages) - MANY, MANY):
                 keys.make(start, start + MANY)
                 await asyncio.sleep(0)
-        question = session.look_up(request.messages, request.tools, keys)
+        question = session.look_up(request.messages, request.tools, keys, request.arguments)
         if question.left is None or live.recall is None:
             return question
         await live.recall(question.left)
-        return session.look_up(request.messages, request.tools, keys)
+        return session.look_up(request.messages, request.tools, keys, request.arguments)
 
     async def _tokenised(self, session: Session, question: Question, live: LiveAttempt) -> Tokens:
         """`Session.tokenise`, elsewhere where it takes long."""
@@ -238,9 +239,10 @@ class Planner:
             if added is not None:
                 return Tokens(added, bridging.after)
         messages = with_tool_names(question.messages)
+        rendering = self._rendering.with_arguments(question.arguments)
         if is_short(messages, question.tools):
-            return Tokens(self._rendering.render(messages, question.tools), None)
-        return Tokens(await self._large.render(live.key, self._rendering, messages, question.tools), None)
+            return Tokens(rendering.render(messages, question.tools), None)
+        return Tokens(await self._large.render(live.key, rendering, messages, question.tools), None)
 
     async def _length(self, session: Session, question: Question, live: LiveAttempt) -> int:
         """How many tokens the prompt of a request has, as the session would continue it."""

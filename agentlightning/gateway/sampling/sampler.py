@@ -259,7 +259,7 @@ class Sampler:
         first = f"{arrival.response_id}:0"
         messages = arrival.request.messages[asked.prompt.new_from :] if info.choice == 0 else ()
         remembered = arrival.request.remember
-        tools = arrival.request.tools if asked.prompt.parent is None and info.choice == 0 else None
+        begins = asked.prompt.parent is None and info.choice == 0
         left_out = arrival.live.unrecorded(arrival.request.left_out)
 
         def draft() -> CallRecord:
@@ -269,7 +269,8 @@ class Sampler:
                 input_messages=messages,
                 output=output,
                 same_input_as=first if info.choice else None,
-                tools=tools,
+                tools=arrival.request.tools if begins else None,
+                arguments=arrival.request.arguments if begins else {},
                 prompt_tokens=len(asked.prompt_ids),
                 response_tokens=response_tokens,
                 remembers_from=None if remembered is None else len(arrival.request.messages) - len(remembered),

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
 from agentlightning.gateway.attempts import LiveAttempt
 from agentlightning.gateway.dialects import DIALECTS, Route
 from agentlightning.gateway.dialects.fields import check_strict, required
@@ -19,11 +17,10 @@ from agentlightning.gateway.limits import RequestLimits, checked, decode, in_bac
 from agentlightning.gateway.prompts import with_prompts
 from agentlightning.gateway.recording.records import Place
 from agentlightning.gateway.routing.upstream import Upstream
+from agentlightning.gateway.sampling.served import as_served
 from agentlightning.gateway.serving.answering import Target, while_connected
 from agentlightning.gateway.serving.http import Receive
 from agentlightning.gateway.stable_prefix import parse_stable
-from agentlightning.rendering import Rendering
-from agentlightning.types.left_out import LeftOut
 
 _MOST_RECALLED = 8
 """Answers of one request; each time it is read anew."""
@@ -60,17 +57,6 @@ class Incoming:
     means the first model."""
     model: str = "unknown"
     """What is asked, once it is known."""
-
-
-def as_served(request: CallRequest, rendering: Rendering) -> CallRequest:
-    """The request without what its model's chat format cannot do and an answer can do without."""
-    if request.parallel_tool_calls or not request.tools or request.tool_choice.mode == "required":
-        return request
-    if rendering.markers is not None and rendering.markers.tool_close is not None:
-        return request
-    why = f"with the renderer '{rendering.name}' nothing ends an answer after its first call"
-    left_out = (*request.left_out, LeftOut("parallel_tool_calls", why, "unavailable"))
-    return msgspec.structs.replace(request, parallel_tool_calls=True, left_out=left_out)
 
 
 class Reader:

@@ -26,6 +26,7 @@ from agentlightning.gateway.dialects.gemini.requests import (
     messages_of,
     named,
     system_of,
+    thought_of,
     tools_of,
 )
 from agentlightning.gateway.dialects.tables.gemini import FIELDS, GENERATION, NESTED, THINKING
@@ -91,6 +92,7 @@ class GeminiDialect(Dialect):
             top_logprobs=between(config, "logprobs", 0, 0, MOST_TOP_LOGPROBS),
             schema=answer_schema_of(config, reading),
             asked=asked_of(config),
+            template=thought_of(thinking, reading),
             prefilled=messages[-1]["role"] == "assistant",
             left_out=reading.left_out,
             private={"thoughts": typed(thinking, "includeThoughts", bool, False), "sse": given.get("alt") == "sse"},

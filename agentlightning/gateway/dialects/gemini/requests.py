@@ -21,7 +21,8 @@ from agentlightning.gateway.dialects.fields import (
 from agentlightning.gateway.dialects.gemini.schemas import camel_case, json_schema_of
 from agentlightning.gateway.dialects.gemini.signatures import reasoning_in, unwrapped
 from agentlightning.gateway.dialects.tables import gemini as tables
-from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice
+from agentlightning.gateway.dialects.template import effort_of, no_thought
+from agentlightning.gateway.exchange import AnswerSchema, Refusal, TemplateArgument, ToolChoice
 from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering.messages import Message, Tool
 
@@ -46,6 +47,18 @@ def named(given: Any, fields: Fields, where: str, reading: Reading) -> dict[str,
     found = camel_case(given, {*fields.honoured, *fields.harmless, *fields.unavailable})
     reading.check(found, fields, where)
     return found
+
+
+def thought_of(thinking: Mapping[str, Any], reading: Reading) -> tuple[TemplateArgument, ...]:
+    """How much is to be thought: a level, or no tokens at all. Other budgets of tokens are hints."""
+    where = "generationConfig.thinkingConfig"
+    budget = typed(thinking, "thinkingBudget", int, None)
+    level = effort_of(thinking, "thinkingLevel", f"{where}.thinkingLevel")
+    if budget == 0:
+        return (*level, no_thought(f"{where}.thinkingBudget"))
+    if budget is not None:
+        reading.harmless(f"{where}.thinkingBudget")
+    return () if thinking.get("thinkingLevel") == "THINKING_LEVEL_UNSPECIFIED" else level
 
 
 def asked_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from agentlightning.gateway.dialects.tables.common import (
     FORMATS,
     HOSTED,
     MEDIA,
+    THINKING,
 )
 
 FIELDS = Fields(
@@ -38,6 +39,8 @@ FIELDS = Fields(
         "max_completion_tokens",
         "stop",
         "seed",
+        "reasoning_effort",
+        "thinking",
         *EXTRAS_HONOURED,
     ),
     harmless=(
@@ -50,7 +53,6 @@ FIELDS = Fields(
         "prompt_cache_retention",
         "prompt_cache_options",
         "prediction",
-        "reasoning_effort",
         "verbosity",
         "moderation",
         *EXTRAS_HARMLESS,
@@ -112,4 +114,5 @@ NESTED = {
     "tool_choice": CHOICE,
     "response_format": FORMATS,
     "stream_options": STREAM_OPTIONS,
+    "thinking": THINKING,
 }

@@ -38,7 +38,8 @@ STRUCTURED = Fields(
     harmless=("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern"),
     unavailable={"structural_tag": Unavailable("the form of a part of an answer is not held")},
 )
-EXTRAS_HONOURED = ("stop_token_ids", "structured_outputs", *GUIDED)
+THINKING = Fields(honoured=("type",), harmless=("budget_tokens", "display", "block_binding"))
+EXTRAS_HONOURED = ("stop_token_ids", "structured_outputs", "chat_template_kwargs", "enable_thinking", *GUIDED)
 EXTRAS_HARMLESS = (
     "guided_decoding_backend",
     "guided_whitespace_pattern",
@@ -58,7 +59,6 @@ EXTRAS_HARMLESS = (
 )
 EXTRAS_UNAVAILABLE = {
     "chat_template": Unavailable(_TEMPLATE),
-    "chat_template_kwargs": Unavailable(_TEMPLATE, neutral=({},)),
     "add_generation_prompt": Unavailable(_TEMPLATE, neutral=(True,)),
     "continue_final_message": Unavailable(
         "an answer cannot be begun for the model; use /v1/completions", neutral=(False,), needed=True

@@ -60,7 +60,7 @@ GENERATION = Fields(
         "translationConfig": _NO_SPEECH,
     },
 )
-THINKING = Fields(honoured=("includeThoughts",), harmless=("thinkingBudget", "thinkingLevel"))
+THINKING = Fields(honoured=("includeThoughts", "thinkingBudget", "thinkingLevel"))
 CONTENT = Fields(honoured=("role", "parts"))
 PART = Fields(
     honoured=("text", "thought", "thoughtSignature", "functionCall", "functionResponse"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
-from agentlightning.gateway.dialects.tables.common import FORMATS, HOSTED, MEDIA
+from agentlightning.gateway.dialects.tables.common import FORMATS, HOSTED, MEDIA, THINKING
 
 FIELDS = Fields(
     honoured=(
@@ -21,11 +21,11 @@ FIELDS = Fields(
         "output_config",
         "output_format",
         "context_management",
+        "thinking",
     ),
     harmless=(
         "metadata",
         "service_tier",
-        "thinking",
         "cache_control",
         "inference_geo",
         "betas",
@@ -111,7 +111,7 @@ EDITS = Kinds(
     unavailable={"compact_*": "the agent has to summarise its conversation itself"},
 )
 TOOL_CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
-OUTPUT_CONFIG = Fields(honoured=("format",), harmless=("effort", "task_budget"))
+OUTPUT_CONFIG = Fields(honoured=("format", "effort"), harmless=("task_budget",))
 NESTED = {
     "messages[]": MESSAGE,
     "messages[].content[] (user)": ASKED,
@@ -121,6 +121,7 @@ NESTED = {
     "tools[]": TOOLS,
     "tool_choice": TOOL_CHOICE,
     "context_management.edits[]": EDITS,
+    "thinking": THINKING,
     "output_config": OUTPUT_CONFIG,
     "output_config.format": FORMATS,
 }

@@ -22,6 +22,7 @@ FIELDS = Fields(
         "top_logprobs",
         "include",
         "text",
+        "reasoning",
     ),
     harmless=(
         "user",
@@ -33,7 +34,6 @@ FIELDS = Fields(
         "prompt_cache_options",
         "client_metadata",
         "background_options",
-        "reasoning",
         "stream_options",
         "moderation",
         "access_programs",
@@ -126,6 +126,7 @@ TOOLS = Kinds(
     },
 )
 TEXT = Fields(honoured=("format",), harmless=("verbosity",))
+REASONING = Fields(honoured=("effort",), harmless=("summary", "generate_summary", "context", "mode"))
 NESTED = {
     "input[]": ITEMS,
     "input[].content[]": PARTS,
@@ -134,4 +135,5 @@ NESTED = {
     "tool_choice": CHOICE,
     "text": TEXT,
     "text.format": FORMATS,
+    "reasoning": REASONING,
 }

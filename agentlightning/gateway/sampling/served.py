@@ -1,0 +1,73 @@
+"""What of a request the chat format of its model can do. The rest is left out, and told. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from agentlightning.errors import ModelError
+from agentlightning.gateway.exchange import CallRequest, TemplateArgument
+from agentlightning.rendering import Rendering
+from agentlightning.types.left_out import LeftOut
+
+_SWITCHES = ("enable_thinking", "thinking")
+"""How chat formats call the argument that switches thoughts off."""
+NO_THOUGHT = "none"
+"""The effort of a request that wants no thoughts."""
+
+
+def as_served(request: CallRequest, rendering: Rendering) -> CallRequest:
+    """The request without what its model's chat format cannot do and an answer can do without."""
+    arguments, left_out = _arguments(request, rendering)
+    several = request.parallel_tool_calls or not _ends_after_a_call(request, rendering)
+    if several and not request.parallel_tool_calls:
+        why = f"with the renderer '{rendering.name}' nothing ends an answer after its first call"
+        left_out.append(LeftOut("parallel_tool_calls", why, "unavailable"))
+    if not arguments and not left_out:
+        return request
+    return msgspec.structs.replace(
+        request, arguments=arguments, parallel_tool_calls=several, left_out=(*request.left_out, *left_out)
+    )
+
+
+def _ends_after_a_call(request: CallRequest, rendering: Rendering) -> bool:
+    if not request.tools or request.tool_choice.mode == "required":
+        return True
+    return rendering.markers is not None and rendering.markers.tool_close is not None
+
+
+def _arguments(request: CallRequest, rendering: Rendering) -> tuple[dict[str, Any], list[LeftOut]]:
+    """The arguments that the chat format has, with values that it takes."""
+    arguments: dict[str, Any] = {}
+    left_out: list[LeftOut] = []
+    if request.prompt is not None:
+        return arguments, [_left_out(one, "a raw prompt goes through no chat template") for one in request.template]
+    for one in request.template:
+        found, why = _taken(one, rendering)
+        arguments.update(found)
+        if why is not None:
+            left_out.append(_left_out(one, why))
+    return arguments, left_out
+
+
+def _taken(one: TemplateArgument, rendering: Rendering) -> tuple[dict[str, Any], str | None]:
+    """What of an argument the chat format takes, and why nothing of it, if so."""
+    if one.name in rendering.arguments:
+        try:
+            rendering.with_arguments({one.name: one.value})
+        except ModelError as error:
+            why = str(error)
+        else:
+            return {one.name: one.value}, None
+    else:
+        why = "the model's chat template has no such argument"
+    if one.hint and one.value == NO_THOUGHT:
+        switches = {name: False for name in _SWITCHES if name in rendering.arguments}
+        if switches:
+            return switches, None
+    return {}, why
+
+
+def _left_out(one: TemplateArgument, why: str) -> LeftOut:
+    return LeftOut(one.param, why, "harmless" if one.hint else "unavailable")
