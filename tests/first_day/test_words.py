@@ -150,7 +150,6 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
         ("agl.SpendingLimits(run_costs=1.0)", "Did you mean run_cost?"),
         ("agl.OtelTracer(flush_second=1)", "OtelTracer has no argument 'flush_second'. Did you mean flush_seconds?"),
         ("agl.DummyTracer(agent='x')", "DummyTracer has no argument 'agent'. They are: flush_seconds."),
-        ("agl.LitAgentRunner()", "LitAgentRunner needs tracer"),
         ("agl.TracerTraceToTriplet(agent='x')", "Did you mean agent_match?"),
         ("agl.Container()", "Container needs "),
         ("agl.Limits(memory=1)", "Did you mean "),
