@@ -45,6 +45,7 @@ API: dict[str, Answer] = {
     "/runs/{run_id}": runs.one,
     "/runs/{run_id}/steps": runs.steps,
     "/runs/{run_id}/events": runs.events,
+    "/runs/{run_id}/rewards": rollouts.rewards,
     "/rollouts": rollouts.listed,
     "/rollouts/count": rollouts.counted,
     "/rollouts/{rollout_id}": rollouts.one,

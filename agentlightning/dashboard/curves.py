@@ -21,6 +21,8 @@ class Curve:
     validated: Sequence[Point] = ()
     last: int | None = None
     """The last step that was learned."""
+    began: float | None = None
+    """When the first step ended: before the run's start where it was resumed."""
 
 
 class Curves:
@@ -53,7 +55,9 @@ def curve_of(rows: Sequence[dict[str, Any]]) -> Curve:
     def points(name: str) -> list[Point]:
         return [(row["step"], row[name]) for row in rows if row.get(name) is not None]
 
-    return Curve(points("reward"), points("val_reward"), rows[-1].get("step") if rows else None)
+    if not rows:
+        return Curve()
+    return Curve(points("reward"), points("val_reward"), rows[-1].get("step"), rows[0].get("time"))
 
 
 def _continued(curve: Curve, rows: Sequence[dict[str, Any]]) -> Curve:
@@ -65,6 +69,7 @@ def _continued(curve: Curve, rows: Sequence[dict[str, Any]]) -> Curve:
         [*(p for p in curve.rewards if p[0] < first), *new.rewards],
         [*(p for p in curve.validated if p[0] < first), *new.validated],
         new.last,
+        curve.began,
     )
 
 

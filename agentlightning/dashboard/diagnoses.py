@@ -11,7 +11,8 @@ from typing import Any
 
 from agentlightning.dashboard.plain import shown
 from agentlightning.dashboard.texts import texts_of
-from agentlightning.doctor import diagnose, gather
+from agentlightning.doctor import Diagnosis, diagnose, gather
+from agentlightning.metrics.catalogue import MEASURED
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run
 
@@ -50,7 +51,7 @@ class Diagnoses:
             decode = None if texts is None else texts.whole
             found = await asyncio.to_thread(diagnose, await gather(self._store, run), decode)
             took = time.monotonic() - began
-            kept = Diagnosed(state, shown(found.to_json()), began + took / self._share)
+            kept = Diagnosed(state, _told(found), began + took / self._share)
             self._kept = {**dict(list(self._kept.items())[-MOST_KEPT:]), run.run_id: kept}
             return kept.answer
 
@@ -58,3 +59,12 @@ class Diagnoses:
         last = await self._store.query_run_events(run.run_id, sort_order="desc", limit=1)
         rollouts = (await self._store.statistics())["rollouts"] if run.status == "running" else None
         return run.status, last[0].event_id if last else None, rollouts
+
+
+def _told(found: Diagnosis) -> Any:
+    """The diagnosis as JSON, with the numbers that have a title as a list of their own."""
+    numbers = found.measured
+    listed = [
+        {**m._asdict(), "value": numbers[m.name]} for m in MEASURED if isinstance(numbers.get(m.name), int | float)
+    ]
+    return shown({**found.to_json(), "numbers": listed})

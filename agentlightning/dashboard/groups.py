@@ -11,6 +11,7 @@ from starlette.requests import Request
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.dashboard.advantages import Worth, advantages_of
 from agentlightning.dashboard.plain import shown
+from agentlightning.dashboard.rollouts import run_name
 from agentlightning.dashboard.texts import Texts, texts_of
 from agentlightning.errors import NotFoundError
 from agentlightning.store.sql import SqlLightningStore
@@ -40,6 +41,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
         "group": group,
         "step": rollout.metadata.get("step"),
         "run_id": rollout.run_id,
+        "run_name": await run_name(store, rollout.run_id),
         "task": shown(rollout.input),
         "advantages": worth.reason,
         "siblings": [_sibling(episode, worth) for episode in episodes],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.requests import Request
 
 from agentlightning.algorithm.episode import make_episode
 from agentlightning.dashboard.plain import cut, shown
-from agentlightning.dashboard.runs import number
+from agentlightning.dashboard.runs import name_of, number
 from agentlightning.dashboard.texts import branches, texts_of
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.store.operations.query import ListedRollout
@@ -51,6 +52,14 @@ async def listed(store: SqlLightningStore, request: Request) -> Any:
         limit=limit,
     )
     return {"rollouts": [_in_list(one) for one in page], "next": page.next_cursor}
+
+
+async def rewards(store: SqlLightningStore, request: Request) -> Any:
+    """The lowest and the highest reward of a run's rollouts, which colours are relative to; None: there is none."""
+    asked: dict[str, Any] = {"run_id_in": [request.path_params["run_id"]], "sort_by": "reward", "limit": 1}
+    lowest = await store.list_rollouts(**asked, sort_order="asc", reward_min=-sys.float_info.max)
+    highest = await store.list_rollouts(**asked, sort_order="desc", reward_min=-sys.float_info.max)
+    return {"low": lowest[0].reward if len(lowest) else None, "high": highest[0].reward if len(highest) else None}
 
 
 async def counted(store: SqlLightningStore, request: Request) -> Any:
@@ -99,6 +108,7 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         **_in_list(latest),
         "task": shown(rollout.input),
         "metadata": shown(rollout.metadata),
+        "run_name": await run_name(store, rollout.run_id),
         "resources_id": rollout.resources_id,
         "attempts_made": [shown(a.model_dump(mode="json")) for a in attempts],
         "attempt_id": attempt and attempt.attempt_id,
@@ -107,6 +117,12 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         "spans": [_in_waterfall(span) for span in spans],
         "spans_left_out": 0 if page is None else max(0, page.total - len(spans)),
     }
+
+
+async def run_name(store: SqlLightningStore, run_id: str | None) -> str | None:
+    """What people call the run of a rollout."""
+    run = await store.get_run_by_id(run_id) if run_id else None
+    return run_id if run is None else name_of(run)
 
 
 async def asked_for(store: SqlLightningStore, request: Request) -> tuple[Rollout, list[Attempt], Attempt | None]:

@@ -13,6 +13,7 @@ from agentlightning.dashboard.curves import Curve, curve_of, steps_of
 from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
 from agentlightning.errors import NotFoundError, StoreError
+from agentlightning.metrics.catalogue import described
 from agentlightning.metrics.standing import standing
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run, RunEventKind
@@ -50,6 +51,7 @@ def _in_list(head: dict[str, Any], settings: Mapping[str, Any], curve: Curve) ->
         "validated": curve.validated,
         "reward": curve.rewards[-1][1] if curve.rewards else None,
         "steps_done": curve.last,
+        "resumed": curve.began is not None and curve.began < head["start_time"],
         "model": settings.get("model"),
     }
 
@@ -57,7 +59,7 @@ def _in_list(head: dict[str, Any], settings: Mapping[str, Any], curve: Curve) ->
 def _head(run: Run, live: bool) -> dict[str, Any]:
     return {
         "run_id": run.run_id,
-        "name": Path(str(run.state.get("run_dir") or run.run_id)).name,
+        "name": name_of(run),
         "algorithm": run.algorithm,
         "agent": run.agent,
         "status": run.status,
@@ -69,6 +71,11 @@ def _head(run: Run, live: bool) -> dict[str, Any]:
         "state": shown(run.state),
         "elsewhere": None,
     }
+
+
+def name_of(run: Run) -> str:
+    """What people call the run: its folder; its id where it has none."""
+    return Path(str(run.state.get("run_dir") or "")).name or run.run_id
 
 
 def _head_beside(run: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +94,12 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
 
 
 async def steps(store: SqlLightningStore, request: Request) -> Any:
-    """The metrics of each step from `from` on."""
+    """The metrics of each step from `from` on, and what there is to say of each metric."""
     run_id, first = request.path_params["run_id"], number(request, "from") or 0
     rows = await steps_of(store, run_id, first)
     if not rows and await store.get_run_by_id(run_id) is None:
         rows = [row for row in (await _beside(request)).get(run_id, {}).get("rows", ()) if row["step"] >= first]
-    return {"steps": rows}
+    return {"steps": rows, "metrics": described(rows)}
 
 
 async def diagnosis(store: SqlLightningStore, request: Request) -> Any:

@@ -74,19 +74,10 @@ export function textOf(value: unknown): string {
   return visible(typeof value === "string" ? value : JSON.stringify(value, null, 2));
 }
 
-/** A task in one line: the words of its first texts. */
-export function oneLine(value: unknown): string {
-  let parsed = value;
-  if (typeof value === "string") {
-    try {
-      parsed = JSON.parse(value);
-    } catch {
-      parsed = value;
-    }
-  }
-  if (parsed && typeof parsed === "object" && !Array.isArray(parsed)) {
-    const texts = Object.values(parsed).filter((item) => typeof item === "string" && item.length > 0);
-    if (texts.length > 0) return visible(String(texts[0]));
-  }
-  return visible(typeof parsed === "string" ? parsed : JSON.stringify(parsed) ?? "");
+/** A metric with its unit. */
+export function withUnit(value: unknown, unit: string): string {
+  if (typeof value !== "number" || !unit) return metric(value);
+  if (unit === "share") return `${Number((100 * value).toPrecision(3))} %`;
+  if (unit === "s") return seconds(value);
+  return `${metric(value)} ${value === 1 ? unit.replace(/s$/, "") : unit}`;
 }

@@ -7,10 +7,29 @@ export interface Session {
   version: string;
 }
 
-export type RunStatus = "running" | "succeeded" | "failed" | "stopped";
+export type RunStatus = "running" | "succeeded" | "failed" | "stopped" | "ended";
+
+/** How a run stands, in a word, and why. */
+export interface Standing {
+  word: string;
+  why: string | null;
+}
+
+/** What `agentlightning/metrics/catalogue.py` says of a metric. */
+export interface Metric {
+  name: string;
+  title: string;
+  group: string;
+  unit: string;
+  sentence: string;
+  kind: "curve" | "counter" | "figure" | "hidden";
+}
 
 export interface RunHead {
   run_id: string;
+  /** Of its folder. */
+  name: string;
+  standing: Standing;
   algorithm: string;
   agent: string;
   status: RunStatus;
@@ -28,6 +47,7 @@ export interface ListedRun extends RunHead {
   validated: [number, number][];
   reward: number | null;
   steps_done: number | null;
+  resumed: boolean;
   model: string | null;
 }
 
@@ -56,6 +76,14 @@ export interface Diagnosis {
   verdict: string;
   findings: Finding[];
   measured: Record<string, unknown>;
+  /** Those of `measured` that have a title. */
+  numbers: (Metric & { value: number })[];
+}
+
+/** The lowest and the highest reward of a run's rollouts. */
+export interface RewardRange {
+  low: number | null;
+  high: number | null;
 }
 
 export interface ListedRollout {
@@ -150,6 +178,7 @@ export interface Span {
 
 export interface Rollout extends Omit<ListedRollout, "task"> {
   task: unknown;
+  run_name: string | null;
   metadata: Record<string, unknown>;
   resources_id: string | null;
   attempts_made: Attempt[];
@@ -224,6 +253,7 @@ export interface Group {
   group: string | null;
   step: number | null;
   run_id: string | null;
+  run_name: string | null;
   task: unknown;
   advantages: string | null;
   siblings: Sibling[];

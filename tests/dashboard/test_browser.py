@@ -134,5 +134,5 @@ async def test_where_a_history_broke_is_shown_in_its_text(
     await page.goto(f"{server.endpoint}/dashboard/rollouts/broke")
     await page.get_by_text(re.compile("^clock: .* tokens lost$")).wait_for()
     await page.goto(f"{server.endpoint}/dashboard/runs/run-1")
-    await page.get_by_text("Flat groups").wait_for()
+    await page.get_by_text("Groups without a difference").wait_for()
     await check_accessible_async(page)

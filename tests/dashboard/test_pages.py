@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from agentlightning.metrics.catalogue import GROUPS
+
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90_000
 """Milliseconds in which a page must show what it is waited for: machines are busy."""
@@ -131,7 +133,7 @@ def test_a_run_is_watched_while_it_goes_on(page: Any, tmp_path: Path) -> None:
     assert command.lines[0].startswith("Dashboard: "), command.lines
     page.goto(url)
     page.get_by_text("Live", exact=True).wait_for()
-    page.get_by_role("link", name="GRPO").first.click()
+    page.get_by_role("link", name="run", exact=True).first.click()
     page.get_by_role("img", name=re.compile("Mean reward: .*training")).wait_for()
     first = page.get_by_text(re.compile(r"^\d+ / 6$")).first.inner_text()
     deadline = time.monotonic() + PATIENCE / 1000
@@ -188,9 +190,51 @@ def test_two_runs_are_compared(page: Any, shown: str) -> None:
         box.check()
     check_accessible(page)
     page.get_by_role("button", name="Compare 2 runs").click()
-    page.get_by_role("img", name=re.compile("^reward: ")).wait_for()
+    page.get_by_role("img", name=re.compile("^Mean reward: first from .* second from ")).wait_for()
     row = page.get_by_role("row").filter(has=page.get_by_role("cell", name="seed", exact=True))
     assert sorted(row.get_by_role("cell").all_inner_texts()[1:]) == ["0", "1"]
+    check_accessible(page)
+
+
+def test_metrics_are_grouped_named_once_searched_and_pinned(page: Any, shown: str) -> None:
+    page.goto(shown)
+    page.get_by_role("link", name="first", exact=True).click()
+    page.locator("details.group").first.wait_for()
+    groups = page.locator("details.group summary h3").all_inner_texts()
+    assert groups == list(GROUPS)
+    assert page.locator("details.group:not([open]) h3").all_inner_texts() == [GROUPS[-1]]
+    page.locator("details.group:not([open]) summary").click()
+    titles = page.locator("details.group .titled").all_inner_texts()
+    assert len(titles) == len(set(titles)) > 25
+    assert page.get_by_text("A metric of your own").count() == 0
+    page.get_by_role("button", name=re.compile("^Entropy: How undecided")).first.hover()
+    page.get_by_role("tooltip", name=re.compile("How undecided")).wait_for()
+    check_accessible(page)
+    page.get_by_role("button", name="Pin Entropy").click()
+    page.reload()
+    page.locator("details.group", has=page.get_by_role("heading", name="Pinned")).get_by_text("Entropy").wait_for()
+    page.get_by_label("Find a metric").fill("learning_rate")
+    page.get_by_text("Learning rate", exact=True).wait_for()
+    assert page.locator("details.group .titled").count() == 1
+    page.get_by_label("Find a metric").fill("")
+    page.get_by_role("button", name="Pin Entropy").click()
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/rollouts", "/resources", "/workers", "/runs/RUN", "/runs/RUN/rollouts", "/compare"]
+)
+def test_pages_fit_a_phone(page: Any, shown: str, path: str, runs: Path) -> None:
+    run = json.loads((runs / "first" / "run.json").read_text())["run_id"]
+    page.set_viewport_size({"width": 420, "height": 900})
+    page.goto(shown + path.replace("RUN", run))
+    page.locator("main h1").wait_for()
+    page.get_by_role("status").first.wait_for()
+    page.wait_for_load_state("networkidle") if path == "/compare" else page.locator("main .card").first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 420
+    assert page.locator("aside").bounding_box()["height"] < 80
+    if path.endswith("rollouts"):
+        page.locator("td.task").first.wait_for()
+        assert page.locator("td.task").first.bounding_box()["width"] > 150
     check_accessible(page)
 
 

@@ -23,9 +23,31 @@ async def test_runs_have_curves_settings_and_verdicts(ask: Ask) -> None:
     (run,) = (await ask("/runs"))["runs"]
     assert (run["run_id"], run["curve"], run["validated"]) == ("run-1", [[1, 0.5]], [[0, 0.25]])
     assert (await ask("/runs/run-1"))["settings"]["advantage"] == "grpo"
-    assert [row["step"] for row in (await ask("/runs/run-1/steps?from=1"))["steps"]] == [1]
+    told = await ask("/runs/run-1/steps?from=1")
+    assert [row["step"] for row in told["steps"]] == [1]
+    assert told["metrics"]["reward"]["title"] == "Reward"
+    assert (run["name"], run["standing"]) == ("run-1", {"word": "running", "why": None}), "it has no folder"
+    assert await ask("/runs/run-1/rewards") == {"low": 0.0, "high": 1.0}
     (said,) = (await ask("/runs/run-1/events"))["events"]
     assert said["data"] == {"text": "Not learning.", "fix": "More."}
+
+
+async def test_runs_are_called_by_their_folders_and_say_how_they_ended(ask: Ask, store: SqliteLightningStore) -> None:
+    state = {"run_dir": "/somewhere/mail-3"}
+    await store.begin_run(Run(run_id="run-2", algorithm="GRPO", agent="agent", settings={}, state=state))
+    rollout = await store.enqueue_rollout("x", run_id="run-2")
+    assert (await ask(f"/rollouts/{rollout.rollout_id}"))["run_name"] == "mail-3"
+    assert (await ask(f"/rollouts/{rollout.rollout_id}/group"))["run_name"] == "mail-3"
+    assert await ask("/runs/run-2/rewards") == {"low": None, "high": None}
+    ends = ((RunStatus.STOPPED, None, "stopped by you"), (RunStatus.STOPPED, "No reward.", "stopped"))
+    for status, error, word in (
+        *ends,
+        (RunStatus.FAILED, "No disk.", "failed"),
+        (RunStatus.SUCCEEDED, None, "succeeded"),
+    ):
+        await store.update_run("run-2", status=status, error=error)
+        run = await ask("/runs/run-2")
+        assert (run["name"], run["standing"]) == ("mail-3", {"word": word, "why": error})
 
 
 async def test_the_table_is_filtered_paged_and_counted(ask: Ask) -> None:
@@ -186,6 +208,7 @@ async def test_runs_in_folders_beside_can_be_compared(tmp_path: Path) -> None:
     async with aiohttp.ClientSession(f"{server.endpoint}/dashboard/api/") as session:
         (run,) = json.loads((await send(session, "GET", "runs"))[2])["runs"]
         assert (run["run_id"], run["curve"], run["elsewhere"]) == ("other", [[1, 0.75]], str(folder))
+        assert (run["name"], run["standing"]["word"]) == ("other", "ended")
         assert (run["start_time"], run["end_time"]) == (2.0, 5.0), "and not when its files were copied"
         assert '"steps":3' in (await send(session, "GET", "runs/other"))[2]
         assert '"reward":0.75' in (await send(session, "GET", "runs/other/steps"))[2]

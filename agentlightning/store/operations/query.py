@@ -51,7 +51,7 @@ from agentlightning.types import (
 )
 
 T = TypeVar("T")
-MOST_TASK = 400
+MOST_TASK = 2000
 """Characters of a task, and of an error, in a list of rollouts."""
 
 

@@ -6,17 +6,17 @@ import { useState } from "react";
 import { Link, useLocation, useSearchParams } from "wouter";
 import { get, useData } from "../api.ts";
 import { metric, moment, seconds, short, textOf } from "../format.ts";
-import { RewardNumber, Status } from "../parts/Badges.tsx";
+import { RewardNumber, StandingBadge } from "../parts/Badges.tsx";
 import { Chart, COLORS, Legend } from "../parts/Chart.tsx";
+import { curve, MetricGroups, validation } from "../parts/Metrics.tsx";
 import { Empty, Loaded, Loading } from "../parts/States.tsx";
-import { stepsOf } from "../steps.ts";
-import type { ListedRun, Run, StepRow } from "../types.ts";
-import { curve, metricNames, titleOf } from "./Run.tsx";
-import { useStatus } from "./Runs.tsx";
+import { pace, stepsOf } from "../steps.ts";
+import type { ListedRun, Metric, Run, RunHead, StepRow } from "../types.ts";
 
 interface Compared {
   run: Run;
   rows: StepRow[];
+  metrics: Record<string, Metric>;
   color: string;
   name: string;
 }
@@ -29,10 +29,11 @@ export default function Compare() {
   const heads = useQueries({ queries: ids.map((id) => ({ queryKey: [`/runs/${encodeURIComponent(id)}`], queryFn: () => get<Run>(`/runs/${encodeURIComponent(id)}`) })) });
   const steps = useQueries({ queries: ids.map((id) => stepsOf(id)) });
   const failed = [...heads, ...steps].find((query) => query.error);
+  const chosen = heads.flatMap((head) => (head.data ? [head.data] : []));
   const compared: Compared[] = ids.flatMap((_, index) => {
     const run = heads[index].data;
-    const rows = steps[index].data?.steps;
-    return run && rows ? [{ run, rows, color: COLORS[index % COLORS.length], name: `${run.algorithm} ${short(run.run_id)}` }] : [];
+    const found = steps[index].data;
+    return run && found ? [{ run, rows: found.steps, metrics: found.metrics, color: COLORS[index % COLORS.length], name: nameAmong(run, chosen) }] : [];
   });
   return (
     <>
@@ -44,73 +45,66 @@ export default function Compare() {
         <Loaded query={all}>
           {({ runs }) => (
             <MultiSelect aria-label="Runs to compare" w={420} maxValues={6} value={ids} placeholder={ids.length ? "" : "Choose runs"}
-              data={runs.map((run) => ({ value: run.run_id, label: `${run.algorithm} ${short(run.run_id)}` }))}
+              data={runs.map((run) => ({ value: run.run_id, label: nameAmong(run, runs) }))}
               onChange={(chosen) => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)} />
           )}
         </Loaded>
       </div>
-      {failed?.error ? <Empty title="One of them could not be read">{failed.error.message}</Empty> : compared.length < ids.length ? <Loading /> : ids.length < 2 ? <div className="card"><Empty title="Choose two runs or more">Their curves and settings are shown beside each other.</Empty></div> : <Sides compared={compared} />}
+      {failed?.error ? <Empty title="One of them could not be read">{failed.error.message}</Empty> : compared.length < ids.length ? <Loading /> : ids.length < 2 ? <div className="card"><Empty title="Choose two runs or more">Their curves and settings are shown side by side.</Empty></div> : <Sides compared={compared} />}
     </>
   );
 }
 
+/** A run by its folder's name; with its id where two folders have the same name. */
+function nameAmong(run: RunHead, all: RunHead[]): string {
+  return all.filter((one) => one.name === run.name).length > 1 ? `${run.name} (${short(run.run_id)})` : run.name;
+}
+
 function Sides({ compared }: { compared: Compared[] }) {
-  const names = metricNames(compared.flatMap((one) => one.rows));
-  const series = (name: string) => compared.map((one) => ({ name: one.name, color: one.color, points: curve(one.rows, name), dots: name === "val_reward" }));
+  const metrics: Record<string, Metric> = Object.assign({}, ...compared.map((one) => one.metrics));
+  const rewards = compared.map((one) => ({ name: one.name, color: one.color, points: curve(one.rows, "reward") }));
+  const validated = compared.map((one) => validation(one.rows, one.name, one.color));
+  const charts = [["Mean reward", rewards], ["Validation reward, with its 95 % interval", validated]] as const;
   return (
     <div className="stack">
       <Heads compared={compared} />
-      <div style={{ display: "grid", gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 380px), 1fr))", gap: 14 }}>
-        {["reward", "val_reward"].map((name) => (
-          <section key={name} className="card card-pad" aria-label={name}>
-            <div className="card-title"><h2>{name === "reward" ? "Mean reward" : "Validation reward"}</h2><Legend series={series(name)} /></div>
-            <Chart title={name} series={series(name)} height={240} />
+      <div className="halves">
+        {charts.filter(([, series]) => series.some((one) => one.points.length > 0)).map(([title, series]) => (
+          <section key={title} className="card card-pad" aria-label={title}>
+            <div className="card-title wrap"><h2>{title}</h2><Legend series={series} /></div>
+            <Chart title={title} series={series} height={240} />
           </section>
         ))}
       </div>
       <SettingsDiff compared={compared} />
-      <h2>Metrics</h2>
-      <div className="charts">
-        {names.map((name) => (
-          <section key={name} className="card card-pad" aria-label={titleOf(name)}>
-            <div className="card-title"><span className="small muted">{titleOf(name)}</span></div>
-            <Chart title={titleOf(name)} series={series(name)} height={118} />
-          </section>
-        ))}
-      </div>
+      <MetricGroups runs={compared} metrics={metrics} />
     </div>
   );
 }
 
 function Heads({ compared }: { compared: Compared[] }) {
-  const statusOf = useStatus();
   const last = (rows: StepRow[], name: string) => curve(rows, name).at(-1)?.[1] ?? null;
   return (
     <div className="card scroll-x">
       <table className="list">
-        <thead><tr><th>Run</th><th>Status</th><th className="num">Steps</th><th className="num">Reward</th><th className="num">Validation</th><th className="num">A step took</th><th className="num">Started</th><th className="num">Took</th></tr></thead>
+        <thead><tr><th>Run</th><th>Status</th><th className="num">Steps</th><th className="num">Reward</th><th className="num">Validation</th><th className="num" title="The median of all steps">A step took</th><th className="num">Started</th><th className="num">Took</th></tr></thead>
         <tbody>
           {compared.map(({ run, rows, color, name }) => (
             <tr key={run.run_id}>
               <td><span className="swatch" style={{ background: color }} /><Link className="link" href={`/runs/${encodeURIComponent(run.run_id)}`}>{name}</Link></td>
-              <td><Status value={statusOf(run)} /></td>
+              <td><StandingBadge value={run.standing} /></td>
               <td className="num">{metric(rows.at(-1)?.step ?? null)}</td>
               <td className="num"><RewardNumber value={last(rows, "reward")} /></td>
               <td className="num"><RewardNumber value={last(rows, "val_reward")} /></td>
               <td className="num">{seconds(pace(rows))}</td>
               <td className="num small">{moment(run.start_time)}</td>
-              <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}</td>
+              <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}{run.end_time && rows.length > 0 && rows[0].time < run.start_time && <div className="muted">since resumed</div>}</td>
             </tr>
           ))}
         </tbody>
       </table>
     </div>
   );
-}
-
-function pace(rows: StepRow[]): number | null {
-  const times = rows.filter((row) => row.step > 0).map((row) => row.time);
-  return times.length > 1 ? (times[times.length - 1] - times[0]) / (times.length - 1) : null;
 }
 
 function SettingsDiff({ compared }: { compared: Compared[] }) {

@@ -3,10 +3,11 @@
 import { Select } from "@mantine/core";
 import { Link, useLocation, useSearchParams } from "wouter";
 import { useData, withParams } from "../api.ts";
-import { amount, oneLine, reward, seconds, short, visible } from "../format.ts";
-import { RewardNumber, Signed, Status } from "../parts/Badges.tsx";
+import { amount, reward, seconds, short, visible } from "../format.ts";
+import { RewardNumber, Signed, Status, useRange } from "../parts/Badges.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
 import { Conversation } from "../rollout/Conversation.tsx";
+import { oneLine } from "../tasks.ts";
 import type { Group, Parting, Rollout, Sibling } from "../types.ts";
 
 export default function GroupPage({ id }: { id: string }) {
@@ -25,15 +26,15 @@ function View({ group, id }: { group: Group; id: string }) {
   return (
     <div className="stack">
       <div>
-        <div className="crumbs">{run && <><Link href="/">Runs</Link> / <Link href={run}>{group.run_id}</Link> / <Link href={withParams(`${run}/rollouts`, { step: group.step })}>step {group.step}</Link> /</>} group {group.group ?? "–"}</div>
-        <h1 className="isolate">{oneLine(group.task)}</h1>
+        <div className="crumbs">{run && <><Link href="/">Runs</Link> / <Link href={run}>{group.run_name}</Link> / <Link href={withParams(`${run}/rollouts`, { step: group.step })}>step {group.step}</Link> /</>} group {group.group ?? "–"}</div>
+        <h1 className="isolate clamp3">{oneLine(group.task)}</h1>
         <div className="head-facts">
           <span><b>{group.siblings.length}</b> siblings</span>
           {rewards.size === 1 && group.siblings.length > 1 && <span className="badge warn">all earned the same: nothing to learn here</span>}
           {group.advantages && <span>Advantages are not known: {group.advantages}</span>}
         </div>
       </div>
-      <Siblings siblings={ranked} left={left} right={right} choose={choose} />
+      <Siblings siblings={ranked} run={group.run_id} left={left} right={right} choose={choose} />
       {right === null ? <div className="card"><Empty title="It has no siblings" /></div> : (
         <>
           {left === group.best && right in group.partings && <PartingView parting={group.partings[right]} />}
@@ -47,8 +48,9 @@ function View({ group, id }: { group: Group; id: string }) {
   );
 }
 
-function Siblings({ siblings, left, right, choose }: { siblings: Sibling[]; left: string; right: string | null; choose: (side: string, value: string) => void }) {
+function Siblings({ siblings, run, left, right, choose }: { siblings: Sibling[]; run: string | null; left: string; right: string | null; choose: (side: string, value: string) => void }) {
   const [, go] = useLocation();
+  const range = useRange(run);
   return (
     <div className="card scroll-x">
       <table className="list">
@@ -57,7 +59,7 @@ function Siblings({ siblings, left, right, choose }: { siblings: Sibling[]; left
           {siblings.map((one) => (
             <tr key={one.rollout_id} className={one.rollout_id === left || one.rollout_id === right ? "at" : undefined}>
               <td><Link className="link mono" href={`/rollouts/${encodeURIComponent(one.rollout_id)}`}>{short(one.rollout_id)}</Link></td>
-              <td className="num"><RewardNumber value={one.reward} /></td>
+              <td className="num"><RewardNumber value={one.reward} range={range} /></td>
               <td className="num"><Signed value={one.advantage} /></td>
               <td><Status value={one.outcome ?? one.status} /></td>
               <td className="num">{amount(one.calls)}</td>
@@ -98,7 +100,7 @@ function Side({ id, label, siblings, choose }: { id: string; label: string; sibl
     <section aria-label={label}>
       <Select size="xs" aria-label={`${label} sibling`} mb="sm" allowDeselect={false} value={id} onChange={choose}
         data={siblings.map((one) => ({ value: one.rollout_id, label: `${short(one.rollout_id)}: reward ${reward(one.reward)}` }))} />
-      <Loaded query={query}>{(rollout) => rollout.calls.length ? <Conversation calls={rollout.calls} compact /> : <Empty title="Nothing was said" />}</Loaded>
+      <Loaded query={query}>{(rollout) => rollout.calls.length ? <Conversation calls={rollout.calls} compact /> : <Empty title="No model call" />}</Loaded>
     </section>
   );
 }

@@ -12,7 +12,7 @@ export default function Resources() {
   const query = useData<{ resources: ResourcesVersion[]; total: number }>("/resources");
   return (
     <>
-      <div className="head"><div><h1>Resources</h1><div className="head-facts">What agents are given: endpoints, prompts, and whatever an algorithm tunes. Each change is a new version.</div></div></div>
+      <div className="head"><div><h1>Resources</h1><div className="head-facts">The endpoints and prompts that agents are given, and what an algorithm tunes. Each change is a new version.</div></div></div>
       <Loaded query={query}>
         {({ resources }) => resources.length === 0 ? <div className="card"><Empty title="No resources yet" /></div> : <Versions versions={resources} />}
       </Loaded>
@@ -26,7 +26,7 @@ function Versions({ versions }: { versions: ResourcesVersion[] }) {
   const chosen = versions[at];
   const before = versions[at + 1];
   return (
-    <div style={{ display: "grid", gridTemplateColumns: "minmax(220px, 300px) minmax(0, 1fr)", gap: 16, alignItems: "start" }}>
+    <div className="sided">
       <div className="card scroll-x">
         <table className="list">
           <thead><tr><th>Version</th><th className="num">Set</th></tr></thead>
@@ -41,14 +41,14 @@ function Versions({ versions }: { versions: ResourcesVersion[] }) {
         </table>
       </div>
       <div className="stack">
-        <div className="row small muted">These are <Id value={chosen.resources_id} whole />{before && <span>compared with the ones before</span>}</div>
+        <div className="row wrap small muted">Version <Id value={chosen.resources_id} whole />{before && <span>compared with the one before</span>}</div>
         {Object.entries(chosen.resources).map(([name, resource]) => (
           <section key={name} className="card" aria-label={name}>
             <div className="filters"><h2>{textOf(name)}</h2><span className="badge">{textOf(resource.resource_type)}</span></div>
             <div style={{ padding: "10px 0" }}><Diff before={before?.resources[name] ? told(before.resources[name]) : null} after={told(resource)} /></div>
           </section>
         ))}
-        {before && Object.keys(before.resources).filter((name) => !(name in chosen.resources)).map((name) => <div key={name} className="card card-pad small"><b>{name}</b> is no longer among them.</div>)}
+        {before && Object.keys(before.resources).filter((name) => !(name in chosen.resources)).map((name) => <div key={name} className="card card-pad small"><b>{name}</b> was removed.</div>)}
       </div>
     </div>
   );

@@ -3,8 +3,8 @@
 import { Select } from "@mantine/core";
 import { Link, useSearchParams } from "wouter";
 import { useData, withParams } from "../api.ts";
-import { metric, moment, oneLine, seconds, textOf } from "../format.ts";
-import { RewardNumber, Status } from "../parts/Badges.tsx";
+import { metric, moment, seconds, textOf } from "../format.ts";
+import { RewardNumber, Status, useRange } from "../parts/Badges.tsx";
 import { Id } from "../parts/Copy.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
 import { FindingsOf } from "../parts/Verdicts.tsx";
@@ -12,6 +12,7 @@ import { Conversation } from "../rollout/Conversation.tsx";
 import { TokensView } from "../rollout/TokensView.tsx";
 import { TreeView } from "../rollout/TreeView.tsx";
 import { Waterfall } from "../rollout/Waterfall.tsx";
+import { oneLine } from "../tasks.ts";
 import type { Rollout, Tokens } from "../types.ts";
 
 const TABS = [["conversation", "Conversation"], ["tokens", "Tokens"], ["tree", "Token tree"], ["spans", "Spans"], ["details", "Details"]] as const;
@@ -57,16 +58,17 @@ function latestError(rollout: Rollout): string | null {
 }
 
 function Head({ rollout, set }: { rollout: Rollout; set: (changes: Record<string, string | null>) => void }) {
+  const range = useRange(rollout.run_id);
   const run = rollout.run_id && `/runs/${encodeURIComponent(rollout.run_id)}`;
   return (
     <div className="head">
       <div className="grow">
         <div className="crumbs">
-          {run ? (<><Link href="/">Runs</Link> / <Link href={run}>{rollout.run_id}</Link> / <Link href={`${run}/rollouts`}>Rollouts</Link></>) : <Link href="/rollouts">Rollouts</Link>} / <Id value={rollout.rollout_id} />
+          {run ? (<><Link href="/">Runs</Link> / <Link href={run}>{rollout.run_name}</Link> / <Link href={`${run}/rollouts`}>Rollouts</Link></>) : <Link href="/rollouts">Rollouts</Link>} / <Id value={rollout.rollout_id} />
         </div>
-        <h1 className="isolate">{oneLine(rollout.task)}</h1>
+        <h1 className="isolate clamp3">{oneLine(rollout.task)}</h1>
         <div className="head-facts">
-          <span>Reward <RewardNumber value={rollout.reward} /></span>
+          <span>Reward <RewardNumber value={rollout.reward} range={range} /></span>
           <Status value={rollout.outcome ?? rollout.status} />
           {rollout.step !== null && run && <Link className="link" href={withParams(`${run}/rollouts`, { step: rollout.step })}>step {rollout.step}</Link>}
           {rollout.mode && <span>{rollout.mode}</span>}
@@ -85,7 +87,7 @@ function Head({ rollout, set }: { rollout: Rollout; set: (changes: Record<string
 
 function Talk({ rollout }: { rollout: Rollout }) {
   if (rollout.calls.length === 0)
-    return <div className="card"><Empty title="Nothing was said">{rollout.attempt_id === null ? "It waits for a runner." : "The agent has not called a model through the gateway in this attempt."}</Empty></div>;
+    return <div className="card"><Empty title="No model call">{rollout.attempt_id === null ? "It waits for a runner." : "The agent has not called a model through the gateway in this attempt."}</Empty></div>;
   return <Conversation calls={rollout.calls} />;
 }
 

@@ -5,10 +5,11 @@ import { useDebouncedCallback } from "@mantine/hooks";
 import { useEffect, useState } from "react";
 import { useLocation, useSearchParams } from "wouter";
 import { useData, withParams } from "../api.ts";
-import { ago, amount, moment, oneLine, seconds } from "../format.ts";
-import { RewardNumber, Status } from "../parts/Badges.tsx";
+import { ago, amount, moment, seconds, visible } from "../format.ts";
+import { RewardNumber, Status, useRange } from "../parts/Badges.tsx";
 import { Icon } from "../parts/Icons.tsx";
 import { Empty, Failure, Loading } from "../parts/States.tsx";
+import { differing, fieldsOf, shownTasks } from "../tasks.ts";
 import type { ListedRollout } from "../types.ts";
 
 const FILTERS = ["q", "mode", "outcome", "status", "step", "group", "reward_min", "reward_max"] as const;
@@ -25,19 +26,22 @@ export default function RolloutsPage({ run }: { run: string | null }) {
   const set = (changes: Record<string, string | null>, replace = true) =>
     setParams((now) => {
       const next = new URLSearchParams(now);
-      if (!("cursor" in changes)) next.delete("cursor");
+      if (!("cursor" in changes || "field" in changes)) next.delete("cursor");
       for (const [name, value] of Object.entries(changes)) value ? next.set(name, value) : next.delete(name);
       return next;
     }, { replace });
   const isFiltered = FILTERS.some((name) => filters[name]);
+  const tasks = (page.data?.rollouts ?? []).map((one) => fieldsOf(one.task));
+  const names = [...new Set(tasks.flatMap((task) => Object.keys(task)))].filter(Boolean);
+  const field = params.get("field") ?? differing(tasks);
   const table = (
     <div className="card">
       <Filters filters={filters} set={set} isFiltered={isFiltered} clear={() => set(Object.fromEntries(FILTERS.map((name) => [name, null])))} />
       {page.data ? (
         page.data.rollouts.length === 0 ? (
-          <Empty title={isFiltered ? "No rollout is like that" : "No rollout yet"}>{isFiltered ? "Loosen a filter." : "Rollouts appear as soon as they are queued."}</Empty>
+          <Empty title={isFiltered ? "No rollout matches the filters" : "No rollout yet"}>{isFiltered ? "Widen a filter." : "Rollouts appear as soon as they are queued."}</Empty>
         ) : (
-          <Table rollouts={page.data.rollouts} run={run} sorting={sorting} set={set} />
+          <Table rollouts={page.data.rollouts} tasks={shownTasks(tasks, field)} field={field} names={names} run={run} sorting={sorting} set={set} />
         )
       ) : page.error ? <Failure error={page.error} /> : <Loading />}
       <div className="pager">
@@ -81,9 +85,18 @@ function Filters({ filters, set, isFiltered, clear }: { filters: Record<string, 
   );
 }
 
-function Table({ rollouts, run, sorting, set }: { rollouts: ListedRollout[]; run: string | null; sorting: { sort: string | null; order: string | null }; set: Set }) {
+/** Which field of its task a rollout is listed by. */
+function FieldChoice({ field, names, set }: { field: string; names: string[]; set: Set }) {
+  return (
+    <NativeSelect size="xs" variant="unstyled" className="field" aria-label="Field of the task that is shown" value={names.includes(field) ? field : "*"}
+      data={[...names.map((name) => ({ value: name, label: visible(name) })), { value: "*", label: "all fields" }]} onChange={(event) => set({ field: event.currentTarget.value }, true)} />
+  );
+}
+
+function Table({ rollouts, tasks, field, names, run, sorting, set }: { rollouts: ListedRollout[]; tasks: string[]; field: string; names: string[]; run: string | null; sorting: { sort: string | null; order: string | null }; set: Set }) {
   const [, go] = useLocation();
   const [at, setAt] = useState(-1);
+  const range = useRange(run);
   const open = (one: ListedRollout) => go(`/rollouts/${encodeURIComponent(one.rollout_id)}`);
   useEffect(() => {
     const onKey = (event: KeyboardEvent) => {
@@ -96,11 +109,11 @@ function Table({ rollouts, run, sorting, set }: { rollouts: ListedRollout[]; run
     window.addEventListener("keydown", onKey);
     return () => window.removeEventListener("keydown", onKey);
   });
-  const header = (name: string, title: string, right = false) => {
+  const header = (name: string, title: string, right = false, more = "") => {
     const mine = (sorting.sort ?? "start_time") === name;
     const ascending = mine && sorting.order === "asc";
     return (
-      <th className={right ? "num" : undefined} aria-sort={mine ? (ascending ? "ascending" : "descending") : undefined}>
+      <th className={`${right ? "num" : ""} ${more}`} aria-sort={mine ? (ascending ? "ascending" : "descending") : undefined}>
         <button type="button" onClick={() => set({ sort: name, order: mine && !ascending ? "asc" : null })}>{title}{mine ? (ascending ? " ↑" : " ↓") : ""}</button>
       </th>
     );
@@ -109,22 +122,22 @@ function Table({ rollouts, run, sorting, set }: { rollouts: ListedRollout[]; run
     <div className="scroll-x">
       <table className="list">
         <thead>
-          <tr><th>Task</th>{header("reward", "Reward", true)}<th>Outcome</th>{header("step", "Step", true)}<th>Group</th><th>Mode</th><th className="num">Took</th>{header("start_time", "Queued", true)}</tr>
+          <tr><th><span className="row" style={{ gap: 6 }}>Task{names.length > 1 && <FieldChoice field={field} names={names} set={set} />}</span></th>{header("reward", "Reward", true)}<th>Outcome</th>{header("step", "Step", true)}<th className="wide">Group</th><th className="wide">Mode</th><th className="num wide">Took</th>{header("start_time", "Queued", true, "wide")}</tr>
         </thead>
         <tbody>
           {rollouts.map((one, index) => (
             <tr key={one.rollout_id} className={`go ${index === at ? "at" : ""}`} onClick={() => open(one)} ref={index === at ? (row) => row?.scrollIntoView({ block: "nearest" }) : undefined}>
               <td className="task">
-                <a href={`/dashboard/rollouts/${encodeURIComponent(one.rollout_id)}`} className="clip" onClick={(e) => { e.preventDefault(); }}>{oneLine(one.task)}</a>
-                {one.error && <div className="clip small num-bad">{oneLine(one.error)}</div>}
+                <a href={`/dashboard/rollouts/${encodeURIComponent(one.rollout_id)}`} className="clamp" title={tasks[index]} onClick={(e) => { e.preventDefault(); }}>{tasks[index] || "–"}</a>
+                {one.error && <div className="clip small num-bad">{visible(one.error)}</div>}
               </td>
-              <td className="num"><RewardNumber value={one.reward} /></td>
+              <td className="num"><RewardNumber value={one.reward} range={range} /></td>
               <td><Status value={one.outcome ?? one.status} /></td>
               <td className="num">{one.step ?? "–"}</td>
-              <td className="small muted">{one.group ? <button type="button" className="act link" aria-label={`Only group ${one.group}`} onClick={(e) => { e.stopPropagation(); run ? set({ group: one.group }) : go(`/rollouts/${encodeURIComponent(one.rollout_id)}/group`); }}>{one.group}</button> : "–"}</td>
-              <td className="small muted">{one.mode ?? "–"}</td>
-              <td className="num small">{one.end_time ? seconds(one.end_time - one.start_time) : "–"}</td>
-              <td className="num small muted" title={moment(one.start_time)}>{ago(one.start_time)}</td>
+              <td className="small muted wide">{one.group ? <button type="button" className="act link" aria-label={`Only group ${one.group}`} onClick={(e) => { e.stopPropagation(); run ? set({ group: one.group }) : go(`/rollouts/${encodeURIComponent(one.rollout_id)}/group`); }}>{one.group}</button> : "–"}</td>
+              <td className="small muted wide">{one.mode ?? "–"}</td>
+              <td className="num small wide">{one.end_time ? seconds(one.end_time - one.start_time) : "–"}</td>
+              <td className="num small muted wide" title={moment(one.start_time)}>{ago(one.start_time)}</td>
             </tr>
           ))}
         </tbody>

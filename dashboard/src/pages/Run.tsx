@@ -2,21 +2,21 @@
 
 import { TextInput } from "@mantine/core";
 import { useQuery } from "@tanstack/react-query";
-import { useMemo, useState } from "react";
+import { useState } from "react";
 import { Link, useLocation } from "wouter";
 import { useData, withParams } from "../api.ts";
 import { metric, moment, seconds, textOf } from "../format.ts";
 import { useNews } from "../live.ts";
-import { RewardNumber, Status } from "../parts/Badges.tsx";
+import { StandingBadge } from "../parts/Badges.tsx";
 import { Chart, COLORS, Legend, type Series } from "../parts/Chart.tsx";
 import { Id } from "../parts/Copy.tsx";
-import { Icon } from "../parts/Icons.tsx";
-import { DiagnosisView, Log, Verdicts } from "../parts/Verdicts.tsx";
+import { curve, MetricGroups, validation } from "../parts/Metrics.tsx";
+import { DiagnosisView, Log } from "../parts/Verdicts.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
 import { stepsOf } from "../steps.ts";
 import type { Run, RunEvent, StepRow } from "../types.ts";
 import RolloutsPage from "./Rollouts.tsx";
-import { modelName, Progress, useStatus } from "./Runs.tsx";
+import { modelName, Progress } from "./Runs.tsx";
 
 const TABS = [["overview", "Overview"], ["rollouts", "Rollouts"], ["log", "Log"], ["settings", "Settings"]] as const;
 
@@ -49,49 +49,26 @@ function Elsewhere({ run }: { run: Run }) {
 }
 
 function Head({ run }: { run: Run }) {
-  const statusOf = useStatus();
+  const rows = useQuery(stepsOf(run.run_id)).data?.steps;
+  const resumed = rows !== undefined && rows.length > 0 && rows[0].time < run.start_time;
   const doing = useNews()?.runs[run.run_id]?.doing;
   return (
     <div className="head">
       <div className="grow">
         <div className="crumbs"><Link href="/">Runs</Link> / <Id value={run.run_id} whole /></div>
-        <h1>{run.algorithm} <span className="muted">trains</span> {run.agent || "an agent"}</h1>
+        <h1 className="isolate">{run.name}</h1>
         <div className="head-facts">
-          <Status value={statusOf(run)} />
-          <span>on <b>{modelName(run.settings.model as string | null)}</b></span>
+          <StandingBadge value={run.error ? { ...run.standing, why: null } : run.standing} long />
+          <span><b>{run.algorithm}</b> trains <b>{run.agent || "an agent"}</b> on <b>{modelName(run.settings.model as string | null)}</b></span>
           <Progress done={run.state.step ?? null} of={run.steps} />
           <span>{moment(run.start_time)}</span>
-          {run.end_time && <span>took <b>{seconds(run.end_time - run.start_time)}</b></span>}
+          {run.end_time && <span>took <b>{seconds(run.end_time - run.start_time)}</b>{resumed && " since it was resumed"}</span>}
           {run.status === "running" && doing && <span>{doing}</span>}
         </div>
-        {run.error && <pre className="error-box prewrap" style={{ marginTop: 12 }}>{textOf(run.error)}</pre>}
+        {run.error && <pre className="error-box prewrap" style={{ marginTop: 12 }}>{run.standing.word}: {textOf(run.error)}</pre>}
       </div>
     </div>
   );
-}
-
-// ---- curves ----
-
-const FIRST = ["failed", "entropy", "clip_fraction", "grad_norm", "kl_old", "kl_step", "loss", "tokens", "sampling_seconds", "learning_seconds", "learning_rate", "logprob_gap_max"];
-const HIDDEN = new Set(["step", "time", "steps", "seconds_left", "reward", "val_reward"]);
-const WORDS: Record<string, string> = {
-  failed: "Failed rollouts", entropy: "Entropy", clip_fraction: "Clipped tokens (share)", grad_norm: "Gradient norm", kl_old: "KL to the sampler",
-  kl_step: "KL of the step", loss: "Loss", tokens: "Sampled tokens", sampling_seconds: "Sampling (s)", learning_seconds: "Learning (s)",
-  learning_rate: "Learning rate", logprob_gap_max: "Engine / learner gap", sync_gap: "Gap after the weight sync", trained_tokens: "Trained tokens",
-  tree_tokens: "Tokens of the packed trees", updates: "Updates", version: "Weight version", step_seconds: "Step (s)",
-};
-
-export function curve(rows: StepRow[], name: string): [number, number][] {
-  return rows.filter((row) => typeof row[name] === "number").map((row) => [row.step, row[name] as number]);
-}
-
-export function metricNames(rows: StepRow[]): string[] {
-  const found = new Set(rows.flatMap((row) => Object.keys(row).filter((name) => typeof row[name] === "number" && !HIDDEN.has(name))));
-  return [...FIRST.filter((name) => found.has(name)), ...[...found].filter((name) => !FIRST.includes(name)).sort()];
-}
-
-export function titleOf(name: string): string {
-  return WORDS[name] ?? name.replaceAll("_", " ").replace(/^./, (first) => first.toUpperCase());
 }
 
 function Overview({ run }: { run: Run }) {
@@ -99,40 +76,23 @@ function Overview({ run }: { run: Run }) {
   const steps = useQuery(stepsOf(run.run_id));
   const events = useData<{ events: RunEvent[] }>(run.elsewhere ? null : `${path}/events`, { keep: true });
   const [, go] = useLocation();
-  const [wanted, setWanted] = useState("");
   return (
     <Loaded query={steps}>
-      {({ steps: rows }) => {
+      {({ steps: rows, metrics }) => {
         if (rows.length === 0)
           return <div className="card"><Empty title="No step yet">The curves begin with the first finished step.{run.status === "running" ? " This page updates by itself." : ""}</Empty></div>;
-        const rewards: Series[] = [
-          { name: "training", color: COLORS[0], points: curve(rows, "reward") },
-          { name: "validation", color: COLORS[1], points: curve(rows, "val_reward"), dots: true },
-        ].filter((one) => one.points.length > 0);
-        const toStep = (step: number) => go(withParams(`${path}/rollouts`, { step }));
-        const names = metricNames(rows).filter((name) => titleOf(name).toLowerCase().includes(wanted.toLowerCase()) || name.includes(wanted.toLowerCase()));
+        const toStep = run.elsewhere ? undefined : (step: number) => go(withParams(`${path}/rollouts`, { step }));
         return (
           <div className="stack">
-            <div style={{ display: "grid", gridTemplateColumns: "repeat(auto-fit, minmax(min(100%, 380px), 1fr))", gap: 14, alignItems: "start" }}>
-              <section className="card card-pad" aria-label="Reward">
-                <div className="card-title"><h2>Mean reward</h2><Legend series={rewards} /></div>
-                <Chart title="Mean reward" series={rewards} height={260} onStep={toStep} />
-                <p className="small muted" style={{ margin: "6px 0 0" }}>Click a step to see its rollouts.</p>
-              </section>
+            <div className="halves">
+              <Headline rows={rows} onStep={toStep} />
               <section className="card card-pad" aria-label="Findings">
-                <div className="card-title"><h2>What it comes to</h2><Link className="small link" href={`${path}/log`}>whole log</Link></div>
+                <div className="card-title"><h2>Results and findings</h2><Link className="small link" href={`${path}/log`}>all messages</Link></div>
                 <Summary rows={rows} />
-                {run.elsewhere ? <p className="small muted">What it said is in its own store.</p> : <><DiagnosisView run={run} /><Loaded query={events}>{(found) => <Verdicts events={found.events} most={4} />}</Loaded></>}
+                {run.elsewhere ? <p className="small muted">The run's messages are in its own store.</p> : <DiagnosisView run={run} events={events.data?.events ?? []} />}
               </section>
             </div>
-            <div className="row wrap" style={{ justifyContent: "space-between" }}>
-              <h2>Metrics</h2>
-              <TextInput size="xs" placeholder="Find a metric" aria-label="Find a metric" leftSection={<Icon name="search" size={14} />} value={wanted} onChange={(e) => setWanted(e.currentTarget.value)} />
-            </div>
-            <div className="charts">
-              {names.map((name) => <MetricCard key={name} name={name} rows={rows} onStep={toStep} />)}
-              {names.length === 0 && <p className="muted">No metric is called like that.</p>}
-            </div>
+            <MetricGroups runs={[{ name: run.name, color: COLORS[0], rows }]} metrics={metrics} onStep={toStep} />
           </div>
         );
       }}
@@ -140,32 +100,41 @@ function Overview({ run }: { run: Run }) {
   );
 }
 
-function MetricCard({ name, rows, onStep }: { name: string; rows: StepRow[]; onStep: (step: number) => void }) {
-  const points = useMemo(() => curve(rows, name), [rows, name]);
-  const last = points[points.length - 1];
+/** What the run is about: rewards where there are any, else the loss of the examples. */
+function Headline({ rows, onStep }: { rows: StepRow[]; onStep?: (step: number) => void }) {
+  const rewards: Series[] = [{ name: "training", color: COLORS[0], points: curve(rows, "reward") }, validation(rows, "validation (95 % interval)", COLORS[1])];
+  const loss: Series[] = [{ name: "loss", color: COLORS[0], points: curve(rows, "loss") }];
+  const earns = rewards[0].points.length > 0 || loss[0].points.length === 0;
+  const charts: [string, Series[]][] = earns ? [["Mean reward", rewards]] : [["Loss of the examples", loss], ["Mean reward", [rewards[1]]]];
   return (
-    <section className="card card-pad" aria-label={titleOf(name)}>
-      <div className="card-title"><span className="small muted" title={name}>{titleOf(name)}</span><b className="small">{last ? metric(last[1]) : "–"}</b></div>
-      <Chart title={titleOf(name)} series={[{ name: titleOf(name), color: COLORS[0], points }]} height={118} onStep={onStep} />
+    <section className="card card-pad" aria-label={earns ? "Reward" : "Loss"}>
+      {charts.map(([title, all]) => [title, all.filter((one) => one.points.length > 0)] as const).filter(([, series]) => series.length > 0).map(([title, series], _, shown) => (
+        <div key={title}>
+          <div className="card-title"><h2>{title}</h2><Legend series={series} /></div>
+          <Chart title={title} series={series} height={shown.length > 1 ? 160 : 260} onStep={onStep} />
+        </div>
+      ))}
+      {onStep && <p className="small muted" style={{ margin: "6px 0 0" }}>Click a step to see its rollouts.</p>}
     </section>
   );
 }
 
 function Summary({ rows }: { rows: StepRow[] }) {
-  const rewards = curve(rows, "reward");
-  const validated = curve(rows, "val_reward");
+  const [rewards, losses, validated] = ["reward", "loss", "val_reward"].map((name) => curve(rows, name));
   const best = validated.reduce<[number, number] | null>((top, one) => (top === null || one[1] > top[1] ? one : top), null);
-  const of = (label: string, value: number | null | undefined, note?: string) => (
+  const of = (label: string, value: number, note?: string) => (
     <div className="tile" key={label} style={{ padding: "4px 0 12px" }}>
       <div className="label">{label}</div>
-      <div className="metric-now"><RewardNumber value={value} /></div>
+      <div className="metric-now">{metric(value)}</div>
       {note && <div className="small muted">{note}</div>}
     </div>
   );
+  const now = (label: string, points: [number, number][]) => points.length > 0 && of(label, points[points.length - 1][1], points.length > 1 ? `began at ${metric(points[0][1])}` : undefined);
   return (
     <div className="tiles">
-      {of("Reward now", rewards[rewards.length - 1]?.[1], rewards.length > 1 ? `began at ${metric(rewards[0][1])}` : undefined)}
-      {validated.length > 0 && of("Validation now", validated[validated.length - 1][1], validated.length > 1 ? `began at ${metric(validated[0][1])}` : undefined)}
+      {now("Reward now", rewards)}
+      {rewards.length === 0 && now("Loss now", losses)}
+      {now("Validation now", validated)}
       {best && validated.length > 2 && of("Best validation", best[1], `at step ${best[0]}`)}
     </div>
   );

@@ -4,11 +4,11 @@ import { Button, Checkbox } from "@mantine/core";
 import { useState } from "react";
 import { Link, useLocation } from "wouter";
 import { useData } from "../api.ts";
-import { ago, amount, moment, seconds, short } from "../format.ts";
-import { RewardNumber, Status } from "../parts/Badges.tsx";
+import { ago, amount, moment, seconds, textOf } from "../format.ts";
+import { RewardNumber, StandingBadge } from "../parts/Badges.tsx";
 import { Spark } from "../parts/Chart.tsx";
 import { Empty, Loaded } from "../parts/States.tsx";
-import { type Session, type ListedRun } from "../types.ts";
+import type { ListedRun } from "../types.ts";
 
 export function Runs() {
   const query = useData<{ runs: ListedRun[]; total: number }>("/runs");
@@ -20,7 +20,7 @@ export function Runs() {
       <div className="head">
         <div>
           <h1>Runs</h1>
-          <div className="head-facts">{query.data ? `${amount(query.data.total)} ${query.data.total === 1 ? "run" : "runs"}${query.data.runs.some((run) => run.elsewhere) ? "; those whose folder is named have a store of their own" : ""}` : " "}</div>
+          <div className="head-facts">{query.data ? `${amount(query.data.total)} ${query.data.total === 1 ? "run" : "runs"}${query.data.runs.some((run) => run.elsewhere) ? "; those marked ↗ have a store of their own" : ""}` : " "}</div>
         </div>
         {(query.data?.runs.length ?? 0) > 1 && <Button disabled={chosen.length < 2} onClick={() => go(`/compare?runs=${chosen.map(encodeURIComponent).join(",")}`)}>
           {chosen.length < 2 ? "Choose two runs to compare" : `Compare ${chosen.length} runs`}
@@ -49,29 +49,22 @@ export function Runs() {
   );
 }
 
-/** A run whose process was killed says `running` for ever; where nothing can be live it was interrupted. */
-export function useStatus(): (run: { status: string }) => string {
-  const session = useData<Session>("/session").data;
-  return (run) => (run.status === "running" && session && !session.live ? "interrupted" : run.status);
-}
-
 function Row({ run, chosen, toggle }: { run: ListedRun; chosen: boolean; toggle: () => void }) {
   const [, go] = useLocation();
-  const statusOf = useStatus();
   const href = `/runs/${encodeURIComponent(run.run_id)}`;
   const validated = run.validated.length ? run.validated[run.validated.length - 1][1] : null;
   return (
     <tr className="go" onClick={() => go(href)}>
-      <td onClick={(event) => event.stopPropagation()}><Checkbox size="xs" checked={chosen} onChange={toggle} aria-label={`Compare ${run.run_id}`} /></td>
-      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{run.algorithm || "run"}</b></Link> <span className="muted">{run.agent}</span><div className="mono muted keep" title={run.elsewhere ? `${run.elsewhere}: a store of its own` : run.run_id}>{run.elsewhere ? `${run.elsewhere.split("/").pop()}/` : short(run.run_id)}</div></td>
-      <td><Status value={statusOf(run)} /></td>
+      <td onClick={(event) => event.stopPropagation()}><Checkbox size="xs" checked={chosen} onChange={toggle} aria-label={`Compare ${run.name}`} /></td>
+      <td><Link href={href} className="link" onClick={(e) => e.stopPropagation()}><b>{textOf(run.name)}</b></Link>{run.elsewhere && <span className="muted" title={`${run.elsewhere} has a store of its own`}> ↗</span>}<div className="small muted keep">{run.algorithm} {run.agent}</div></td>
+      <td><StandingBadge value={run.standing} /></td>
       <td className="small">{modelName(run.model)}</td>
       <td className="small"><Progress done={run.steps_done} of={run.steps} /></td>
       <td><Spark series={[{ name: "training", color: "var(--accent)", points: run.curve }, { name: "validation", color: "var(--hot)", points: run.validated, dots: true }]} /></td>
       <td className="num"><RewardNumber value={run.reward} /></td>
       <td className="num"><RewardNumber value={validated} /></td>
       <td className="num small keep" title={moment(run.start_time)}>{ago(run.start_time)}</td>
-      <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}</td>
+      <td className="num small">{run.end_time ? seconds(run.end_time - run.start_time) : "–"}{run.end_time && run.resumed && <div className="muted">since resumed</div>}</td>
     </tr>
   );
 }

@@ -1,4 +1,4 @@
-// Who works, on what, and what waits.
+// The workers, what each of them runs, and the queue.
 
 import { Link } from "wouter";
 import { useData } from "../api.ts";
@@ -22,9 +22,9 @@ export default function Workers() {
             </div>
             <p className="small muted" style={{ margin: 0 }}>{amount(view.calls)} model calls and {amount(view.spans)} spans are recorded.</p>
             <div className="card scroll-x">
-              {view.workers.length === 0 ? <Empty title="No worker has asked for work yet" /> : (
+              {view.workers.length === 0 ? <Empty title="No worker yet" /> : (
                 <table className="list">
-                  <thead><tr><th>Worker</th><th>Status</th><th>Rollout</th><th className="num">Heard of</th><th className="num">Busy</th><th>Says</th></tr></thead>
+                  <thead><tr><th>Worker</th><th>Status</th><th>Rollout</th><th className="num">Last heard from</th><th className="num">Last busy</th><th>Details</th></tr></thead>
                   <tbody>
                     {view.workers.map((one) => (
                       <tr key={one.worker_id}>

@@ -2,7 +2,7 @@
 
 import { useElementSize } from "@mantine/hooks";
 import { type PointerEvent, useState } from "react";
-import { metric } from "../format.ts";
+import { metric, withUnit } from "../format.ts";
 
 export interface Series {
   name: string;
@@ -10,17 +10,19 @@ export interface Series {
   points: [number, number][];
   dashed?: boolean;
   dots?: boolean;
+  /** The low and the high end of an interval around it, by step. */
+  band?: [number, number, number][];
 }
 
 const PAD = { left: 44, right: 12, top: 10, bottom: 22 };
 export const COLORS = ["var(--accent)", "var(--hot)", "var(--good)", "var(--cold)", "var(--bad)", "var(--gold)"];
 
-export function Chart({ series, height = 160, title, onStep }: { series: Series[]; height?: number; title: string; onStep?: (step: number) => void }) {
+export function Chart({ series, height = 160, title, unit = "", onStep }: { series: Series[]; height?: number; title: string; unit?: string; onStep?: (step: number) => void }) {
   const { ref, width } = useElementSize();
   const [at, setAt] = useState<number | null>(null);
   const shown = series.filter((one) => one.points.length > 0);
   const xs = shown.flatMap((one) => one.points.map((p) => p[0]));
-  const ys = shown.flatMap((one) => one.points.map((p) => p[1]));
+  const ys = shown.flatMap((one) => [...one.points.map((p) => p[1]), ...(one.band ?? []).flatMap(([, low, high]) => [low, high])]);
   const box = frame(xs, ys, Math.max(width, 120), height);
 
   const point = (event: PointerEvent<SVGSVGElement>) => {
@@ -36,7 +38,7 @@ export function Chart({ series, height = 160, title, onStep }: { series: Series[
         {box.yTicks.map((tick) => (
           <g key={tick}>
             <line className="rule" x1={PAD.left} x2={box.width - PAD.right} y1={box.y(tick)} y2={box.y(tick)} />
-            <text className="tick" x={PAD.left - 8} y={box.y(tick) + 4} textAnchor="end">{tickText(tick)}</text>
+            <text className="tick" x={PAD.left - 8} y={box.y(tick) + 4} textAnchor="end">{tickText(tick, unit)}</text>
           </g>
         ))}
         {box.xTicks.map((tick) => (
@@ -46,26 +48,34 @@ export function Chart({ series, height = 160, title, onStep }: { series: Series[
         {at !== null && <line x1={box.x(at)} x2={box.x(at)} y1={PAD.top} y2={height - PAD.bottom} stroke="var(--muted)" strokeDasharray="3 3" />}
         {shown.map((one) => (
           <g key={one.name}>
+            {one.band && one.band.length > 1 && <polygon className="band" fill={one.color} points={outline(one.band).map(([x, y]) => `${box.x(x)},${box.y(y)}`).join(" ")} />}
+            {one.band?.map(([x, low, high]) => <line key={x} x1={box.x(x)} x2={box.x(x)} y1={box.y(low)} y2={box.y(high)} stroke={one.color} strokeOpacity="0.35" />)}
             <polyline fill="none" stroke={one.color} strokeWidth="2" strokeLinejoin="round" strokeLinecap="round"
               strokeDasharray={one.dashed ? "5 4" : undefined} points={one.points.map(([x, y]) => `${box.x(x)},${box.y(y)}`).join(" ")} />
-            {(one.dots || one.points.length === 1) && one.points.map(([x, y]) => <circle key={x} cx={box.x(x)} cy={box.y(y)} r="3.5" fill={one.color} stroke="var(--surface)" strokeWidth="1.5" />)}
+            {(one.dots || one.points.length === 1) && one.points.map(([x, y]) => <circle key={x} cx={box.x(x)} cy={box.y(y)} r="2.8" fill={one.color} stroke="var(--surface)" strokeWidth="1" />)}
             {at !== null && one.points.filter(([x]) => x === at).map(([x, y]) => <circle key="at" cx={box.x(x)} cy={box.y(y)} r="4" fill={one.color} />)}
           </g>
         ))}
       </svg>
-      {at !== null && <Tip at={at} series={shown} left={box.x(at)} width={box.width} />}
+      {at !== null && <Tip at={at} series={shown} unit={unit} left={box.x(at)} width={box.width} />}
     </div>
   );
 }
 
-function Tip({ at, series, left, width }: { at: number; series: Series[]; left: number; width: number }) {
+function outline(band: [number, number, number][]): [number, number][] {
+  const upper: [number, number][] = band.map(([x, , high]) => [x, high]);
+  return [...upper, ...band.map(([x, low]): [number, number] => [x, low]).reverse()];
+}
+
+function Tip({ at, series, unit, left, width }: { at: number; series: Series[]; unit: string; left: number; width: number }) {
   const right = left > width / 2;
   return (
     <div className="chart-tip" style={{ top: 8, ...(right ? { right: width - left + 10 } : { left: left + 10 }) }}>
       <div className="muted">step {at}</div>
       {series.map((one) => {
         const found = one.points.find(([x]) => x === at);
-        return found && <div key={one.name}><span className="swatch" style={{ background: one.color }} />{one.name} <b>{metric(found[1])}</b></div>;
+        const between = one.band?.find(([x]) => x === at);
+        return found && <div key={one.name}><span className="swatch" style={{ background: one.color }} />{one.name} <b>{withUnit(found[1], unit)}</b>{between && <span className="muted"> ({metric(between[1])} to {metric(between[2])})</span>}</div>;
       })}
     </div>
   );
@@ -117,8 +127,9 @@ function ticks(low: number, high: number, count: number): number[] {
   return found;
 }
 
-function tickText(value: number): string {
+function tickText(value: number, unit: string): string {
   if (value === 0) return "0";
+  if (unit === "share") return `${Number((100 * value).toPrecision(3))}%`;
   const size = Math.abs(value);
   if (size >= 10_000) return `${Number((value / 1000).toPrecision(3))}k`;
   return size < 0.001 ? Number(value.toPrecision(2)).toExponential().replace("e-", "e−") : String(Number(value.toPrecision(3)));

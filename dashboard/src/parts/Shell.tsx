@@ -21,11 +21,11 @@ export function Shell({ session, children }: { session: Session; children: React
     <div className="shell">
       <a className="skip" href="#main">Skip to content</a>
       <aside className="side">
-        <Link href="/" className="brand"><Bolt /> Agent Lightning</Link>
+        <Link href="/" className="brand" aria-label="Agent Lightning"><Bolt /> <span>Agent Lightning</span></Link>
         <nav aria-label="Pages">
           {PAGES.map((page) => (
             <Link key={page.path} href={page.path} className="nav" aria-current={page.mine(at) ? "page" : undefined}>
-              <Icon name={page.icon} /> {page.name}
+              <Icon name={page.icon} /> <span>{page.name}</span>
             </Link>
           ))}
         </nav>
@@ -33,7 +33,7 @@ export function Shell({ session, children }: { session: Session; children: React
           <LiveMark session={session} />
           <div className="row">
             <SchemeSwitch />
-            <span title="Version of the package">v{session.version}</span>
+            <span className="version" title="Version of the package">v{session.version}</span>
           </div>
           {session.can_log_out && <Button size="compact-xs" variant="default" onClick={logOut}>Log out</Button>}
         </div>
@@ -52,9 +52,9 @@ function LiveMark({ session }: { session: Session }) {
   const connection = useConnection();
   const news = useNews();
   const going = Object.values(news?.runs ?? {}).some((run) => run.status === "running") && session.live;
-  if (connection === "lost") return <span className="badge bad" role="status"><span className="dot" /> Not connected</span>;
-  if (!going) return <span className="badge" role="status"><span className="dot" /> No run under way</span>;
-  return <span className="badge good" role="status"><span className="dot pulse" /> Live</span>;
+  if (connection === "lost") return <span className="badge bad" role="status"><span className="dot" /> <span>Not connected</span></span>;
+  if (!going) return <span className="badge" role="status"><span className="dot" /> <span>No run under way</span></span>;
+  return <span className="badge good" role="status"><span className="dot pulse" /> <span>Live</span></span>;
 }
 
 function SchemeSwitch() {

@@ -3,8 +3,9 @@
 import { useQuery } from "@tanstack/react-query";
 import { Link } from "wouter";
 import { get } from "../api.ts";
-import { clock, metric, short, textOf } from "../format.ts";
+import { clock, short, textOf, withUnit } from "../format.ts";
 import type { Diagnosis, Finding, Run, RunEvent } from "../types.ts";
+import { Title } from "./Metrics.tsx";
 import { Empty } from "./States.tsx";
 
 interface Said {
@@ -29,57 +30,51 @@ function named(data: Record<string, unknown>): string | null {
   return about ? `${data.name}: ${about}` : data.name;
 }
 
-export function Verdicts({ events, most }: { events: RunEvent[]; most: number }) {
-  const found = events.filter((event) => event.kind === "verdict" || event.kind === "warning" || event.data.severity).slice(0, most);
-  if (found.length === 0) return null;
-  return <div style={{ borderTop: "1px solid var(--grid)" }}>{found.map((event, index) => <Line key={index} event={event} />)}</div>;
-}
-
 const EVERY = 30_000;
 
 /** What the doctor says of the run; asked again now and then while it goes on. */
-export function DiagnosisView({ run }: { run: Run }) {
+export function DiagnosisView({ run, events }: { run: Run; events: RunEvent[] }) {
   const path = `/why?run=${encodeURIComponent(run.run_id)}`;
   const query = useQuery<Diagnosis, Error>({ queryKey: [path], queryFn: () => get<Diagnosis>(path), staleTime: EVERY, refetchInterval: run.status === "running" ? EVERY : false });
-  if (query.error) return <p className="small muted">The doctor has nothing to say: {query.error.message}</p>;
-  if (!query.data) return <p className="small muted" role="status">The doctor is looking…</p>;
+  if (query.error) return <p className="small muted">There is no diagnosis: {query.error.message}</p>;
+  if (!query.data) return <p className="small muted" role="status">The run is being examined…</p>;
   const { verdict, findings } = query.data;
   const shown = findings.filter((finding) => finding.code !== "solved"); // the verdict says so
   return (
     <div>
       {shown.some((finding) => verdict.includes(finding.words)) || <p className="said" style={{ margin: "0 0 6px", fontSize: 14 }}>{textOf(verdict)}</p>}
       {shown.map((finding) => <FindingView key={finding.code} finding={finding} />)}
-      <Measured numbers={query.data.measured} />
+      {warningsBeside(events, query.data).slice(0, 4).map((event, index) => <Line key={index} event={event} />)}
+      <Measured diagnosis={query.data} />
     </div>
   );
 }
 
-const share = (value: number) => `${Math.round(100 * value)} %`;
-/** What the doctor measured that no curve shows: its name there, its name for people, what that means, how it is written. */
-const MEASURED: [string, string, string, (value: number) => string][] = [
-  ["flat_groups", "Flat groups", "Groups whose siblings all earned the same, which teach nothing", share],
-  ["failed", "Failed", "Rollouts that failed", share],
-  ["truncated", "Cut off", "Rollouts that ran into a limit of tokens or calls", share],
-  ["masked", "Left out of updates", "Rollouts that are not learned from, because of how they ended", share],
-  ["prompt_tokens_lost", "Tokens lost to breaks", "Prompt tokens computed again because a call did not continue the one before it", share],
-  ["same_answers", "Same answers", "Rollouts that say word for word what a sibling said", share],
-  ["repeated_phrases", "Repeat a phrase", "Rollouts that repeat a phrase over and over", share],
-  ["rewarded_without_tools", "Paid without tools", "Rollouts with the highest reward that used none of their tools", share],
-  ["length_reward_correlation", "Length pays", "Rank correlation of length and reward among siblings", metric],
-  ["effective_sample_size", "Effective samples", "Tokens that as many equal importance weights would be", share],
-  ["signal_to_noise", "Signal to noise", "Of the gradient, from two halves of a step", metric],
-];
-
-function Measured({ numbers }: { numbers: Record<string, unknown> }) {
-  const known = MEASURED.filter(([name]) => typeof numbers[name] === "number");
-  const tasks = numbers.reward_by_difficulty as Record<string, { groups: number }> | undefined;
-  if (known.length === 0) return null;
+function Measured({ diagnosis: { numbers, measured } }: { diagnosis: Diagnosis }) {
+  const tasks = measured.reward_by_difficulty as Record<string, { groups: number }> | undefined;
+  if (numbers.length === 0) return null;
   return (
     <dl className="measured" aria-label="Measured">
-      {known.map(([name, title, meaning, written]) => <div key={name} title={meaning}><dt>{title}</dt><dd>{written(numbers[name] as number)}</dd></div>)}
-      {tasks && Object.keys(tasks).length > 0 && <div className="whole"><dt>Groups rewarded</dt><dd>{Object.entries(tasks).map(([name, of]) => `${name} ${of.groups}`).join(" · ")}</dd></div>}
+      {numbers.map((one) => <div key={one.name}><dt><Title metric={one} /></dt><dd>{withUnit(one.value, one.unit)}</dd></div>)}
+      {tasks && Object.keys(tasks).length > 0 && <div className="whole"><dt title="Groups by how much of the range of rewards their rollouts earn on average">Groups by success</dt><dd>{Object.entries(tasks).map(([name, of]) => `${SUCCESS[name] ?? name}: ${of.groups}`).join(" · ")}</dd></div>}
     </dl>
   );
+}
+
+const SUCCESS: Record<string, string> = { never: "never solved", seldom: "seldom", often: "often", always: "always solved" };
+
+/** Text without its numbers, in which the same sentence said at another step differs. */
+const sameWords = (text: string) => text.replace(/[\d.,+−-]+/g, "#").slice(0, 60);
+
+/** The run's own warnings that the doctor does not repeat; its verdicts of earlier steps are in the log. */
+function warningsBeside(events: RunEvent[], { verdict, findings }: Diagnosis): RunEvent[] {
+  const said = new Set([verdict, ...findings.map((finding) => finding.words)].map(sameWords));
+  return events.filter((event) => {
+    const words = sameWords(findingOf(event).words);
+    if (event.kind !== "warning" || said.has(words)) return false;
+    said.add(words);
+    return true;
+  });
 }
 
 function FindingView({ finding, links = true }: { finding: Finding; links?: boolean }) {
@@ -119,11 +114,11 @@ function Line({ event }: { event: RunEvent }) {
 }
 
 export function Log({ events }: { events: RunEvent[] }) {
-  if (events.length === 0) return <div className="card"><Empty title="It said nothing yet" /></div>;
+  if (events.length === 0) return <div className="card"><Empty title="No message yet" /></div>;
   return (
     <div className="card scroll-x">
       <table className="list">
-        <thead><tr><th>Time</th><th className="num">Step</th><th>Kind</th><th>What it said</th></tr></thead>
+        <thead><tr><th>Time</th><th className="num">Step</th><th>Kind</th><th>Message</th></tr></thead>
         <tbody>
           {events.map((event, index) => {
             const finding = findingOf(event);

@@ -1,0 +1,180 @@
+"""The metrics that runs report: what each is called, where it belongs, its unit, what it means, and how it is drawn.
+
+Pages, tables and the documentation take their titles, units and sentences from here, so a metric has one name
+everywhere. No title occurs twice. A `…` in a name stands for any text: a part of a reward, a provider, an opponent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["curve", "counter", "figure", "hidden"]
+"""A line over steps; a total since the run began, of which the growth per step is drawn; its last value; not drawn."""
+REWARD, STABLE, TOKENS, TIME = "Reward and validation", "Is it stable", "Where tokens go", "Where time goes"
+ENGINE, INTERNALS = "Engine against learner", "Internals"
+GROUPS = (REWARD, STABLE, TOKENS, TIME, ENGINE, INTERNALS)
+"""In the order in which pages show them."""
+
+
+class Metric(NamedTuple):
+    """One metric of a step."""
+
+    name: str
+    title: str
+    group: str
+    unit: str
+    sentence: str
+    kind: Kind = "curve"
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("reward", "Reward", REWARD, "", "The mean reward of the step's training rollouts that have one."),
+    Metric("val_reward", "Validation reward", REWARD, "", "The mean reward over the validation tasks."),
+    Metric("val_low", "Validation interval, low end", REWARD, "", "The low end of the validation's 95 % interval.", "hidden"),
+    Metric("val_high", "Validation interval, high end", REWARD, "", "The high end of the validation's 95 % interval.", "hidden"),
+    Metric("val_best@…", "Best of … validation rollouts", REWARD, "", "What the best of so many rollouts of a validation task earns, estimated without bias; pass@k where rewards are 0 and 1."),
+    Metric("val_best@…_low", "Best of … validation rollouts, low end", REWARD, "", "The low end of its 95 % interval.", "hidden"),
+    Metric("val_best@…_high", "Best of … validation rollouts, high end", REWARD, "", "The high end of its 95 % interval.", "hidden"),
+    Metric("best_val", "Best validation of a prompt", REWARD, "", "The highest mean validation reward of any candidate of this round."),
+    Metric("reward/…", "Reward part: …", REWARD, "", "The mean of a named part of the rewards."),
+    Metric("source/…/reward", "Reward on …", REWARD, "", "The mean reward of the tasks of one data set of a mixture."),
+    Metric("opponent/…/win_rate", "Wins against …", REWARD, "share", "How often the step's rollouts won against this member of the league; a draw counts one half."),
+    Metric("reward_std", "Spread of rewards", REWARD, "", "The standard deviation of the step's rewards."),
+    Metric("reward_min", "Lowest reward", REWARD, "", "The lowest reward of the step."),
+    Metric("reward_max", "Highest reward", REWARD, "", "The highest reward of the step."),
+    Metric("flat_groups", "Groups without a difference", REWARD, "share", "The share of groups whose siblings all earned the same, which teach nothing."),
+    Metric("failed", "Failed rollouts", REWARD, "rollouts", "How many of the step's rollouts failed."),
+    Metric("outcomes", "Outcomes", REWARD, "rollouts", "How each rollout of the step ended.", "hidden"),
+    Metric("loss", "Loss", STABLE, "", "The loss of the step's updates. In supervised training it is the mean nats per token of the examples."),
+    Metric("entropy", "Entropy", STABLE, "nats", "How undecided the model was at the tokens it sampled; near 0 it no longer explores."),
+    Metric("grad_norm", "Gradient norm", STABLE, "", "The size of the gradient before it was clipped."),
+    Metric("clip_fraction", "Clipped tokens", STABLE, "share", "The share of tokens whose ratio was clipped."),
+    Metric("kl_old", "KL to the sampling weights", STABLE, "nats", "How far the policy moved from the weights that sampled the tokens, per token."),
+    Metric("kl_step", "KL of one update", STABLE, "nats", "How far the step's largest update moved the policy, per token."),
+    Metric("kl_reference", "KL to the starting model", STABLE, "nats", "How far the policy is from the model it started from, per token."),
+    Metric("kl_teacher", "KL to the teacher", STABLE, "nats", "With a teacher: the mean of log π − log π_teacher over sampled tokens."),
+    Metric("ratio_min", "Lowest ratio", STABLE, "", "The lowest ratio π / π_old of a sampled token, before each update."),
+    Metric("ratio_max", "Highest ratio", STABLE, "", "The highest ratio π / π_old of a sampled token, before each update."),
+    Metric("staleness", "Age of the oldest token", STABLE, "updates", "How many updates the oldest sampled token is behind the weights."),
+    Metric("effective_sample_size", "Effective samples", STABLE, "share", "The share of tokens that as many equal importance weights would be: (Σw)² / (n Σw²)."),
+    Metric("correction_mean", "Mean importance weight", STABLE, "", "The mean importance weight of tokens that older weights sampled."),
+    Metric("corrected_to_zero", "Tokens weighed with 0", STABLE, "share", "The share of tokens whose importance weight is 0."),
+    Metric("critic_loss", "Loss of the critic", STABLE, "", "The critic's squared error before it learned from the step."),
+    Metric("explained_variance", "Variance explained by the critic", STABLE, "share", "The share of the returns' variance that the critic foresaw."),
+    Metric("tokens", "Sampled tokens", TOKENS, "tokens", "The tokens that the step's rollouts sampled, or that its examples hold."),
+    Metric("trained_tokens", "Trained tokens", TOKENS, "tokens", "The tokens in the loss."),
+    Metric("tree_tokens", "Computed tokens", TOKENS, "tokens", "The tokens that were computed for the loss; those that calls share count once."),
+    Metric("response_tokens_mean", "Length of a response", TOKENS, "tokens", "The mean length of a trained call's response."),
+    Metric("response_tokens_max", "Longest response", TOKENS, "tokens", "The length of the longest trained response."),
+    Metric("truncated", "Rollouts ended by a limit", TOKENS, "share", "The share of rollouts that a limit of the run ended: they ran out of calls, tokens or context."),
+    Metric("cut_off", "Responses cut off", TOKENS, "share", "The share of trained responses that ended at a limit of tokens, most often the `max_tokens` of their request."),
+    Metric("overlong", "Rollouts punished for length", TOKENS, "rollouts", "With `overlong_tokens`: how many rollouts earn less for their length."),
+    Metric("dropped", "Dropped rollouts", TOKENS, "rollouts", "With `dynamic_sampling`: rollouts of groups without a difference, from which nothing is learned."),
+    Metric("replayed", "Replayed rollouts", TOKENS, "rollouts", "With `replay`: rollouts of earlier steps that were learned again."),
+    Metric("prefill_tokens", "Prompt tokens computed", TOKENS, "tokens", "The prompt tokens that the engine computed, since the run began.", "counter"),
+    Metric("cached_tokens", "Prompt tokens from the cache", TOKENS, "tokens", "The prompt tokens that the engine had already, since the run began.", "counter"),
+    Metric("rollouts", "Rollouts", TOKENS, "rollouts", "How many rollouts the step had; an optimiser of prompts counts those since it began."),
+    Metric("examples", "Examples", TOKENS, "examples", "How many examples the step learned."),
+    Metric("calls", "Model calls", TOKENS, "calls", "The model calls of the step's rollouts."),
+    Metric("provider/…/calls", "Calls of …", TOKENS, "calls", "The calls of another provider's model, since the run began.", "counter"),
+    Metric("provider/…/tokens", "Tokens of …", TOKENS, "tokens", "The tokens of another provider's model, since the run began.", "counter"),
+    Metric("provider/…/cost", "Cost of …", TOKENS, "price", "What another provider's model has cost since the run began, where it has a price.", "counter"),
+    Metric("critic_calls", "Calls of the prompt critic", TOKENS, "calls", "The calls of the model that criticises prompts, since the run began.", "counter"),
+    Metric("critic_tokens", "Tokens of the prompt critic", TOKENS, "tokens", "The tokens of the model that criticises prompts, since the run began.", "counter"),
+    Metric("cost", "Cost", TOKENS, "price", "What all calls have cost since the run began, where they have a price.", "counter"),
+    Metric("sampling_seconds", "Sampling", TIME, "s", "The wall clock of the step's rollouts."),
+    Metric("learning_seconds", "Learning", TIME, "s", "The wall clock of the step's updates, with publishing the weights."),
+    Metric("model_sampling_seconds", "The model samples", TIME, "s", "The seconds that the model process sampled, since the run began.", "counter"),
+    Metric("model_learning_seconds", "The model learns", TIME, "s", "The seconds that the model process learned, since the run began.", "counter"),
+    Metric("model_idle_seconds", "The model waits", TIME, "s", "The seconds that the model process had nothing to do, since the run began.", "counter"),
+    Metric("seconds", "Time since the start", TIME, "s", "The seconds since the run began.", "figure"),
+    Metric("time", "When the step ended", TIME, "s", "When the step ended, in seconds since the epoch.", "hidden"),
+    Metric("sampling_from", "When sampling began", TIME, "s", "When the step's sampling began, in seconds since the epoch.", "hidden"),
+    Metric("learning_from", "When learning began", TIME, "s", "When the step's learning began, in seconds since the epoch.", "hidden"),
+    Metric("seconds_left", "Time left", TIME, "s", "How long the remaining steps will take at this pace.", "hidden"),
+    Metric("logprob_gap_max", "Largest gap of log-probs", ENGINE, "nats", "The largest difference between engine and learner on tokens that the learner's own weights sampled."),
+    Metric("kl_engine", "KL between engine and learner", ENGINE, "nats", "The mean KL(engine ‖ learner) on the same tokens, per token."),
+    Metric("sync_gap", "Gap after publishing", ENGINE, "nats", "The largest difference between engine and learner on tokens sampled right after the weights were published."),
+    Metric("packing_gap_logprobs", "Gap of packing: log-probs", ENGINE, "", "The largest relative difference of log-probs between a packed group and its separate rows."),
+    Metric("packing_gap_gradients", "Gap of packing: gradients", ENGINE, "", "The largest relative difference of gradients between a packed group and its separate rows."),
+    Metric("rerouted", "Experts that would differ", ENGINE, "share", "With `routing_replay`: the share of replayed choices for which the weights would choose other experts by now."),
+    Metric("learning_rate", "Learning rate", INTERNALS, "", "The step's learning rate, after its schedule."),
+    Metric("updates", "Updates", INTERNALS, "updates", "The optimiser steps of this step."),
+    Metric("halvings", "Halved updates", INTERNALS, "", "How often the step's updates were halved for `max_kl`."),
+    Metric("version", "Weight version", INTERNALS, "", "The version of the weights after the step.", "figure"),
+    Metric("kl_coef", "Weight of the KL", INTERNALS, "", "With `kl_target`: the weight of the KL to the starting model."),
+    Metric("gradient_cosine", "Cosine of half gradients", INTERNALS, "", "The cosine of the gradients of two halves of the step's groups."),
+    Metric("gradient_signal", "Signal of the gradient", INTERNALS, "", "The estimate of |G|², from two halves of the step's groups."),
+    Metric("gradient_noise", "Noise of the gradient", INTERNALS, "", "The estimate of tr Σ/B in the step's gradient. Average signal and noise over steps before you divide them."),
+    Metric("gradient_noise_scale", "Groups from which on more teach little", INTERNALS, "groups", "tr Σ / |G|² in groups (arXiv 1812.06162, appendix A.1); left out where no signal was seen."),
+    Metric("candidates", "Candidates", INTERNALS, "prompts", "How many prompts were tried so far.", "figure"),
+    Metric("rejected_edits", "Rejected edits", INTERNALS, "edits", "How many edits of prompts were turned down so far.", "figure"),
+    Metric("val_tasks", "Validated tasks", INTERNALS, "tasks", "On how many validation tasks the best prompt was tried so far.", "figure"),
+    Metric("step", "Step", INTERNALS, "", "The step's number.", "hidden"),
+    Metric("steps", "Steps in all", INTERNALS, "", "How many steps there will be.", "hidden"),
+    Metric("note", "Note", INTERNALS, "", "What is odd about this step.", "hidden"),
+    Metric("tasks", "Tasks", INTERNALS, "", "Which tasks the step took, as indices into the data set.", "hidden"),
+    Metric("groups", "Groups", INTERNALS, "", "The names of the groups that were learned, as `agl show --group` takes them.", "hidden"),
+    Metric("replayed_groups", "Replayed groups", INTERNALS, "", "The names of the groups that were learned again.", "hidden"),
+)  # fmt: skip
+
+_MEASURED_ALONE = (
+    Metric("failed", "Rollouts that failed", STABLE, "share", "The share of rollouts that failed."),
+    Metric("masked", "Rollouts left out", STABLE, "share", "The share of rollouts that are not learned from, because of how they ended."),
+    Metric("prompt_tokens_lost", "Prompt tokens computed twice", TOKENS, "share", "The share of prompt tokens computed again because a call did not continue the one before it."),
+    Metric("same_answers", "Rollouts that repeat a sibling", STABLE, "share", "The share of rollouts that say word for word what a sibling said."),
+    Metric("repeated_phrases", "Rollouts that repeat a phrase", STABLE, "share", "The share of rollouts that say one phrase over and over."),
+    Metric("rewarded_without_tools", "Full reward without a tool", REWARD, "share", "The share of the rollouts with the highest reward that used none of their tools."),
+    Metric("length_reward_correlation", "Correlation of length and reward", REWARD, "", "Above 0 longer answers earn more than their siblings, below 0 shorter ones do (rank correlation)."),
+    Metric("signal_to_noise", "Signal to noise of the gradient", STABLE, "", "The size of the gradient against its noise, from two halves of a step."),
+)  # fmt: skip
+
+_BY_NAME = {metric.name: place for place, metric in enumerate(METRICS)}
+_PATTERNS = [
+    (re.compile(re.escape(metric.name).replace("…", "(.+)")), place)
+    for place, metric in sorted(enumerate(METRICS), key=lambda one: -len(one[1].name))
+    if "…" in metric.name
+]
+MEASURED = (
+    *(METRICS[_BY_NAME[name]] for name in ("flat_groups", "truncated", "effective_sample_size")),
+    *_MEASURED_ALONE,
+)
+"""What the doctor measures over the rollouts it read; the same names as in its record."""
+
+
+def find_metric(name: str) -> Metric | None:
+    """The metric of this name as a run reports it, with its title filled in; None for one that is not in the table.
+
+    Where several policies learn, `solver/loss` is the loss of the policy `solver`.
+    """
+    return None if (found := _find(name)) is None else found[1]
+
+
+def described(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """What there is to say of each number in these rows, in the order of the table; of a user's own only its name."""
+    found: list[tuple[int, str, Metric]] = []
+    for name in {name for row in rows for name, value in row.items() if _is_number(value)}:
+        own = Metric(name, name.replace("_", " ").capitalize(), INTERNALS, "", "A metric of your own.")
+        place, metric = _find(name) or (len(METRICS), own)
+        found.append((place, name, metric))
+    return {name: metric._asdict() for _, name, metric in sorted(found)}
+
+
+def _find(name: str) -> tuple[int, Metric] | None:
+    """The place of a metric in the table, and the metric."""
+    if (place := _BY_NAME.get(name)) is not None:
+        return place, METRICS[place]
+    for pattern, place in _PATTERNS:
+        if (found := pattern.fullmatch(name)) is not None:
+            title = METRICS[place].title.replace("…", found[1])
+            return place, METRICS[place]._replace(name=name, title=title)
+    policy, _, rest = name.partition("/")
+    if (place := _BY_NAME.get(rest)) is None:
+        return None
+    return place, METRICS[place]._replace(name=name, title=f"{METRICS[place].title} of {policy}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
