@@ -87,6 +87,14 @@ def _known_id(run_dir: Path) -> str | None:
         return None
 
 
+def known_settings(run_dir: Path) -> dict[str, Any]:
+    """The settings of the run in a folder, as its `run.json` has them; nothing where there is none."""
+    try:
+        return dict(json.loads((run_dir / RUN_FILE).read_text())["settings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
     if isinstance(value, League):

@@ -77,7 +77,7 @@ from agentlightning.trainer.folder import (
     resumable_journal,
 )
 from agentlightning.trainer.live import RUN_FILE as RUN_FILE
-from agentlightning.trainer.live import cancel_leftovers, describe, open_door, recorded
+from agentlightning.trainer.live import cancel_leftovers, describe, known_settings, open_door, recorded
 from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
 from agentlightning.trainer.provenance import provenance
@@ -85,7 +85,7 @@ from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_beside, run_sync, stop_on_interrupt
-from agentlightning.trainer.words import conclude, introduce
+from agentlightning.trainer.words import conclude, introduce, last_step, resuming
 from agentlightning.types import Dataset, Hook, NamedResources, Resource, RolloutConfig, Run
 from agentlightning.types.spending import Spent
 
@@ -212,6 +212,7 @@ class Trainer(GivenByName):
         self.port = of_algorithm.port if port is None else port
         self._taken_again = resumable_journal(self.algorithm, resume)
         self.resume_from = latest_checkpoint(Path(resume)) if resume and self._taken_again is None else None
+        self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
         )
@@ -305,7 +306,8 @@ class Trainer(GivenByName):
     def _concluded(self, job: _Job) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
         result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
-        conclude(self.console or default_console(), self.algorithm, result)
+        resumed_at = read_checkpoint(self.resume_from).step if self.resume_from else None
+        conclude(self.console or default_console(), self.algorithm, result, resumed_at)
         return result
 
     async def _run_to_the_end(self, job: _Job, away: Away | None) -> None:
@@ -381,6 +383,7 @@ class Trainer(GivenByName):
     ) -> Reporter:
         """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
         first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
+        resumed = self._resuming(run, job)
         rows = StoreSink(store, run.run_id)
         metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
         console = self.console or default_console()
@@ -392,8 +395,18 @@ class Trainer(GivenByName):
         reporter.start(run)
         if job.answers_signals:
             stack.enter_context(stop_on_interrupt(job.stop, reporter.note))
-        introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset)
+        introduce(reporter, self.algorithm, self.run_dir, job.train_dataset, job.val_dataset, resumed)
         return reporter
+
+    def _resuming(self, run: Run, job: _Job) -> str | None:
+        """What is said of a run that goes on; None of a new one."""
+        if self.resume_from is None or not isinstance(self.algorithm, TrainingSettings):
+            return None
+        file = self.run_dir / METRICS_FILE
+        recorded = last_step(read_metrics(file)) if file.is_file() else 0
+        steps = self.algorithm.steps_of(len(job.train_dataset)) if job.train_dataset else self.algorithm.steps
+        step = read_checkpoint(self.resume_from).step
+        return resuming(self.resume_from, step, recorded, self._settings_before, run.settings, steps)
 
     async def _open_door(
         self, stack: AsyncExitStack, store: LightningStore, run: Run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ NOTHING_LEARNED = (
 
 
 def introduce(
-    reporter: Reporter, algorithm: Algorithm, run_dir: Path, train: Dataset[Any] | None, val: Dataset[Any] | None
+    reporter: Reporter,
+    algorithm: Algorithm,
+    run_dir: Path,
+    train: Dataset[Any] | None,
+    val: Dataset[Any] | None,
+    resumed: str | None = None,
 ) -> None:
     """Before the model is loaded. Raises ModelError for one that is nowhere or does not fit this machine."""
     if not isinstance(algorithm, TrainingSettings):
@@ -45,14 +51,34 @@ def introduce(
             offload=algorithm.offload,
         )
     reporter.note(opening(algorithm, shape, run_dir, train, val))
+    if resumed is not None:
+        reporter.note(resumed)
     if val is None or len(val) == 0:
         reporter.note(NO_VALIDATION if algorithm.samples else NO_VALIDATION_OF_EXAMPLES)
     reporter.note("")
 
 
-def conclude(console: Console, algorithm: Algorithm, result: RunResult) -> None:
-    """After the last step."""
+def resuming(
+    checkpoint: Path, step: int, recorded: int, before: Mapping[str, Any], now: Mapping[str, Any], steps: int | None
+) -> str:
+    """Where a run goes on, which steps are done again, and which settings are others than before."""
+    of = "" if steps is None else f" of {steps}"
+    again = "" if recorded <= step else f" Steps {step + 1} to {recorded} were not saved and are done again."
+    changed = {name: value for name, value in now.items() if name in before and before[name] != value}
+    what = "; ".join(f"{name} was {before[name]}, is {value}" for name, value in changed.items())
+    others = f"\nChanged settings: {what}." if what else ""
+    return f"Goes on after step {step}{of}, from {checkpoint}.{again}{others}"
+
+
+def conclude(console: Console, algorithm: Algorithm, result: RunResult, resumed_at: int | None = None) -> None:
+    """After the last step. `resumed_at`: the step after which the run went on."""
     if not isinstance(algorithm, TrainingSettings):
+        return
+    if resumed_at is not None and not result.stopped and last_step(result.metrics) <= resumed_at:
+        console.note(
+            f"\nThe run was finished already: all {resumed_at} steps are done, and nothing was learned now. To go on, "
+            f"give more steps: --steps {2 * resumed_at}, or steps={2 * resumed_at} in the script."
+        )
         return
     console.note(closing(command_name(), result))
     if not result.learned:
@@ -130,6 +156,11 @@ def closing(command: str, result: RunResult) -> str:
             f"  {command} serve {checkpoint}     serve it over the OpenAI API",
         ]
     return "\n".join(lines)
+
+
+def last_step(metrics: Sequence[Mapping[str, Any]]) -> int:
+    """The last step that there is a row of; 0 for none."""
+    return max((int(m.get("step") or 0) for m in metrics), default=0)
 
 
 def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:
