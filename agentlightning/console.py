@@ -7,8 +7,10 @@ clipboard or turn letters, and no attempt's key is shown whole. `Console` sees t
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 import unicodedata
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +30,7 @@ class Console(rich.console.Console):
 
     def render(self, renderable: Any, options: Any = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(safe(segment.text), segment.style)
+            yield segment if segment.control else Segment(encodable(safe(segment.text), self.encoding), segment.style)
 
     def render_str(self, text: str, **options: Any) -> Any:
         return super().render_str(redacted(text), **options)  # before a key is broken into lines
@@ -56,6 +58,30 @@ def safe(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_shown, text))
+
+
+_PLAIN = str.maketrans(
+    {"→": ">", "…": ".", "×": "x", "–": "-", "—": "-", "✗": "x", "·": ".", "≤": "<", "≥": ">", "±": "+"}
+)
+"""Signs of our own, each with one that every encoding has and that is as wide."""
+
+
+def encodable(text: str, encoding: str) -> str:
+    """The text with signs that `encoding` has: of a terminal, or of a file on Windows, which has no arrows."""
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "replace").decode(encoding)
+    except LookupError:  # an encoding that Python does not know
+        return text.translate(_PLAIN).encode("ascii", "replace").decode("ascii")
+    return text
+
+
+def never_fail_to_print() -> None:
+    """Let what `print` and Typer's help write be replaced, too, where the terminal's encoding lacks a sign."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def safe_json(text: str) -> str:

@@ -13,8 +13,9 @@ def main() -> None:
     """Entry point: errors made for the user end in one message, without a traceback; Ctrl-C ends with status 130."""
     from agentlightning.cli.app import app
     from agentlightning.cli.interrupt import INTERRUPTED, was_interrupted
-    from agentlightning.console import Console, SafeFormatter, safe
+    from agentlightning.console import Console, SafeFormatter, never_fail_to_print, safe
 
+    never_fail_to_print()
     log = logging.StreamHandler()
     log.setFormatter(SafeFormatter("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.WARNING, handlers=[log])

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
-from agentlightning.console import one_line, terminal
+from agentlightning.console import Console, one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.intervals import widened
+from agentlightning.metrics.standing import standing_in
 from agentlightning.metrics.svg import points_of
 from agentlightning.trainer.folder import METRICS_FILE
 from agentlightning.trainer.live import RUN_FILE, connect
@@ -31,6 +33,10 @@ class Listed:
     algorithm: str
     agent: str
     going_on: bool
+    status: str
+    """running, succeeded, stopped by you, stopped, failed or died …"""
+    why: str | None
+    """… and the reason, where there is one."""
     steps: int
     of_steps: int | None
     reward_first: float | None
@@ -56,15 +62,43 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
     if as_json:
         terminal().print_json(json.dumps([asdict(run) for run in found]))
         return
-    table = Table("run", "algorithm", "agent", "steps", "reward", "val", "best", "when", box=None, padding=(0, 2, 0, 0))
-    for run in found:
-        steps = f"{run.steps}" if run.of_steps is None else f"{run.steps}/{run.of_steps}"
-        rise = "" if run.reward_last is None else f"{run.reward_first:.3f} → {run.reward_last:.3f}"
-        when = Text("now", style="bold green") if run.going_on else Text(_ago(run.last_heard), style="dim")
-        last = "" if run.val_last is None else f"{run.val_last:.3f}"
-        name, agent = Text(one_line(run.folder), overflow="fold"), Text(one_line(run.agent, 24))
-        table.add_row(name, run.algorithm, agent, steps, rise, last, _best(run), when)
-    terminal().print(table)
+    terminal().print(_fitting([_cells(run) for run in found], terminal()))
+
+
+def _cells(run: Listed) -> dict[str, Text]:
+    """What a row says of a run, by the title of the column."""
+    steps = f"{run.steps}" if run.of_steps is None else f"{run.steps}/{run.of_steps}"
+    rise = "" if run.reward_last is None else f"{run.reward_first:.3f} → {run.reward_last:.3f}"
+    return {
+        "run": Text(one_line(run.folder)),
+        "status": Text(run.status, _STYLES.get(run.status, "")),
+        "steps": Text(steps),
+        "reward": Text(rise),
+        "val": Text("" if run.val_last is None else f"{run.val_last:.3f}"),
+        "when": Text("now" if run.going_on else _ago(run.last_heard), "dim"),
+        "best": Text(_best(run)),
+        "algorithm": Text(run.algorithm),
+        "agent": Text(one_line(run.agent, 24)),
+    }
+
+
+_STYLES = {"running": "bold green", "failed": "red", "died": "red", "stopped": "yellow"}
+
+
+def _fitting(rows: Sequence[Mapping[str, Text]], console: Console) -> Table:
+    """The table with as many columns, from the left, as the screen is wide: what is in it can be pasted."""
+    titles = list(rows[0])
+    while True:
+        table = Table(*titles, box=None, padding=(0, 2, 0, 0))
+        for column in table.columns:
+            column.no_wrap, column.overflow = True, "ignore"
+        for row in rows:
+            table.add_row(*[row[title] for title in titles])
+        width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        if width <= console.width or len(titles) == 1:
+            table.min_width = width
+            return table
+        titles.pop()
 
 
 async def _goes_on(folder: Path) -> bool:
@@ -83,11 +117,14 @@ def _listed(folder: Path) -> Listed:
     low, high = _of_best(best, len(validated))
     times = [m["time"] for m in learned if "time" in m]
     heard = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
+    going_on, stands = run_sync(_goes_on(folder)), standing_in(folder)
     return Listed(
         folder=str(folder),
         algorithm=str(about.get("algorithm", "")),
         agent=str(about.get("agent") or ""),
-        going_on=run_sync(_goes_on(folder)),
+        going_on=going_on,
+        status="running" if going_on else stands.word,
+        why=None if going_on else stands.why,
         steps=len(learned),
         of_steps=learned[-1].get("steps") if learned else about.get("settings", {}).get("steps"),
         reward_first=rewards[0] if rewards else None,
