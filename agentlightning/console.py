@@ -12,7 +12,7 @@ import json
 import logging
 import sys
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import rich.console
@@ -58,6 +58,25 @@ def safe(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(map(_shown, text))
+
+
+def fitting_table(rows: Sequence[Mapping[str, Any]], console: rich.console.Console) -> Any:
+    """The table with as many columns, from the left, as the screen is wide: what is in it can be pasted."""
+    from rich.measure import Measurement
+    from rich.table import Table
+
+    titles = list(rows[0])
+    while True:
+        table = Table(*titles, box=None, padding=(0, 2, 0, 0))
+        for column in table.columns:
+            column.no_wrap, column.overflow = True, "ignore"
+        for row in rows:
+            table.add_row(*[row[title] for title in titles])
+        width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
+        if width <= console.width or len(titles) == 1:
+            table.min_width = width
+            return table
+        titles.pop()
 
 
 _PLAIN = str.maketrans(

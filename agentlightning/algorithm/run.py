@@ -108,7 +108,7 @@ class TrainingRun:
         await self._replay.return_to(self.context.store, info.replay, settings.reward_weights)
         self.preflight = self._make_preflight()
         own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
-        if settings.clips_nothing:
+        if settings.clips_nothing and settings.chooses("loss", "clip_low", "clip_high"):
             self.context.reporter.note(CLIPS_NOTHING)
         shown = [*COLUMNS, *(own or OF_ONE_POLICY)] if settings.samples else COLUMNS_OF_EXAMPLES
         self.context.reporter.columns([*shown, *AT_THE_END])

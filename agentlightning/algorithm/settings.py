@@ -394,6 +394,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
         """Whether rollouts may be of older weights than those they are learned on."""
         return self.max_staleness > 0 or self.quorum < 1 or self.replay > 0
 
+    def chooses(self, *names: str) -> bool:
+        """Whether any of these settings is another than the default of this algorithm."""
+        return any(getattr(self, f.name) != f.default for f in fields(self) if f.name in names)
+
     @property
     def clips_nothing(self) -> bool:
         """Whether every token is learned once, under the very weights that sampled it, so that no ratio leaves 1."""

@@ -14,7 +14,7 @@ from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import RUN_FILE, SERVED_FILE, announced, find_live
+from agentlightning.trainer.live import RUN_FILE, Live, announced, find_live, served_file
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -50,8 +50,7 @@ def _store_file(where: str | None) -> Path:
 async def _show(
     location: Location, host: str, port: int, key: str | None, browser: bool, allow_hosts: Sequence[str]
 ) -> None:
-    folder = location.path and location.path.parent
-    if folder is not None and (live := await find_live(folder) or await find_live(folder, SERVED_FILE)) is not None:
+    if location.path is not None and (live := await _served_already(location.path)) is not None:
         _tell(dashboard_url(live.url), browser)
         return
     beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
@@ -62,12 +61,18 @@ async def _show(
         )
         await server.start()
         try:
-            with nullcontext() if location.path is None else announced(location.path.parent, server.endpoint, key):
+            with nullcontext() if location.path is None else announced(location.path, server.endpoint, key):
                 console.print(f"{location}  (Ctrl-C stops)")
                 _tell(dashboard_url(server.endpoint), browser)
                 await interrupted()
         finally:
             await server.stop()
+
+
+async def _served_already(file: Path) -> Live | None:
+    """Who serves the store in this file now: the run, or somebody who looks at it."""
+    of_run = await find_live(file.parent) if file.name == STORE_FILE else None
+    return of_run or await find_live(file.parent, served_file(file))
 
 
 def _is_of_a_run(location: Location) -> bool:

@@ -180,6 +180,16 @@ def _evaluate(
         if "gain" in (numbers := _numbers(estimate, rewards)):
             gain, low, high = numbers["gain"].values()
             terminal.print(f"Gain on the same tasks: [bold]{gain:+.3f}[/bold], 95 % interval {low:+.3f} to {high:+.3f}")
+            terminal.print(_sentence(name, low, high, len(held_out)))
+
+
+def _sentence(name: str, low: float, high: float, tasks: int) -> str:
+    """What the interval of the gain comes to."""
+    if low > 0:
+        return f"The trained model is better than its base in {name}: the whole interval is above 0."
+    if high < 0:
+        return f"The trained model is worse than its base in {name}: the whole interval is below 0."
+    return f"No difference in {name} is shown: 0 is in the interval. More than {tasks} tasks, or --repeats, narrow it."
 
 
 def _numbers(

@@ -26,6 +26,7 @@ from agentlightning.keys import derived_secret, not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.store.base import LightningStore
+from agentlightning.trainer.live import readable_by_others
 from agentlightning.trainer.serving import serve_models
 from agentlightning.trainer.sync import run_sync
 
@@ -76,7 +77,7 @@ def run_gateway(
     answers, place = RecentAnswers(seconds=60 * keep_answers), server or str(path)
     key = f"\nClients send the key {api_key} (made for this start; --api-key gives one that stays, --no-key none)"
     place += key if made else ""
-    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, answers, place, allow_hosts))
+    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, answers, place, path, allow_hosts))
 
 
 async def _serve(
@@ -91,11 +92,14 @@ async def _serve(
     strict: bool,
     answers: RecentAnswers,
     place: str,
+    path: Path,
     allow_hosts: Sequence[str],
 ) -> None:
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
+        if isinstance(store, SqliteLightningStore):
+            await readable_by_others(stack, store, path)
         policy, served = None, dict[str, Model](models)
         if model is not None:
             served = {**aliases_of(model_names(model, name)), **models}

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import described, rows
-from agentlightning.console import Console, one_line, terminal
+from agentlightning.console import fitting_table, one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.intervals import widened
 from agentlightning.metrics.standing import standing_in
@@ -62,7 +61,7 @@ def list_runs(folder: Path, *, as_json: bool) -> None:
     if as_json:
         terminal().print_json(json.dumps([asdict(run) for run in found]))
         return
-    terminal().print(_fitting([_cells(run) for run in found], terminal()))
+    terminal().print(fitting_table([_cells(run) for run in found], terminal()))
 
 
 def _cells(run: Listed) -> dict[str, Text]:
@@ -83,22 +82,6 @@ def _cells(run: Listed) -> dict[str, Text]:
 
 
 _STYLES = {"running": "bold green", "failed": "red", "died": "red", "stopped": "yellow"}
-
-
-def _fitting(rows: Sequence[Mapping[str, Text]], console: Console) -> Table:
-    """The table with as many columns, from the left, as the screen is wide: what is in it can be pasted."""
-    titles = list(rows[0])
-    while True:
-        table = Table(*titles, box=None, padding=(0, 2, 0, 0))
-        for column in table.columns:
-            column.no_wrap, column.overflow = True, "ignore"
-        for row in rows:
-            table.add_row(*[row[title] for title in titles])
-        width = Measurement.get(console, console.options.update(max_width=10_000), table).maximum
-        if width <= console.width or len(titles) == 1:
-            table.min_width = width
-            return table
-        titles.pop()
 
 
 async def _goes_on(folder: Path) -> bool:

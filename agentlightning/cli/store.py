@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from agentlightning.store.base import LightningStore, Statistics
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.store.transfer.records import Record, from_line, to_line
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import SERVED_FILE, connect
+from agentlightning.trainer.live import announced, connect, served_file
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types.status import FINISHED_ROLLOUT
 
@@ -83,8 +83,11 @@ class Location:
     async def reading(self) -> AsyncIterator[LightningStore]:
         """To look at: of a run that goes on through its own server, of a store that somebody looks at already through
         theirs, else as `opened`."""
-        folder = (self.path or DEFAULT_PATH).parent
-        live = None if self.dsn is not None else await connect(folder) or await connect(folder, SERVED_FILE)
+        path = self.path or DEFAULT_PATH
+        live = None
+        if self.dsn is None:
+            of_run = path.name == STORE_FILE and await connect(path.parent)
+            live = of_run or await connect(path.parent, served_file(path))
         if live is None:
             async with self.opened() as store:
                 yield store
@@ -163,9 +166,12 @@ def serve(
 async def _serve(
     location: Location, host: str, port: int, key: str | None, secret: bytes | None, allow_hosts: Sequence[str]
 ) -> None:
-    async with location.opened(create=True) as store:
+    async with location.opened(create=True) as store, AsyncExitStack() as stack:
         server = served_with_dashboard(store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts)
         await server.start()
+        owned = location.path if location.dsn is None and location.backend != "memory" else None
+        if owned is not None:
+            stack.enter_context(announced(owned, server.endpoint, key))
         try:
             console.print(
                 f"Serving the store [bold]{location}[/bold] at [bold]{server.endpoint}[/bold]  (Ctrl-C stops)\n"

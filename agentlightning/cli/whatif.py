@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from agentlightning.algorithm.checkpoint import held_before, model_path, read_checkpoint
@@ -29,7 +28,7 @@ from agentlightning.algorithm.whatif import (
 from agentlightning.backend.base import POLICY, ModelSpec
 from agentlightning.cli.configuration import algorithm_of_a_run, parsed_settings
 from agentlightning.cli.opened import OpenedRun, described, opened_run
-from agentlightning.console import one_line, terminal
+from agentlightning.console import fitting_table, one_line, terminal
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.sync import run_sync
 
@@ -119,10 +118,13 @@ def _policy(settings: TrainingSettings, asked: str | None) -> str | None:
 def _learner(settings: Sequence[TrainingSettings], checkpoint: Path | None, policy: str | None) -> TorchLearner:
     """With the weights and the optimiser of the checkpoint, or as the run began."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores of a run that goes on
+    import transformers
+
     from agentlightning.backend.embedded.backend import settings_of
     from agentlightning.backend.embedded.server import load_all
     from agentlightning.learner.torch_learner import TorchLearner
 
+    transformers.logging.disable_progress_bar()
     spec = replace(settings[0].policy.model, reference=needs_reference(settings))
     told = settings_of(_from(spec, checkpoint))
     learner = TorchLearner(load_all(told)[policy or POLICY], told.learner)
@@ -159,7 +161,7 @@ def _print(found: WhatIf, stored: StoredStep, weights: str, after: int, policy: 
     print_(Text(f"Step {stored.step}: {len(stored.episodes)} rollouts, {tokens:,} sampled tokens{updates}", "bold"))
     print_(Text(f"weights: {one_line(weights)}, after step {after}", "dim"))
     print_(Text(_about_gap(found, stored, after, recorded), "dim"))
-    print_(_table(found.compared))
+    print_(fitting_table([_cells(one) for one in found.compared], terminal()))
 
 
 def _about_gap(found: WhatIf, stored: StoredStep, after: int, recorded: float | None) -> str:
@@ -172,19 +174,15 @@ def _about_gap(found: WhatIf, stored: StoredStep, after: int, recorded: float | 
     return words + ("" if recorded is None else f"\ngradient norm: {norm:.4g} now, {recorded:.4g} when it was taken")
 
 
-def _table(compared: Sequence[Compared]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("variant", overflow="fold")
-    for title in ("cosine", "gradient", "eff. sample", "clipped", "ratios", "zero adv."):
-        table.add_column(title, justify="right")
-    for one in compared:
-        table.add_row(
-            Text(one_line(one.name, 60), "bold" if one.name == TAKEN else ""),
-            "–" if one.cosine is None else f"{one.cosine:.3f}",
-            f"{one.grad_norm:.3g}",
-            f"{one.effective_sample_size:.1%}",
-            f"{one.clip_fraction:.1%}",
-            f"{one.ratio_min:.3f}…{one.ratio_max:.3f}",
-            f"{one.zero_advantages:.0%}",
-        )
-    return table
+def _cells(one: Compared) -> dict[str, Text]:
+    """What a row says of a variant, by the title of the column; what matters most comes first."""
+    cells = {
+        "variant": one_line(one.name, 40),
+        "cosine": "–" if one.cosine is None else f"{one.cosine:.3f}",
+        "gradient": f"{one.grad_norm:.3g}",
+        "clipped": f"{one.clip_fraction:.1%}",
+        "ratios": f"{one.ratio_min:.3f}…{one.ratio_max:.3f}",
+        "eff. sample": f"{one.effective_sample_size:.1%}",
+        "zero adv.": f"{one.zero_advantages:.0%}",
+    }
+    return {title: Text(cell, "bold" if one.name == TAKEN else "") for title, cell in cells.items()}

@@ -33,6 +33,7 @@ from agentlightning.store import LightningStoreClient
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.trainer.folder import RUN_FILE as RUN_FILE
+from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.types import FINISHED_ROLLOUT, RolloutStatus, Run, RunStatus
 from agentlightning.types.ids import random_hex
 
@@ -167,20 +168,34 @@ def _write_privately(file: Path, live: Live) -> None:
     work.replace(file)
 
 
+def served_file(store: Path) -> str:
+    """The name of the file beside a store's that says who serves it."""
+    return SERVED_FILE if store.name == STORE_FILE else f"{store.name}.{SERVED_FILE}"
+
+
 @contextmanager
-def announced(folder: Path, url: str, key: str | None) -> Iterator[None]:
-    """Let others read the store in this folder through the server at `url`, for the length of the block: one process
-    alone may open its file."""
-    file = folder / SERVED_FILE
+def announced(store: Path, url: str, key: str | None) -> Iterator[None]:
+    """Let others read the store in this file through the server at `url`, for the length of the block: one process
+    alone may open it."""
+    file = store.with_name(served_file(store))
     try:
         _write_privately(file, Live(url, key, os.getpid()))
     except OSError as error:  # a folder that may only be read
-        logger.debug("Others cannot find the store in %s: %s", folder, error)
+        logger.debug("Others cannot find the store %s: %s", store, error)
     try:
         yield
     finally:
         with suppress(OSError):
             file.unlink(missing_ok=True)
+
+
+async def readable_by_others(stack: AsyncExitStack, store: SqlLightningStore, file: Path) -> None:
+    """Serve a store on this machine alone, until `stack` ends, so that `agl show FILE` reads it meanwhile."""
+    key = secrets.token_hex(32)
+    server = served_with_dashboard(store, port=0, admin_key=key)
+    await server.start()
+    stack.push_async_callback(server.stop)
+    stack.enter_context(announced(file, server.endpoint, key))
 
 
 async def connect(run_dir: Path, name: str = LIVE_FILE) -> LightningStoreClient | None:

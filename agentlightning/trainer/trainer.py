@@ -85,7 +85,7 @@ from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_beside, run_sync, stop_on_interrupt
-from agentlightning.trainer.words import conclude, introduce, last_step, resuming
+from agentlightning.trainer.words import conclude, introduce, last_step, resuming, with_next_step
 from agentlightning.types import Dataset, Hook, NamedResources, Resource, RolloutConfig, Run
 from agentlightning.types.spending import Spent
 
@@ -297,6 +297,9 @@ class Trainer(GivenByName):
         with logged(self.run_dir / LOG_FILE):
             try:
                 await self._run_to_the_end(job, away)
+            except AgentLightningError as error:
+                with_next_step(error, self.run_dir)
+                raise
             finally:
                 if away is not None:
                     await away.stop()

@@ -8,6 +8,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.errors import AgentError, AgentLightningError, EngineError, JudgeError
 from agentlightning.installation import command_name
 from agentlightning.metrics import Console, Reporter
 from agentlightning.models.memory import refuse_what_does_not_fit
@@ -124,10 +125,8 @@ def _rate(settings: TrainingSettings) -> str:
 def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
     if shape is None or shape.max_context is None or settings.max_context <= shape.max_context:
         return ""
-    return (
-        f"; contexts of at most {shape.max_context} tokens, which is all that the model can do "
-        f"(max_context={settings.max_context})"
-    )
+    asked = f" (max_context={settings.max_context})" if settings.chooses("max_context") else ""
+    return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{asked}"
 
 
 def closing(command: str, result: RunResult) -> str:
@@ -161,6 +160,13 @@ def closing(command: str, result: RunResult) -> str:
 def last_step(metrics: Sequence[Mapping[str, Any]]) -> int:
     """The last step that there is a row of; 0 for none."""
     return max((int(m.get("step") or 0) for m in metrics), default=0)
+
+
+def with_next_step(error: AgentLightningError, run_dir: Path) -> None:
+    """Add to an error that ended a run's work where to look, ready to paste."""
+    if isinstance(error, AgentError | EngineError | JudgeError) and not getattr(error, "__notes__", ()):
+        command = command_name()
+        error.add_note(f"The run is in {run_dir}. Look at it:  {command} why {run_dir}   or   {command} show {run_dir}")
 
 
 def _tasks(tasks: Dataset[Any] | None, kind: str) -> str:

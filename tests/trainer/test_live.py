@@ -21,7 +21,7 @@ from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.metrics.standing import standing, standing_in
 from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.trainer.folder import STORE_FILE
-from agentlightning.trainer.live import LIVE_FILE, RUN_FILE, SERVED_FILE, announced, connect
+from agentlightning.trainer.live import LIVE_FILE, RUN_FILE, announced, connect, served_file
 from agentlightning.types import Run, RunStatus
 
 
@@ -204,17 +204,19 @@ async def test_a_door_that_a_killed_run_left_behind_is_recognised(tmp_path: Path
 
 
 @pytest.mark.timeout(120)
-async def test_a_store_that_somebody_looks_at_is_read_by_others(tmp_path: Path) -> None:
-    """As while `agl dashboard` is open: one process alone may open the file."""
-    store = SqliteLightningStore(tmp_path / STORE_FILE)
+@pytest.mark.parametrize("name", [STORE_FILE, "gw.db"])
+async def test_a_store_that_somebody_serves_is_read_by_others(tmp_path: Path, name: str) -> None:
+    """As while `agl dashboard`, `agl gateway` or `agl store` is open: one process alone may open the file."""
+    file = tmp_path / name
+    store = SqliteLightningStore(file)
     await store.enqueue_rollout("a task")
     server = served_with_dashboard(store, port=0, admin_key="a key")
     await server.start()
-    with announced(tmp_path, server.endpoint, "a key"):
-        assert (tmp_path / SERVED_FILE).stat().st_mode & 0o777 == 0o600
+    with announced(file, server.endpoint, "a key"):
+        assert (tmp_path / served_file(file)).stat().st_mode & 0o777 == 0o600
         assert await connect(tmp_path) is None, "no run goes on"
-        assert "queuing" in await agl_command("store", "statistics", str(tmp_path))
-        assert server.endpoint in await agl_command("dashboard", str(tmp_path), "--no-open")
-    assert not (tmp_path / SERVED_FILE).exists()
+        assert "queuing" in await agl_command("store", "statistics", str(file))
+        assert server.endpoint in await agl_command("dashboard", str(file), "--no-open")
+    assert not (tmp_path / served_file(file)).exists()
     await server.stop()
     await store.close()

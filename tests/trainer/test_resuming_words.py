@@ -1,4 +1,4 @@
-"""A run that goes on says where, what is done again and which settings are others; a finished one that it is finished."""
+"""A run that goes on says where, what is done again and which settings changed; a finished one says so."""
 
 from __future__ import annotations
 
