@@ -247,6 +247,22 @@ ELSEWHERE = {
         ),
     },
     "examples/two_policies/README.md": {"python examples/two_policies/train.py": "tests/e2e/test_policies.py"},
+    "first-curve.md": {
+        **dict.fromkeys(
+            (
+                "python make_mails.py",
+                "agl doctor --agent mail_agent.py:agent --tasks train.jsonl",
+                "agl train --data chats.jsonl --model calc --name sft --set epochs=24 --set learning_rate=1e-3 "
+                "--set tasks_per_step=8",
+                "agl train --model runs/sft --agent mail_agent.py:agent --tasks train.jsonl --val-tasks val.jsonl "
+                "--name grpo --steps 30 --set tasks_per_step=32",
+                "agl runs",
+                "agl dashboard runs/grpo",
+                "agl eval runs/grpo --trust",
+            ),
+            "tests/e2e/test_first_curve.py",
+        ),
+    },
     "getting-started.md": {
         "agl show runs/grpo-20250101-120000": "tests/e2e/test_docs_as_typed.py",
         "agl eval runs/grpo-20250101-120000 --trust": "tests/e2e/test_docs_as_typed.py",

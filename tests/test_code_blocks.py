@@ -28,6 +28,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 ELSEWHERE = {
     "README.md": "tests/e2e/test_docs_as_typed.py",
+    "first-curve.md": "tests/e2e/test_first_curve.py",
     "getting-started.md": "tests/e2e/test_docs_as_typed.py",
     "bring-your-own.md": "tests/e2e/test_pages.py",
     "one-token.md": "tests/e2e/test_pages.py",
