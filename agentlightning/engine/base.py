@@ -31,6 +31,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     logit_bias: dict[int, float] = {}
     """Added to the logits of these tokens. Like a filter, this and the penalties change what a token is drawn from, not
     its plain log-prob."""
+    min_tokens: int = 0
+    """Before there are so many, no token that ends the response is drawn, as far as a grammar leaves others, and no
+    stop string ends it."""
+    ignore_eos: bool = False
+    """Whether sampling goes on after the model's own end-of-sequence ids."""
     max_tokens: int | None = None
     """None: to the end of the context."""
     stop: tuple[str, ...] = ()
@@ -51,7 +56,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def shifts_logits(self) -> bool:
         """Whether the logits of some tokens are moved."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias)
+        return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias or self.min_tokens)
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):

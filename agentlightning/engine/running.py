@@ -76,6 +76,8 @@ class Columns:
     """Whether the response follows a grammar."""
     shifted: np.ndarray
     """Whether the request moves logits."""
+    ignores_eos: np.ndarray
+    """Whether it goes on after the model's own end."""
     keeps: np.ndarray
     """Whether it asks what a filter left to draw from."""
 
@@ -83,7 +85,7 @@ class Columns:
     def of(cls, slots: int) -> Columns:
         whole = np.zeros(slots, dtype=np.int64)
         no = np.zeros(slots, dtype=np.bool_)
-        flags = (no.copy(), no.copy(), no.copy(), no.copy())
+        flags = (no.copy(), no.copy(), no.copy(), no.copy(), no.copy())
         return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), *flags)
 
     def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
@@ -95,11 +97,12 @@ class Columns:
         self.watched[slot] = watched
         self.constrained[slot] = params.grammar is not None
         self.shifted[slot] = params.shifts_logits
+        self.ignores_eos[slot] = params.ignore_eos
         self.keeps[slot] = params.keeps
 
     def swap(self, a: int, b: int) -> None:
         numbers = (self.temperature, self.top_k, self.top_p, self.min_p, self.limit)
-        for column in (*numbers, self.watched, self.constrained, self.shifted, self.keeps):
+        for column in (*numbers, self.watched, self.constrained, self.shifted, self.ignores_eos, self.keeps):
             column[[a, b]] = column[[b, a]]
 
 
@@ -123,23 +126,31 @@ def own_draws(running: Sequence[Running | None], drawn: np.ndarray) -> np.ndarra
 
 
 def shifts(
-    running: Sequence[Running | None], shifted: np.ndarray, slots: Slots, vocabulary: int
+    running: Sequence[Running | None], shifted: np.ndarray, slots: Slots, is_eos_V: np.ndarray
 ) -> dict[int, torch.Tensor]:
     """What is added to the logits of these rows' requests, [V] by row; `shifted` has some."""
     found: dict[int, torch.Tensor] = {}
     for index in np.flatnonzero(shifted).tolist():
         if (one := running[index]) is not None:
             response = slots.tokens[one.slot, len(one.request.prompt_ids) : slots.length[one.slot]]
-            found[index] = shift_of(one.request.params, response, vocabulary)
+            found[index] = shift_of(one.request.params, response, is_eos_V)
     return found
 
 
-def shift_of(params: SamplingParams, response: np.ndarray, vocabulary: int) -> torch.Tensor:
-    """What a request's penalties and bias add to the logits of its next token, [V], after this response so far."""
-    counts_V = np.bincount(response, minlength=vocabulary)
+_NEVER = -1e4
+"""Added to a logit, it leaves no chance to a token as long as there are others."""
+
+
+def shift_of(params: SamplingParams, response: np.ndarray, is_eos_V: np.ndarray) -> torch.Tensor:
+    """What a request's settings add to the logits of its next token, [V], after this response so far."""
+    counts_V = np.bincount(response, minlength=len(is_eos_V))
     shift_V = -params.frequency_penalty * counts_V - params.presence_penalty * (counts_V > 0)
     for token, bias in params.logit_bias.items():
         shift_V[token] += bias
+    if len(response) < params.min_tokens:
+        ends_V = is_eos_V.copy()
+        ends_V[[token for token in params.stop_token_ids if token < len(ends_V)]] = True
+        shift_V[ends_V] += _NEVER
     return torch.from_numpy(shift_V.astype(np.float32))
 
 

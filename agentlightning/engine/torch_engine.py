@@ -373,7 +373,7 @@ class TorchEngine:
         asked = [self._by_slot[slot] for slot in rows.tolist()]
         allowed = allowed_tokens(asked, columns.constrained[rows])
         numbers = own_draws(asked, self.policies.draws(self._slots.policy[rows]))
-        moved = shifts(asked, columns.shifted[rows], self._slots, self.vocab_size)
+        moved = shifts(asked, columns.shifted[rows], self._slots, self._is_eos)
         drawn = draw(logits_BV, settings, numbers, allowed, moved, columns.keeps[rows])
         at = (rows, self._slots.length[rows])
         self._slots.tokens[at] = drawn.ids
@@ -381,7 +381,8 @@ class TorchEngine:
         self._plain_logprobs[at] = drawn.plain_logprobs
         self._slots.length[rows] += 1
         self.counters.sampled += len(rows)
-        is_over = self._is_eos[drawn.ids] | (self._slots.length[rows] >= columns.limit[rows])
+        ended = self._is_eos[drawn.ids] & ~columns.ignores_eos[rows]
+        is_over = ended | (self._slots.length[rows] >= columns.limit[rows])
         is_wrong = ~np.isfinite(drawn.plain_logprobs)
         streamed: list[int] = []
         for index in np.flatnonzero(is_over | is_wrong | columns.watched[rows]).tolist():
@@ -403,9 +404,9 @@ class TorchEngine:
         if running.matcher is not None:
             running.matcher.take(token)
         reason = stop_string = None
-        if self._is_eos[token] or token in params.stop_token_ids:
+        if (self._is_eos[token] and not params.ignore_eos) or token in params.stop_token_ids:
             reason = "stop"
-        elif params.stop:
+        elif params.stop and length - len(running.request.prompt_ids) >= params.min_tokens:
             response = self._slots.tokens[slot, len(running.request.prompt_ids) : length]
             stop_string = self._stop_strings.find(response, params.stop)
             reason = None if stop_string is None else "stop"

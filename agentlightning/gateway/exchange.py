@@ -57,6 +57,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     messages: list[Message]
     prompt: str | list[int] | None = None
     """A raw prompt, as text or tokens, in place of messages."""
+    prompts: list[str | list[int]] = []
+    """All raw prompts, if there are several; each is a call of its own."""
     tools: list[Tool] | None = None
     tool_choice: ToolChoice = ToolChoice()
     strict: Mapping[str, str] = {}
@@ -76,6 +78,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """For the model's chat template; of two of one name the later one wins."""
     arguments: Mapping[str, Any] = {}
     """Those of them that the chat format has (`sampling.served`)."""
+    shows_stop: bool = False
+    """Whether a text that was ended by a stop string ends with it."""
     measured: bool = False
     """Whether its texts are known to fit the model's context."""
     size: int | None = None
@@ -131,9 +135,19 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     response_id: str
     created: int
     model: str
-    prompt_ids: Int32Array
+    prompts: tuple[Int32Array, ...]
+    """The tokens of each prompt; the choices are those of the first one, then those of the next."""
     cached_tokens: int
     choices: tuple[Choice, ...]
+
+    @property
+    def prompt_ids(self) -> Int32Array:
+        """The tokens of the prompt, or of the first one."""
+        return self.prompts[0]
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(map(len, self.prompts))
 
     @property
     def reasoning_tokens(self) -> int:

@@ -237,6 +237,10 @@ class Gateway:
         """The gateway as an ASGI application, for another server in front of it."""
         await self._app(scope, receive, send)
 
+    def answers(self, path: str, query: str) -> bool:
+        """Whether calls of models are sent there."""
+        return self._app.answers(path, query)
+
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health: those have connections in reserve."""
         return self._app.trusts(scope)

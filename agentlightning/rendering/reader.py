@@ -36,8 +36,9 @@ class StreamReader:
         tools: bool,
         stop: Sequence[str],
         raw: bool = False,
+        shows_stop: bool = False,
     ) -> None:
-        """`raw`: all is text."""
+        """`raw`: all is text. `shows_stop`: a text ends with its stop string."""
         self._rendering = rendering
         self._markers = NO_MARKERS if raw or rendering.bare else rendering.markers
         self._may_be_call = rendering.bare and tools and not raw
@@ -45,7 +46,7 @@ class StreamReader:
         self._stops = frozenset(rendering.stop_token_ids)
         self._odd = frozenset() if raw else rendering.odd_ids
         self._tools = tools
-        self._content = _Channel(rendering, stop, strip=not raw)
+        self._content = _Channel(rendering, stop, strip=not raw, shows_stop=shows_stop)
         self._reasoning = _Channel(rendering, (), strip=True)
         self._held = self._markers is None
         reasons = not self._held and not raw and rendering.starts_in_reasoning(prompt_ids)
@@ -89,10 +90,11 @@ class StreamReader:
 class _Channel:
     """One text of a response: decodes tokens as they come and knows what was sent."""
 
-    def __init__(self, rendering: Rendering, stop: Sequence[str], *, strip: bool) -> None:
+    def __init__(self, rendering: Rendering, stop: Sequence[str], *, strip: bool, shows_stop: bool = False) -> None:
         self._rendering = rendering
         self._strip = strip
         self._stop = tuple(stop)
+        self._shows_stop = shows_stop
         self._hold = max((len(s) for s in stop), default=1) - 1
         self._before: list[int] = []  # tokens already decoded: context for decoders that look back
         self._fresh: list[int] = []
@@ -123,8 +125,8 @@ class _Channel:
     def take(self) -> str:
         if self._stopped:
             return ""
-        found = [at for at in (self._text.find(s) for s in self._stop) if at >= 0]
-        safe = self._text[: min(found)] if found else self._text[: max(0, len(self._text) - self._hold)]
+        found = [(at, len(s) * self._shows_stop) for s in self._stop if (at := self._text.find(s)) >= 0]
+        safe = self._text[: sum(min(found))] if found else self._text[: max(0, len(self._text) - self._hold)]
         self._stopped = bool(found)
         if self._strip:
             safe = safe.rstrip()

@@ -83,7 +83,7 @@ def test_shifted_logits_are_what_is_drawn_from(temperature: float, top_p: float)
 
 def test_penalties_by_hand() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, logit_bias={3: -100.0, 0: 1.0})
-    shift = shift_of(params, np.array([1, 2, 2], np.int32), 5)
+    shift = shift_of(params, np.array([1, 2, 2], np.int32), np.zeros(5, np.bool_))
     assert shift.tolist() == pytest.approx([1.0, -0.75, -1.0, -100.0, 0.0])
     assert not SamplingParams().shifts_logits
 

@@ -230,6 +230,24 @@ def test_the_end_token_ends(policy: Policy) -> None:
     assert all(c.finish_reason == "stop" and end not in c.ids[:-1] for c in ended)
 
 
+def test_the_end_comes_after_the_fewest_tokens_or_not_at_all(policy: Policy) -> None:
+    end = policy.eos_ids[0]
+    with torch.no_grad():
+        embedding(policy)[end].mul_(6)
+    asked = [random_ids(10, i) for i in range(20)]
+    free = run(make_engine(policy), [request(i, p, max_tokens=60) for i, p in enumerate(asked)])
+    early = [i for i, chunk in free.items() if len(chunk.ids) < 9 and chunk.finish_reason == "stop"]
+    assert early, "or this test shows nothing"
+    least = run(make_engine(policy), [request(i, asked[i], max_tokens=60, min_tokens=9) for i in early])
+    assert all(end not in chunk.ids[:8] and len(chunk.ids) >= 9 for chunk in least.values())
+    assert any(chunk.finish_reason == "stop" for chunk in least.values())
+    deaf = run(make_engine(policy), [request(i, asked[i], max_tokens=60, ignore_eos=True) for i in early])
+    assert all((chunk.finish_reason, len(chunk.ids)) == ("length", 60) for chunk in deaf.values())
+    assert all(end in chunk.ids for chunk in deaf.values())
+    mixed = run(make_engine(policy), [request(i, asked[i], max_tokens=60, ignore_eos=i % 2 == 0) for i in early])
+    assert all((chunk.finish_reason == "length") == (i % 2 == 0) for i, chunk in mixed.items() if i in early)
+
+
 def test_a_stop_string_ends_with_the_token_that_completes_it(policy: Policy) -> None:
     tokenizer = policy.tokenizer
     free = run(make_engine(policy), [request(0, random_ids(10, 8), temperature=0, max_tokens=30)])[0]

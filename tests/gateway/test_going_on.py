@@ -162,3 +162,14 @@ async def test_every_answer_names_its_request_and_errors_have_the_clients_shape(
                     anthropic = path == "/v1/messages" or bool(headers)
                     assert ('"type":"error"' in text) == anthropic
     assert len(seen) == 8
+
+
+async def test_only_calls_of_models_begin_rollouts(server: Server, store: InMemoryLightningStore) -> None:
+    async with aiohttp.ClientSession() as client:
+        for path in ("/v1/nothing", "/", "/v1/threads", "/admin", "/v1/chat/completions/x", "/v1/models"):
+            async with client.post(f"{server.url}{path}", json={}) as answer:
+                assert answer.status in (200, 404), path
+    assert not await store.query_rollouts()
+    async with server.client() as client:
+        await respond(client, input=QUESTION)
+    assert len(await store.query_rollouts()) == 1

@@ -100,11 +100,20 @@ async def test_stop_token_ids_end_an_answer_and_are_no_part_of_its_text(site: Si
     site.check_exact(await site.close())
 
 
+@pytest.mark.parametrize("path", ["chat", "completions"])
+async def test_how_many_tokens_there_are_at_least(site: Site, path: str) -> None:
+    await ask(site, path, {"min_tokens": 5, "max_tokens": 3, "ignore_eos": True})
+    assert [(p.min_tokens, p.ignore_eos) for p in site.engine.params] == [(3, True)], "no more than there may be"
+    for wrong in ({"min_tokens": -1}, {"min_tokens": 1.5}, {"ignore_eos": "yes"}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await ask(site, path, wrong)
+        assert refused.value.param == next(iter(wrong))
+
+
 async def test_the_rest_is_left_out_and_told(site: Site) -> None:
     fields = {
-        "min_tokens": 5,
         "prompt_logprobs": 1,
-        "ignore_eos": True,
+        "length_penalty": 2,
         "top_logprobs": 3,
     }
     neutral = {"ignore_eos": False, "add_generation_prompt": True, "continue_final_message": False, "min_tokens": 0}

@@ -82,13 +82,16 @@ read_answer = msgspec.json.Decoder(Answer).decode
 
 def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed: int | None) -> dict[str, Any]:
     """What vLLM is asked for. `room` is how many tokens fit behind the prompt."""
+    most = room if params.max_tokens is None else min(params.max_tokens, room)
     found: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
         "min_p": params.min_p,
-        "max_tokens": room if params.max_tokens is None else min(params.max_tokens, room),
-        "stop_token_ids": sorted({*eos_ids, *params.stop_token_ids}),
+        "max_tokens": most,
+        "min_tokens": min(params.min_tokens, most),
+        "ignore_eos": params.ignore_eos,
+        "stop_token_ids": sorted({*(() if params.ignore_eos else eos_ids), *params.stop_token_ids}),
         "logprobs": params.top_logprobs + 1 if params.top_logprobs else 0,  # the sampled token counts as one
         "detokenize": bool(params.stop),
         "skip_special_tokens": False,  # special tokens count as text

@@ -71,7 +71,7 @@ SETTINGS = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop",
     "seed": "seed",
-    "stop_token_ids": "stop_token_ids",
+    **{name: name for name in ("stop_token_ids", "min_tokens", "ignore_eos")},
 }
 
 _MAX_CHOICES = 128
@@ -121,6 +121,7 @@ class ChatDialect(Dialect):
             schema=json_schema_of(body.get("response_format"), "response_format", reading)
             or guided_schema(body, reading),
             asked=asked,
+            shows_stop=typed(body, "include_stop_str_in_output", bool, False),
             template=template_of(body, reading),
             left_out=reading.left_out,
             private=tools.origins,

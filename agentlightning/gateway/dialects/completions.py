@@ -25,8 +25,12 @@ from agentlightning.gateway.sampling.settings import check_asked
 from agentlightning.rendering import Rendering
 
 _ASKED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "logit_bias")
-SETTINGS = {name: name for name in (*_ASKED, "max_tokens", "stop", "seed", "stop_token_ids")}
+SETTINGS = {
+    name: name for name in (*_ASKED, "max_tokens", "stop", "seed", "stop_token_ids", "min_tokens", "ignore_eos")
+}
 
+MOST_CHOICES = 128
+"""Of all prompts of a request together."""
 _DEFAULT_MAX_TOKENS = 16
 """Of this API, unlike the newer ones."""
 
@@ -50,12 +54,20 @@ class CompletionsDialect(Dialect):
         asked = {"max_tokens": _DEFAULT_MAX_TOKENS, **asked_settings(body, SETTINGS)}
         check_asked(asked)
         logprobs = body.get("logprobs")
+        n, prompts = between(body, "n", 1, 1, MOST_CHOICES), _prompts(body.get("prompt"))
+        if n * len(prompts) > MOST_CHOICES:
+            raise Refusal(
+                f"'prompt' and 'n' together ask for {n * len(prompts)} answers; a request may have {MOST_CHOICES}.",
+                code="invalid_value",
+                param="prompt",
+            )
         return CallRequest(
             dialect=self.name,
             model=required(body, "model", str),
             messages=[],
-            prompt=_prompt(body.get("prompt")),
-            n=between(body, "n", 1, 1, 128),
+            prompt=prompts[0],
+            prompts=prompts if len(prompts) > 1 else [],
+            n=n,
             stream=typed(body, "stream", bool, False),
             include_usage=typed(streaming, "include_usage", bool, False),
             logprobs=logprobs is not None,
@@ -63,6 +75,7 @@ class CompletionsDialect(Dialect):
             return_token_ids=typed(body, "return_token_ids", bool, False),
             schema=guided_schema(body, reading),
             asked=asked,
+            shows_stop=typed(body, "include_stop_str_in_output", bool, False),
             template=template_of(body, reading),
             left_out=reading.left_out,
         )
@@ -75,6 +88,8 @@ class CompletionsDialect(Dialect):
         }
         if request.return_token_ids:
             body["prompt_token_ids"] = reply.prompt_ids.tolist()
+            for at, choice in enumerate(body["choices"]):  # as vLLM has them
+                choice["prompt_token_ids"] = reply.prompts[at // request.n].tolist()
         return msgspec.json.encode(body)
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
@@ -119,19 +134,22 @@ class _Writer:
         return sse(openai_error(refusal))
 
 
-def _prompt(prompt: Any) -> str | list[int]:
-    """The one prompt of a request: a string or tokens, bare or alone in a list."""
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt
-    if isinstance(prompt, list) and prompt and all(isinstance(t, int) and 0 <= t < 2**31 for t in prompt):
-        return prompt
+def _prompts(given: Any) -> list[str | list[int]]:
+    """The prompts of a request: one, or a list of them. Each is a text or a list of tokens."""
+    prompts = [given] if isinstance(given, str) or _is_tokens(given) else given
+    if isinstance(prompts, list) and prompts and all((isinstance(p, str) and p) or _is_tokens(p) for p in prompts):
+        return prompts
     raise Refusal(
-        "'prompt' must be one non-empty string or one list of token ids; send several prompts as several requests.",
+        "'prompt' must be a text or a list of token ids, or a list of such; none may be empty.",
         code="invalid_type",
         param="prompt",
     )
+
+
+def _is_tokens(prompt: Any) -> bool:
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    return all(isinstance(t, int) and not isinstance(t, bool) and 0 <= t < 2**31 for t in prompt)
 
 
 def _head(response_id: str, created: int, model: str) -> dict[str, Any]:
@@ -169,5 +187,5 @@ def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dic
 
 
 def _usage(reply: Answer) -> dict[str, Any]:
-    prompt, completion = len(reply.prompt_ids), reply.response_tokens
+    prompt, completion = reply.prompt_tokens, reply.response_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

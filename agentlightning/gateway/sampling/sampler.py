@@ -10,9 +10,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from agentlightning.types.arrays import Int32Array, np
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 Emit = Callable[[Begin | Delta | Choice], None]
 """Takes what a stream shows: that it begins, deltas, and each choice when it is whole."""
 
@@ -79,27 +80,28 @@ class Sampler:
 
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
-        request = arrival.request
         try:
-            asked = await self._planner.plan(arrival)
+            asked = [await self._planner.plan(one) for one in each_prompt(arrival)]
         except Refusal as refusal:
             self._record_refusal(arrival, refusal)
             raise
-        choices = await self._all_choices(asked, emit)
+        begun = None if emit is None else _Begun(emit, sum(len(one.prompt_ids) for one in asked), arrival.request.n)
+        found = await _all([self._all_choices(one, at, begun) for at, one in enumerate(asked)])
+        choices = [choice for of_prompt in found for choice in of_prompt]
         return Answer(
             response_id=arrival.response_id,
             created=int(arrival.start),
-            model=request.model,
-            prompt_ids=asked.prompt_ids,
+            model=arrival.request.model,
+            prompts=tuple(one.prompt_ids for one in asked),
             cached_tokens=choices[0][1],
-            choices=tuple(choice for choice, _ in choices),
+            choices=tuple(msgspec.structs.replace(choice, index=at) for at, (choice, _) in enumerate(choices)),
         )
 
-    async def _all_choices(self, asked: Asked, emit: Emit | None) -> list[tuple[Choice, int]]:
+    async def _all_choices(self, asked: Asked, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
+        """Those of the prompt in this place."""
         try:
             async with self._planner.share(asked) as room:
-                if emit is not None:
-                    emit(Begin(len(asked.prompt_ids)))
+                emit = None if begun is None else begun.of_prompt(at)
                 count = asked.arrival.request.n
                 return await _all([self._choose(asked, index, room, emit) for index in range(count)])
         except Refusal as refusal:
@@ -164,6 +166,7 @@ class Sampler:
                 tools=reads_tools(request),
                 stop=params.stop,
                 raw=request.prompt is not None,
+                shows_stop=request.shows_stop,
             )
             async for chunk in stream:
                 chunks.append(chunk)
@@ -184,10 +187,12 @@ class Sampler:
         if request.prompt is not None:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
             text = self.rendering.decode(_without_stop(whole.ids, stops))
-            return Parsed(text if whole.stop_string is None else text.partition(whole.stop_string)[0])
+            return Parsed(_cut(text, whole.stop_string, request.shows_stop))
         ids, prompt_ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ())), asked.prompt_ids
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
-        return msgspec.structs.replace(parsed, content=_cut(parsed.content, whole.stop_string))
+        return msgspec.structs.replace(
+            parsed, content=_cut(parsed.content, whole.stop_string, request.shows_stop).rstrip()
+        )
 
     def _read(self, asked: Asked, index: int, whole: Chunk) -> Choice:
         parsed = self._parse(asked, whole)
@@ -320,11 +325,55 @@ class Sampler:
         self._recorder.put(live.key, draft)
 
 
-async def _all(choices: list[Any]) -> list[tuple[Choice, int]]:
-    """Await all choices; when one fails the others are cancelled (and recorded as such) before its error goes up."""
-    if len(choices) == 1:
-        return [await choices[0]]
-    tasks = [asyncio.ensure_future(choice) for choice in choices]
+class _Begun:
+    """A stream of the choices of all prompts, which begins with the first one that may be sampled."""
+
+    def __init__(self, emit: Emit, prompt_tokens: int, n: int) -> None:
+        self._emit = emit
+        self._prompt_tokens = prompt_tokens
+        self._n = n
+        self._begun = False
+
+    def of_prompt(self, at: int) -> Emit:
+        """Takes what is to be shown of the prompt in this place, and begins the stream if nothing did."""
+        if not self._begun:
+            self._begun = True
+            self._emit(Begin(self._prompt_tokens))
+        if at == 0:
+            return self._emit
+        first = at * self._n
+
+        def shifted(event: Begin | Delta | Choice) -> None:
+            assert not isinstance(event, Begin), "the stream has begun"
+            self._emit(msgspec.structs.replace(event, index=first + event.index))
+
+        return shifted
+
+
+def each_prompt(arrival: Arrival) -> list[Arrival]:
+    """The request as one for each of its raw prompts; all but the first have ids and numbers of their own."""
+    request, live = arrival.request, arrival.live
+    if not request.prompts:
+        return [arrival]
+    alone = [
+        msgspec.structs.replace(request, prompt=prompt, prompts=[], size=None, measured=False)
+        for prompt in request.prompts
+    ]
+    others = [
+        msgspec.structs.replace(
+            arrival, request=one, response_id=f"{arrival.response_id}.{at}", number=live.requests + at - 1
+        )
+        for at, one in enumerate(alone[1:], 1)
+    ]
+    live.requests += len(others)
+    return [msgspec.structs.replace(arrival, request=alone[0]), *others]
+
+
+async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all; when one fails the others are cancelled (and recorded as such) before its error goes up."""
+    if len(work) == 1:
+        return [await work[0]]
+    tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
@@ -359,9 +408,12 @@ def _without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:
     return ids[:-1] if len(ids) and int(ids[-1]) in stops else ids
 
 
-def _cut(text: str, stop: str | None) -> str:
-    """The text before the stop string that ended it."""
-    return text if stop is None else text.partition(stop)[0].rstrip()
+def _cut(text: str, stop: str | None, shown: bool) -> str:
+    """The text before the stop string that ended it, or up to it where it is shown."""
+    if stop is None:
+        return text
+    before, found, _ = text.partition(stop)
+    return before + found if shown else before
 
 
 def _engine_refusal(error: Exception) -> Refusal:

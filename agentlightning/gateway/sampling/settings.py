@@ -71,6 +71,7 @@ def params_for(
 ) -> SamplingParams:
     """The engine's parameters for one choice; `room` is what the context leaves for the response."""
     asked_tokens = used.get("max_tokens")
+    most = room if asked_tokens is None else min(int(asked_tokens), room)
     seed = used.get("seed")
     return SamplingParams(
         temperature=float(used.get("temperature", 1.0)),
@@ -80,7 +81,9 @@ def params_for(
         presence_penalty=float(used.get("presence_penalty", 0.0)),
         frequency_penalty=float(used.get("frequency_penalty", 0.0)),
         logit_bias={int(token): float(bias) for token, bias in used.get("logit_bias", {}).items()},
-        max_tokens=room if asked_tokens is None else min(int(asked_tokens), room),
+        min_tokens=min(int(used.get("min_tokens", 0)), most),
+        ignore_eos=bool(used.get("ignore_eos", False)),
+        max_tokens=most,
         stop=tuple(used.get("stop", ())),
         stop_token_ids=tuple(used.get("stop_token_ids", ())),
         seed=None if seed is None else (int(seed) + choice) % 2**63,
@@ -116,8 +119,11 @@ def check_asked(asked: Mapping[str, Any]) -> None:
     _check_bias(asked.get("logit_bias", {}))
     _check_stop_ids(asked.get("stop_token_ids", []))
     _within(asked, "max_tokens", 1, 2**31 - 1)
+    _within(asked, "min_tokens", 0, 2**31 - 1)
+    if not isinstance(asked.get("ignore_eos", False), bool):
+        raise Refusal("'ignore_eos' must be true or false.", code="invalid_type", param="ignore_eos")
     _within(asked, "seed", -(2**63), 2**63 - 1)
-    for name in ("top_k", "max_tokens", "seed"):
+    for name in ("top_k", "max_tokens", "min_tokens", "seed"):
         if isinstance(asked.get(name), float):
             raise Refusal(f"'{name}' must be a whole number, not {asked[name]!r}.", code="invalid_type", param=name)
 

@@ -38,6 +38,10 @@ class AttemptGateway(Protocol):
 
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None: ...
 
+    def answers(self, path: str, query: str) -> bool:
+        """Whether calls of models are sent there."""
+        ...
+
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
 
 
@@ -68,6 +72,9 @@ class AnonymousAccess:
             return
         if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
             await _refuse(scope, send)
+            return
+        if not self._gateway.answers(scope["path"], scope["query_string"].decode("latin-1")):
+            await self._gateway.app(scope, receive, send)  # which says what there is: nothing is recorded
             return
         claimed = await self._store.start_rollout({"path": scope["path"]}, RolloutMode.TEST)
         rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id

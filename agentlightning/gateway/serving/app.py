@@ -150,6 +150,11 @@ class GatewayApp:
         record_refusal(self._recorder, live, _place(live, headers, match["agent"]), "unknown", refusal, time.time())
         return True
 
+    def answers(self, path: str, query: str) -> bool:
+        """Whether calls of models are sent there."""
+        match = _PATH.fullmatch(path)
+        return match is not None and self._paths.find(match["rest"], query) is not None
+
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health."""
         if asks_for_health(scope):

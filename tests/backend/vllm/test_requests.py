@@ -193,11 +193,12 @@ OF_OTHERS = {"top_logprobs", "grammar", "owner", "stop", "stop_token_ids", "seed
 
 @pytest.mark.parametrize("name", [f for f in SamplingParams.__struct_fields__ if f not in OF_OTHERS])
 def test_no_setting_is_dropped_on_the_way(name: str) -> None:
-    given = {"logit_bias": {5: 2.0}, "top_k": 3}.get(name, 0.5)
+    given = {"logit_bias": {5: 2.0}, "top_k": 3, "min_tokens": 4, "ignore_eos": True}.get(name, 0.5)
     params = SamplingParams(**{name: given})
     body = sampling(params, room=9, eos_ids=[7], seed=None)
     assert body[name] == given
-    assert restricts(params) == (name != "temperature")
+    assert restricts(params) == (name not in ("temperature", "ignore_eos"))
+    assert body["stop_token_ids"] == ([] if name == "ignore_eos" else [7])
 
 
 def test_the_users_arguments_come_last() -> None:

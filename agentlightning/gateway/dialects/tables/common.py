@@ -39,7 +39,16 @@ STRUCTURED = Fields(
     unavailable={"structural_tag": Unavailable("the form of a part of an answer is not held")},
 )
 THINKING = Fields(honoured=("type",), harmless=("budget_tokens", "display", "block_binding"))
-EXTRAS_HONOURED = ("stop_token_ids", "structured_outputs", "chat_template_kwargs", "enable_thinking", *GUIDED)
+EXTRAS_HONOURED = (
+    "stop_token_ids",
+    "min_tokens",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "structured_outputs",
+    "chat_template_kwargs",
+    "enable_thinking",
+    *GUIDED,
+)
 EXTRAS_HARMLESS = (
     "guided_decoding_backend",
     "guided_whitespace_pattern",
@@ -64,13 +73,10 @@ EXTRAS_UNAVAILABLE = {
         "an answer cannot be begun for the model; use /v1/completions", neutral=(False,), needed=True
     ),
     "documents": Unavailable(_TEMPLATE, neutral=([],)),
-    "min_tokens": Unavailable(_ENGINE, neutral=(0,)),
-    "ignore_eos": Unavailable(_ENGINE, neutral=(False,)),
     "length_penalty": Unavailable(_ENGINE, neutral=(1,)),
     "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),
     "use_beam_search": Unavailable(_ENGINE, neutral=(False,)),
     "early_stopping": Unavailable(_ENGINE, neutral=(False,)),
-    "include_stop_str_in_output": Unavailable(_ENGINE, neutral=(False,)),
     "truncate_prompt_tokens": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)"),
     "prompt_logprobs": Unavailable("log-probs are of sampled tokens only", neutral=(0, False)),
     "bad_words": Unavailable("use logit_bias", neutral=([],)),
