@@ -46,7 +46,7 @@ class Estimator:
 
     @property
     def name(self) -> str:
-        """Where the function is, for messages and the run's file."""
+        """The qualified name of the function, for messages and the run's file."""
         return getattr(self.compute, "__qualname__", type(self.compute).__qualname__)
 
     def __repr__(self) -> str:
@@ -188,7 +188,7 @@ ADVANTAGES: dict[str, Estimator] = {
 
 
 def as_estimator(given: str | Compute | Estimator) -> Estimator:
-    """What a name in the table, a function or an estimator means. Raises ConfigError for anything else."""
+    """Makes an estimator from a name in the table, a function or an estimator. Raises ConfigError otherwise."""
     if isinstance(given, Estimator):
         return given
     if isinstance(given, str):

@@ -66,18 +66,18 @@ Objections = Callable[[Sequence[Any], Mapping[str, Any]], Iterable[Objection]]
 
 
 def no_objections(episodes: Sequence[Any], settings: Mapping[str, Any]) -> Iterable[Objection]:
-    """Nothing speaks against anything."""
+    """A preflight check that finds no objections."""
     return ()
 
 
 def no_open_calls(rollout_id: str, attempt_id: str) -> int:
-    """What a gateway that cannot be asked would say."""
+    """Reports no open calls, for trainers without a gateway."""
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingContext:
-    """What the trainer gives to an algorithm."""
+    """Everything that the trainer gives to an algorithm."""
 
     store: LightningStore
     run_dir: Path
@@ -133,12 +133,12 @@ class Algorithm:
 
     @property
     def policy(self) -> PolicySpec | None:
-        """What to start for this algorithm; None if it samples from no model of ours."""
+        """Which model to start for this algorithm; None if it needs none."""
         return None
 
     @property
     def serial(self) -> bool:
-        """Whether rollouts must run one at a time."""
+        """Whether the algorithm's rollouts must run one at a time."""
         return False
 
     def attach(self, context: TrainingContext) -> None:

@@ -158,7 +158,7 @@ def refuse_other_run(checkpoint: Path, saved: CheckpointInfo, now: CheckpointInf
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
+    """Lists the complete checkpoints of a run, oldest first."""
     return sorted(file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{_FILE}"))
 
 

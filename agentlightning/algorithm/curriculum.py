@@ -53,7 +53,7 @@ def learnability(records: TaskRecords) -> Weights:
 
 
 def unsolved(records: TaskRecords) -> Weights:
-    """All tasks alike, but those that earned the highest reward throughout at their last visit are retired."""
+    """Weighs all tasks alike, except that a task drops out once all its rollouts earned the highest reward."""
     left_T = np.where(records.last_T > 1 - 1e-6, 0.0, 1.0)  # NaN is never solved
     return left_T if left_T.any() else np.ones_like(left_T)
 
@@ -76,7 +76,7 @@ CURRICULA: dict[str, Weigh] = {"learnability": learnability, "pools": pools, "un
 
 
 def as_curriculum(given: str | Weigh | None) -> Weigh | None:
-    """What a name in the table or a function means. Raises ConfigError for anything else."""
+    """Makes a curriculum from a name in the table or a function. Raises ConfigError for anything else."""
     if given is None:
         return None
     if isinstance(given, str):
@@ -131,12 +131,12 @@ class TaskHistory:
 
     @property
     def state(self) -> dict[str, list[float]]:
-        """For a checkpoint: what is known, by task."""
+        """The history of each task, to be saved in a checkpoint."""
         return {str(task): of for task, of in self._known.items()}
 
     @property
     def records(self) -> TaskRecords:
-        """What the curriculum sees."""
+        """The records of all tasks, as a curriculum gets them."""
         found = np.full((6, self._tasks), np.nan)
         found[0] = 0
         for task, of in self._known.items():

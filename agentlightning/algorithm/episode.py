@@ -57,7 +57,7 @@ class Episode:
 
     @property
     def good(self) -> bool:
-        """Whether it came to its end, truncated or not."""
+        """Whether the rollout ended without a failure; a truncated one counts as good."""
         return self.outcome in (Outcome.OK, Outcome.TRUNCATED)
 
     @property
@@ -144,6 +144,6 @@ def of_trained(rewards: Sequence[Earned], calls: Sequence[Call]) -> Sequence[Ear
 
 
 def mean_reward(episodes: Sequence[Episode]) -> float | None:
-    """Over those that have one; None if none has."""
+    """The mean reward of the episodes that have one; None if none has."""
     rewards = [e.reward for e in episodes if e.reward is not None]
     return fmean(rewards) if rewards else None

@@ -53,7 +53,7 @@ class GRPO(TrainingSettings):
                 await run.end_step(sampled, {**learned, **published, **validated})  # report, save
 
     def make_run(self, train: Dataset[Any], val: Dataset[Any] | None) -> TrainingRun:
-        """What the loop works on."""
+        """Makes the run that the training loop works on."""
         return TrainingRun(self, self.context, train, val, self.make_source)
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:

@@ -34,24 +34,24 @@ often each is drawn."""
 
 
 def latest(wins_M: Array) -> Array:
-    """The newest member only."""
+    """Draws only the newest member."""
     weights_M = np.zeros(len(wins_M))
     weights_M[-1] = 1.0
     return weights_M
 
 
 def uniform(wins_M: Array) -> Array:
-    """All members alike (fictitious self-play)."""
+    """Draws all members with equal probability (fictitious self-play)."""
     return np.ones(len(wins_M))
 
 
 def pfsp(wins_M: Array) -> Array:
-    """Those that are hard to beat: (1 − p)²."""
+    """Prefers members that are hard to beat, by (1 − p)² where p is the policy's win rate."""
     return (1.0 - wins_M) ** 2 + 1e-3
 
 
 def pfsp_even(wins_M: Array) -> Array:
-    """Those of the same strength: p (1 − p)."""
+    """Prefers members of the same strength, by p (1 − p) where p is the policy's win rate."""
     return wins_M * (1.0 - wins_M) + 1e-3
 
 
@@ -158,7 +158,7 @@ class Opponents:
                 member.groups += 1
 
     async def grow(self, backend: Backend, policy: str, folder: Path, step: int) -> None:
-        """Where it is due, let the policy as it is now join."""
+        """Adds the current policy to the league, every `every` steps."""
         if step % self.league.every:
             return
         path = folder / "league" / f"step-{step:06d}"
@@ -176,7 +176,7 @@ class Opponents:
 
     @property
     def state(self) -> list[dict[str, Any]]:
-        """For a checkpoint."""
+        """The members of the league, to be saved in a checkpoint."""
         return [{name: getattr(m, name) for name in Member.__slots__} for m in self.members]
 
     def _place(self) -> str:

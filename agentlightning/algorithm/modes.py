@@ -33,7 +33,7 @@ Worth = float | Float32Array
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """What the calls of each unit are worth, by unit and turn."""
+    """The advantages of the calls of each unit, by unit and turn."""
 
     advantages: Sequence[Sequence[Worth]]
     returns: Sequence[Sequence[Worth | None]]

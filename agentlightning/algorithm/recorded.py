@@ -51,7 +51,7 @@ async def good_rollouts(store: LightningStore, run_id: str | None, good: Good) -
 
 
 def by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
-    """By what the task is, as JSON."""
+    """Groups rollouts by their task, compared as JSON."""
     found: dict[str, list[Episode]] = {}
     for episode in episodes:
         found.setdefault(task_key(episode.rollout.input), []).append(episode)

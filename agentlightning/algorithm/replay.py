@@ -20,7 +20,7 @@ from agentlightning.types.arrays import Float64Array, np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Kept:
-    """A group of siblings."""
+    """A group of siblings that is kept for replay, with its priority."""
 
     episodes: Sequence[Episode]
     priority: float
@@ -56,7 +56,7 @@ class ReplayBuffer:
 
     @property
     def state(self) -> list[dict[str, Any]]:
-        """For a checkpoint: which rollouts they are. What was sampled in them is in the store."""
+        """The ids of the kept rollouts, to be saved in a checkpoint; their tokens are in the store."""
         return [{"rollouts": [e.rollout.rollout_id for e in k.episodes], "priority": k.priority} for k in self.kept]
 
     async def return_to(

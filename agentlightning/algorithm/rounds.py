@@ -13,7 +13,7 @@ ARMS: tuple[Arm, ...] = ("prompt", "weights")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What a finished round did."""
+    """The result of a finished round."""
 
     arm: Arm
     rollouts: int
@@ -22,7 +22,7 @@ class Round:
 
     @property
     def rate(self) -> float:
-        """Gain per hundred rollouts."""
+        """The gain in validation reward per hundred rollouts."""
         return 100 * self.gain / max(self.rollouts, 1)
 
 

@@ -44,7 +44,7 @@ class TaskSchedule:
 
     @property
     def size(self) -> int:
-        """Tasks of an epoch."""
+        """The number of tasks in an epoch."""
         return len(self._dataset)
 
     def epochs_taken(self, position: int) -> int:
@@ -80,5 +80,5 @@ class TaskSchedule:
 
     @property
     def known(self) -> Mapping[str, Sequence[float]]:
-        """What the curriculum goes by, for a checkpoint."""
+        """The curriculum's history of each task, to be saved in a checkpoint."""
         return {} if self._history is None else self._history.state

@@ -267,7 +267,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def plays(self) -> League | None:
-        """The league."""
+        """The league that `league` describes; None without one."""
         return as_league(self.league)
 
     @property
@@ -276,7 +276,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def logprob_gap_limit(self) -> float:
-        """How far engine and learner may be apart on the same token."""
+        """The largest difference allowed between log-probs of engine and learner on the same token."""
         if self.max_logprob_gap is not None:
             return self.max_logprob_gap
         if self.dtype not in ("float32", "float64"):
@@ -321,7 +321,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
         return self.epochs * math.ceil(tasks / per_step)
 
     def loss_config(self) -> LossConfig:
-        """What the learner minimises."""
+        """The loss that the learner minimises, with its settings."""
         spec = self.loss_spec
         low, high = spec.clip
         return LossConfig(
@@ -368,7 +368,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def weigh(self) -> Weigh | None:
-        """The curriculum."""
+        """The curriculum that `curriculum` names; None without one."""
         return as_curriculum(self.curriculum)
 
     @property
@@ -386,12 +386,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def is_supervised(self) -> bool:
-        """Whether what is good is learned as it is, whichever weights sampled it."""
+        """Whether good rollouts are learned as they are, from any weights."""
         return self.estimator.selects
 
     @property
     def is_off_policy(self) -> bool:
-        """Whether rollouts may be of older weights than those they are learned on."""
+        """Whether rollouts may come from older weights than the ones that learn from them."""
         return self.max_staleness > 0 or self.quorum < 1 or self.replay > 0
 
     def chooses(self, *names: str) -> bool:
@@ -400,7 +400,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether every token is learned once, under the very weights that sampled it, so that no ratio leaves 1."""
+        """Whether each token is learned once, under the weights that sampled it: then all ratios are 1."""
         return self.loss_spec.clips and self.minibatches * self.update_epochs == 1 and not self.is_off_policy
 
     @property

@@ -62,7 +62,7 @@ class RolloutSource:
         self._carried: list[Group] = []
 
     def is_over(self, position: int) -> bool:
-        """Where the number of steps is given, that alone decides."""
+        """Whether all epochs are done; never, if the number of steps is given, which then decides alone."""
         return self._settings.steps is None and self._schedule.epochs_taken(position) >= self._settings.epochs
 
     async def sample(self, step: int, position: int) -> Sampled | None:

@@ -143,7 +143,7 @@ async def _look_at(context: TrainingContext, rollout: Rollout) -> Stuck:
 
 
 def phase_of(last: Span | None, *, waits_for_model: bool) -> Phase:
-    """Where an attempt is, by the last span it recorded and whether a request of it is open at the gateway."""
+    """The phase of an attempt: its last span, and whether the gateway has an open request of it."""
     if waits_for_model:
         return "waiting for the model"
     if last is None:

@@ -41,7 +41,7 @@ def refuse_unpublished(policy: str, published: int, learned: int) -> None:
 
 
 class SyncCheck:
-    """Of one policy. `version` is the one that its engine is known to sample from."""
+    """Checks that engine and learner of one policy agree. `version` is the one that the engine samples from."""
 
     def __init__(self, engine: Engine, learner: Learner, limit: float, *, version: int) -> None:
         """`limit`: how far log-probs of the same tokens may be apart; up to 1e-3 means exact numerics."""

@@ -35,7 +35,7 @@ class EndpointTeacher:
         """The server does not know `prompt_logprobs`."""
 
     async def logprobs(self, calls: Sequence[Call]) -> list[Float32Array]:
-        """Of each call's response tokens, in their order. Raises JudgeError where the endpoint cannot say."""
+        """Log-probs of each call's response tokens. Raises JudgeError if the endpoint does not give them."""
         import aiohttp
 
         from agentlightning.outgoing import http_session

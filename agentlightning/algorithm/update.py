@@ -63,7 +63,7 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """What came of one update."""
+    """The result of one update."""
 
     passed: PassResult
     step: StepResult
@@ -98,7 +98,7 @@ class Updater:
         self._baselines = MovingBaselines(settings.baseline, settings.baseline_decay)
 
     def state(self) -> dict[str, Any]:
-        """What it has come to know, beside the learner's own state: numbers for a checkpoint."""
+        """Numbers for a checkpoint that are not part of the learner's own state."""
         return {
             "kl_coef": self._kl_coef,
             "baselines": self._baselines.values,

@@ -79,7 +79,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """What came of it. The first of `compared` is the step as it was taken."""
+    """The result of a what-if. The first of `compared` is the step as it was taken."""
 
     compared: Sequence[Compared]
     logprob_gap: float

@@ -24,7 +24,7 @@ SLOW_STEP = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the user means to train, as far as it is known."""
+    """What the user is about to train, as far as it is known: the model and its settings."""
 
     rollouts_per_step: int = 128
     concurrency: int = 64

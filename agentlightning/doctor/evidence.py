@@ -63,7 +63,7 @@ class Evidence:
 
     @cached_property
     def rewards(self) -> list[float]:
-        """Of all rollouts that were read and have one."""
+        """The rewards of all rollouts that were read and have one."""
         return [e.reward for e in (*self.early, *self.episodes) if e.reward is not None]
 
     @property
@@ -74,7 +74,7 @@ class Evidence:
 
     @property
     def spread(self) -> float:
-        """From the lowest to the highest reward that was read."""
+        """The difference between the highest and the lowest reward that was read."""
         return max(self.rewards) - min(self.rewards) if self.rewards else 0.0
 
     @cached_property
@@ -135,7 +135,7 @@ async def learned_steps(store: LightningStore, run_id: str) -> list[dict[str, An
 
 
 async def read_spans(store: LightningStore, episodes: Sequence[Episode]) -> dict[str, Sequence[Span]]:
-    """All spans of their latest attempts."""
+    """Reads all spans of the latest attempts of these rollouts."""
     ids = [e.rollout.rollout_id for e in episodes]
     found = await asyncio.gather(*(store.query_spans(rollout_id, "latest") for rollout_id in ids))
     return {rollout_id: page.items for rollout_id, page in zip(ids, found, strict=True)}

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """How serious a finding is."""
 
     PROBLEM = "problem"
     """Training is meaningless or learns the wrong thing until it is mended."""
@@ -58,7 +58,7 @@ class Diagnosis:
         return all(f.severity is Severity.NOTE for f in self.findings)
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Returns the diagnosis as JSON values."""
         return asdict(self)
 
 

@@ -25,7 +25,7 @@ _SHOWN = 24
 
 
 def call_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator[Finding]:
-    """All of them. `decode` turns token ids into text."""
+    """All findings about model calls. `decode` turns token ids into text."""
     yield from _failed_calls(evidence)
     yield from _repeated(evidence)
     yield from _same_prompt(evidence)

@@ -40,7 +40,7 @@ _FIX_OF = {
 
 
 def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
-    """All of them."""
+    """All findings about rollouts and how they ended."""
     episodes = evidence.episodes
     if not episodes:
         yield note("nothing_ran", "No rollout has finished yet, so there is nothing to look at.")
@@ -52,7 +52,7 @@ def rollout_findings(evidence: Evidence) -> Iterator[Finding]:
 
 
 def outcomes(episodes: Sequence[Episode]) -> dict[str, int]:
-    """How many rollouts ended in which way."""
+    """Counts rollouts by outcome, the most frequent first."""
     return dict(Counter(e.outcome.value for e in episodes).most_common())
 
 
@@ -62,12 +62,12 @@ def is_busy(text: str) -> bool:
 
 
 def ids(episodes: Sequence[Episode]) -> list[str]:
-    """Of a few, to look at."""
+    """The ids of the last few rollouts, as examples for the reader."""
     return [e.rollout.rollout_id for e in episodes[-EXAMPLES:]]
 
 
 def first_line(episode: Episode) -> str:
-    """Of its error."""
+    """The first line of the error of a rollout's attempt, cut to 300 characters."""
     text = (episode.attempt and episode.attempt.error) or "no message"
     return text.strip().splitlines()[0][:300]
 

@@ -44,7 +44,7 @@ KL_LARGE = 0.1
 
 
 def step_findings(evidence: Evidence) -> Iterator[Finding]:
-    """All of them."""
+    """All findings about the metrics of training steps."""
     for check in (
         _not_finite,
         _rate,

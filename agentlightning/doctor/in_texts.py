@@ -34,13 +34,13 @@ _UNPARSED = re.compile(r"<tool_call>|<\|tool_call\|>|<function=|\[TOOL_CALLS\]|<
 
 
 def text_findings(evidence: Evidence) -> Iterator[Finding]:
-    """All of them."""
+    """All findings about the texts that the model sampled."""
     for check in (_same_answers, _phrases, _length, _without_tools, _unparsed, _failing_tools, _empty):
         yield from check(evidence)
 
 
 def said(episode: Episode) -> bytes:
-    """All that was sampled in a rollout, to compare with others."""
+    """All tokens sampled in a rollout as bytes, to compare rollouts with each other."""
     return b"|".join(c.response_ids.tobytes() for c in episode.calls)
 
 
@@ -51,7 +51,7 @@ def sameness(groups: Sequence[Sequence[Episode]]) -> float:
 
 
 def repeats(ids_R: Int32Array) -> bool:
-    """Whether some phrase comes `REPEATED` times in a row."""
+    """Whether the text repeats some phrase `REPEATED` times in a row."""
     for size in range(PHRASE, min(LONGEST_PHRASE, len(ids_R) // REPEATED) + 1):
         same = ids_R[size:] == ids_R[:-size]
         run, longest = 0, 0

@@ -87,7 +87,7 @@ def template_findings(evidence: Evidence, template: Template | None, decode: Dec
 
 
 def find_drift(evidence: Evidence, template: Template, decode: Decode) -> tuple[int, list[Drift]]:
-    """How many prompts were compared, and those that drift."""
+    """Compares prompts with their template: returns how many were compared, and those that drift."""
     prompts = {c.info.call_id: c.prompt_ids for e in evidence.episodes for c in e.calls if c.info.trained}
     looked, found = 0, list[Drift]()
     for rollout_id, talks in evidence.talks.items():

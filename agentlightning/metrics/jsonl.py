@@ -34,6 +34,6 @@ class JsonlSink(Sink):
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines of a metrics file; a last line that a dying process left unfinished is skipped."""
+    """Reads all complete lines of a metrics file. An unfinished last line is skipped."""
     lines = path.read_text(encoding="utf-8").split("\n")[:-1]
     return [json.loads(line) for line in lines]

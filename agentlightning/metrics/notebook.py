@@ -51,7 +51,7 @@ class NotebookConsole(Sink):
         self._show(self.html())
 
     def html(self) -> str:
-        """What is shown now."""
+        """The HTML that the cell shows now: curves, status and messages."""
         curves = {"training": points_of(self._steps, "reward"), "validation": points_of(self._steps, "val_reward")}
         said = [f"<div style='{style};white-space:pre-wrap'>{escape(text)}</div>" for style, text in self._said]
         return f"<div>{curve_svg(curves, 'reward')}<div><i>{escape(self._status)}</i></div>{''.join(said)}</div>"

@@ -51,7 +51,7 @@ def _differences(random: Random, tasks: int, gain: float, repeats: int, never_lo
 
 
 def power_words(tasks: int, detects: Detects, repeats: int = 1) -> str:
-    """For people: what so many tasks can show."""
+    """A sentence for people: the gain that so many validation tasks can show."""
     independent = visible_gain(tasks, detects, repeats=repeats)
     at_best = visible_gain(tasks, detects, repeats=repeats, never_loses=True)
     if at_best is None:

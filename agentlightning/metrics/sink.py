@@ -27,22 +27,22 @@ class Sink:
         """The run begins, or goes on after it was resumed."""
 
     def columns(self, columns: Columns) -> None:
-        """What a table of this run shows of each step."""
+        """The columns that a table of this run shows for each step."""
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         """The metrics of a finished step; `step` is one of them."""
 
     def status(self, text: str) -> None:
-        """What is going on right now; replaced by the next one."""
+        """A short text about what the run does right now; the next one replaces it."""
 
     def note(self, text: str) -> None:
-        """Something to keep."""
+        """A message about the run that needs no action."""
 
     def warn(self, text: str) -> None:
         """Something the user should act on."""
 
     def verdict(self, text: str) -> None:
-        """What the run comes to, in words: solved, stuck, not learning. By default it is a warning."""
+        """The conclusion about the run in words: solved, stuck, not learning. By default it is a warning."""
         self.warn(text)
 
     def event(self, name: str, data: Mapping[str, Any]) -> None:

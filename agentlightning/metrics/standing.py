@@ -50,7 +50,7 @@ def standing(status: str | None, error: str | None, *, alive: bool) -> Standing:
 
 
 def standing_in(folder: Path) -> Standing:
-    """How the run in this folder stands, by its files."""
+    """The state of the run in this folder, read from its files."""
     known = _known(folder)
     return standing(known.get("status"), known.get("error"), alive=is_alive(folder))
 
@@ -67,7 +67,7 @@ def write_end(folder: Path, status: RunStatus, error: str | None) -> None:
 
 
 def is_alive(folder: Path) -> bool:
-    """Whether somebody answers where the run said that it is read. A killed run leaves its file behind."""
+    """Whether the run's address answers. A killed run leaves its `live.json` behind."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         url = urlsplit(json.loads((folder / LIVE_FILE).read_text(encoding="utf-8"))["url"])
         with socket.create_connection((url.hostname or "", url.port or 80), timeout=ANSWER_SECONDS):

@@ -89,7 +89,7 @@ class Ledger:
             raise BudgetSpent(self.why)
 
     def words(self) -> str:
-        """What was spent of what, for people."""
+        """A sentence for people: what was spent of each budget."""
         b = self.budget
         parts = [_of(f"{self.rollouts}", b.rollouts, "rollouts"), _of(f"{self.critic_calls}", None, "critic calls")]
         parts.append(_of(f"{self.critic_tokens}", b.critic_tokens, "critic tokens"))

@@ -109,7 +109,7 @@ def _runs(text: str, length: int) -> dict[tuple[str, ...], None]:
 
 
 def difference(before: Candidate, after: Candidate) -> str:
-    """What changed, line by line, as `diff -u` shows it."""
+    """The changed lines, as `diff -u` shows them."""
     old, new = before.by_name, after.by_name
     parts: Sequence[Iterable[str]] = [
         difflib.unified_diff(old[name].splitlines(), new[name].splitlines(), f"{name} (before)", name, lineterm="", n=1)

@@ -26,7 +26,7 @@ _BUSY = (408, 409, 429)
 
 @dataclass(frozen=True, slots=True)
 class CriticAnswer:
-    """What the model said, and what it used."""
+    """An answer of the critic's model, and the tokens that it used."""
 
     text: str
     input_tokens: int
@@ -61,7 +61,7 @@ class Question:
 
     @property
     def expected_tokens(self) -> int:
-        """At most, roughly: four characters of English are a token."""
+        """A rough upper bound of the tokens of this request; four characters of English count as a token."""
         return sum(len(m["content"]) for m in self.messages) // 4 + self.max_tokens
 
 

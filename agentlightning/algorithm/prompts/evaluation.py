@@ -64,7 +64,7 @@ class Trial:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed in a way that the prompt may be to blame for."""
+        """Whether the trial failed in a way that its prompt may have caused."""
         return self.outcome in OF_THE_PROMPT
 
 
@@ -102,7 +102,7 @@ class Evaluator:
         self._resources_ids: dict[str, str] = {}
 
     def known(self, candidate: Candidate, split: Split) -> dict[int, Trial]:
-        """What has been seen of a candidate, by task."""
+        """The trials of a candidate so far, by task."""
         return {task: t for (key, where, task), t in self._known.items() if (key, where) == (candidate.key, split)}
 
     async def run(self, asked: Sequence[Asked], status: str) -> list[list[Trial]]:
@@ -244,6 +244,6 @@ def pairs(before: Mapping[int, Trial], after: Mapping[int, Trial]) -> Iterator[t
 
 
 def more_failures(before: Mapping[int, Trial], after: Mapping[int, Trial]) -> int:
-    """On how many more of the common tasks the second fails."""
+    """On how many more of their common tasks the second candidate fails than the first."""
     common = before.keys() & after.keys()
     return sum(after[task].failed - before[task].failed for task in common)

@@ -56,7 +56,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison with the incumbent came to."""
+    """The result of comparing a candidate with the incumbent."""
 
     better: bool
     e_value: float
@@ -179,15 +179,15 @@ class PromptRun:
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
     async def evaluate(self, asked: Sequence[Asked], status: str) -> list[list[Trial]]:
-        """See `Evaluator.run`."""
+        """Runs trials of candidates, as `Evaluator.run` does."""
         return await self._evaluator.run(asked, status)
 
     def known(self, candidate: Candidate, split: Split = "val") -> dict[int, Trial]:
-        """What has been seen of a candidate, by task."""
+        """The validation trials of a candidate so far, by task."""
         return self._evaluator.known(candidate, split)
 
     def val_mean(self, candidate: Candidate) -> float | None:
-        """Over all validation tasks that it was seen on."""
+        """The candidate's mean reward over all validation tasks that it has run on."""
         return mean(list(self.known(candidate).values()))
 
     def check_first(self) -> None:
@@ -317,7 +317,7 @@ class PromptRun:
         self._context.reporter.note(f"Promoted {candidate.key} ({verdict.why}):\n{changed}")
 
     def dominated(self, candidate: Candidate) -> bool:
-        """Whether it makes the agent fail more often than the incumbent does: such a one is kept by nobody."""
+        """Whether the agent fails more often with this candidate than with the incumbent; it is then dropped."""
         return more_failures(self.known(self.incumbent), self.known(candidate)) > 0
 
     # ---- reporting -------------------------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def _notes(templates: Mapping[str, PromptTemplate]) -> Iterator[str]:
 
 
 def shuffled(numbers: Sequence[int], *seed: int) -> list[int]:
-    """In an order that the seed alone decides."""
+    """Shuffles the numbers in an order that depends only on the seed."""
     return random.Random(repr(seed)).sample(numbers, len(numbers))
 
 

@@ -84,7 +84,7 @@ class PromptSettings(GivenByName, Algorithm):
         raise NotImplementedError
 
     def least_rollouts(self, train: int, val: int) -> int:
-        """How many it takes to measure the first prompt and try one candidate, with so many tasks."""
+        """The rollouts needed to measure the first prompt and try one candidate, with so many tasks."""
         raise NotImplementedError
 
     def comparisons(self) -> int:
@@ -111,12 +111,12 @@ class PromptSettings(GivenByName, Algorithm):
 
     @property
     def width(self) -> float:
-        """How far two rewards can be apart."""
+        """The largest possible difference of two rewards."""
         return self.reward_range[1] - self.reward_range[0]
 
     @property
     def config(self) -> RolloutConfig:
-        """Of each rollout."""
+        """The configuration of each rollout, with `rollout_batch_timeout` as its time limit."""
         if self.rollout_batch_timeout is None:
             return self.rollout_config
         return self.rollout_config.model_copy(update={"timeout_seconds": self.rollout_batch_timeout})
@@ -137,7 +137,7 @@ class PromptSettings(GivenByName, Algorithm):
             )
 
     def keep(self, candidates: dict[str, Candidate], best: dict[str, PromptTemplate]) -> None:
-        """What a run leaves behind."""
+        """Keeps the results of a run: all candidates, and the best prompts."""
         self.candidates, self._promoted = candidates, best
 
     def get_best_prompts(self) -> dict[str, PromptTemplate]:
