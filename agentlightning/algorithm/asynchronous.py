@@ -20,7 +20,7 @@ class Sampled:
 
     episodes: Sequence[Episode]
     tasks: Sequence[int]
-    """Whose rollouts these are, as indices into the data set."""
+    """The tasks of these rollouts, as indices into the data set."""
     position: int
     """How many tasks were taken since the start of the run, these included."""
     began: float

@@ -83,7 +83,7 @@ class TrainingContext:
     run_dir: Path
     reporter: Reporter
     run_id: str | None = None
-    """Of this run in its store; rollouts that carry it are claimed by this run's runners only."""
+    """The run's id in its store. Only this run's runners claim rollouts that carry it."""
     resources: ResourcesUpdate | None = None
     """What rollouts run under, unless the algorithm makes others."""
     initial_resources: NamedResources = field(default_factory=dict)

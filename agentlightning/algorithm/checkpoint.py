@@ -54,7 +54,7 @@ class CheckpointInfo:
     replay: Sequence[Mapping[str, Any]] = ()
     """The groups that may be learned again (`ReplayBuffer.state`)."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By policy, what its updates have come to know (`Updater.state`)."""
+    """The state of each policy's updates (`Updater.state`)."""
 
 
 _OF_THE_RUN = ("base_model", "seed", "lora_rank", "policies", "tasks")

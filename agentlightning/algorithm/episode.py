@@ -24,7 +24,7 @@ class Earned:
     call: int | None = None
     """Index of the call that earned it: the one it names, else the last one before it; None if there was none."""
     agent: str | None = None
-    """Whose reward it is, where agents are rewarded apart from each other; None: everybody's."""
+    """The agent that gets the reward, if agents have rewards of their own; None: all agents."""
     named: bool = False
     """Whether it says itself which call it is for; such a reward is an intermediate one."""
     parts: Mapping[str, float] = field(default_factory=dict)

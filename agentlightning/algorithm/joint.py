@@ -52,11 +52,11 @@ class Joint(GivenByName, Algorithm):
     weights: GRPO
     """How the model is trained; `steps`, `epochs`, `val_every`, `save_every`, `flat_steps` follow from the rounds."""
     budget_rollouts: int
-    """At most so many rollouts in all, validations included."""
+    """The most rollouts in all, validation included."""
     steps_per_round: int = 4
     """Training steps in a round of weights."""
     rollouts_per_round: int | None = None
-    """At most so many in a round of prompts; None: as many as a round of weights has."""
+    """The most rollouts in a round of prompts; None: as many as a round of weights has."""
     memory: int = 2
     """How many of its last rounds say what prompts or weights gain per rollout."""
     patience: int = 3

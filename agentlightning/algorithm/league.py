@@ -110,7 +110,7 @@ class Member:
     alias: str
     name: str
     path: str | None
-    """Of its adapter; None: the model without one."""
+    """The path of its adapter; None: the model without an adapter."""
     wins: float = 0.5
     groups: int = 0
 

@@ -31,9 +31,9 @@ class Good:
 
     min_reward: float | None = None
     best_of: int | None = None
-    """Of each task the so many that earned most, the earlier ones of equals; None: all."""
+    """How many of a task's best rollouts are taken, earlier ones first among equals; None: all."""
     mode: RolloutMode | None = None
-    """None: those that were run to train; in a run without any, all."""
+    """Which rollouts are taken, by mode. None: training rollouts, or all if there are none."""
 
 
 async def good_rollouts(store: LightningStore, run_id: str | None, good: Good) -> list[Episode]:

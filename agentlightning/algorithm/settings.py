@@ -75,9 +75,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     steps: int | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: float | None = None
-    """None: what suits the model's size and whether an adapter is trained; see `ModelShape.learning_rate`."""
+    """None: chosen by the model's size, higher for an adapter; see `ModelShape.learning_rate`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Of the learning rate; "linear" and "cosine" fall to zero at the end of the run."""
+    """How the learning rate changes; "linear" and "cosine" fall to zero at the end of the run."""
     warmup_steps: int = 0
     """First steps over which the learning rate rises to its height."""
     minibatches: int = 1
@@ -172,7 +172,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     correction_cap: float = 2.0
     """The largest importance weight; the two mask corrections mask what is above it."""
     correction_floor: float = 0.5
-    """Of the two mask corrections: ratios below it are masked."""
+    """The lower bound of the two mask corrections: tokens with smaller ratios are masked."""
     correction_veto: float | None = None
     """A sequence with a token of a smaller ratio than this is left out."""
 
@@ -181,9 +181,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     max_kl: float | None = 0.05
     """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
     weight_decay: float = 0.0
-    """Of AdamW."""
+    """AdamW's weight decay."""
     adam_beta1: float = 0.9
-    """AdamW's memory of gradients …"""
+    """AdamW's decay of the mean of gradients …"""
     adam_beta2: float = 0.999
     """… and of their squares."""
     critic_warmup: int = 0

@@ -63,13 +63,13 @@ class SFT(GRPO):
     max_kl: float | None = None
     """How far one update may move the policy, in nats per token; None: as far as the examples move it."""
     source: Literal["rollouts", "chats", "run"] = "rollouts"
-    """Where the training data are from; "run" follows from `from_run`."""
+    """The source of the training data; `from_run` implies "run"."""
     from_run: str | Path | None = None
     """A finished run's folder, or the file of its store."""
     best_of: int = 1
-    """With `from_run`: of each task the so many rollouts that earned most."""
+    """With `from_run`: how many of each task's best rollouts are learned."""
     min_reward: float | None = None
-    """With `from_run`: only rollouts that earned at least so much; None: any."""
+    """With `from_run`: the lowest reward that is learned; None: any."""
 
     def __post_init__(self) -> None:
         if (self.from_run is None) == (self.source == "run"):

@@ -22,7 +22,7 @@ AT_ONCE = 16
 """Requests at the same time."""
 TRIES = 4
 SECONDS = 300.0
-"""For an answer."""
+"""Seconds to wait for an answer."""
 
 
 class EndpointTeacher:

@@ -68,7 +68,7 @@ class Unit:
     rollout: int
     """Index of the episode."""
     group: tuple[Hashable, str | None]
-    """Of siblings, and of which agent where agents are rewarded apart."""
+    """The group of siblings, and the agent if agents have rewards of their own."""
     counts: bool
     """False: masked."""
     total: float

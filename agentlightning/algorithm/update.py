@@ -86,7 +86,7 @@ class Updater:
         self._loss = settings.loss_config()
         self._rule = settings.credit_rule()
         self.version = version
-        """Of the learner's weights."""
+        """The version of the learner's weights."""
         self._told = False
         self._kl_coef = settings.kl_coef
         self._steps = 0
@@ -145,7 +145,7 @@ class Updater:
         await self._learner.keep_routes(parts)
 
     async def _move_reference(self) -> None:
-        """Where it is due."""
+        """Moves the reference towards the policy, every `reference_every` steps."""
         settings, self._steps = self._settings, self._steps + 1
         if settings.reference_every is None or self._steps % settings.reference_every:
             return

@@ -66,7 +66,7 @@ class Compared:
 
     name: str
     cosine: float | None
-    """To the gradient taken; None where one of them is zero."""
+    """The cosine to the gradient that was taken; None if one of the two is zero."""
     grad_norm: float
     effective_sample_size: float
     """Of the importance weights, as a share of the tokens: (Σw)² / (n Σw²); see `weights.correction_measures`."""

@@ -23,7 +23,7 @@ LAST_ROLLOUTS = 384
 FIRST_ROLLOUTS = 96
 """And of its start, to compare with."""
 WITH_TEXT = 64
-"""Of each, those whose messages are read, too."""
+"""How many rollouts at each end have their messages read, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ async def read_spans(store: LightningStore, episodes: Sequence[Episode]) -> dict
 
 
 async def _earlier_errors(store: LightningStore, episodes: Sequence[Episode]) -> dict[str, list[str]]:
-    """Of the last `WITH_TEXT` rollouts that were tried more than once."""
+    """Errors of the earlier attempts of the last `WITH_TEXT` rollouts that were tried more than once."""
     again = [e.rollout.rollout_id for e in episodes if e.attempt is not None and e.attempt.sequence_id > 1]
     found: dict[str, list[str]] = {}
     for rollout_id in again[-WITH_TEXT:]:

@@ -19,7 +19,7 @@ from agentlightning.types import RunStatus
 logger = logging.getLogger(__name__)
 
 LIVE_FILE = "live.json"
-"""Where a run that goes on is read: its address, a key, and its process."""
+"""Names the file with the address, key and process of a run that goes on."""
 ANSWER_SECONDS = 0.5
 
 

@@ -14,13 +14,13 @@ class Prices:
     """What tokens cost, per million, in any currency. Agents' tokens count as far as their provider tells them."""
 
     critic_input: float = 0.0
-    """Of what the critic reads."""
+    """The price of tokens that the critic reads."""
     critic_output: float = 0.0
-    """Of what the critic writes."""
+    """The price of tokens that the critic writes."""
     agent_input: float = 0.0
-    """Of the agents' prompts."""
+    """The price of tokens in the agents' prompts."""
     agent_output: float = 0.0
-    """Of the agents' answers."""
+    """The price of tokens in the agents' answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,13 +38,13 @@ class PromptSettings(GivenByName, Algorithm):
     critic_timeout: float = 120.0
     """Seconds to wait for one answer."""
     critic_max_tokens: int = 2048
-    """Of one answer."""
+    """The most tokens of one answer."""
     budget_rollouts: int | None = None
-    """At most so many rollouts; None is no limit."""
+    """The most rollouts of a run; None is no limit."""
     budget_critic_tokens: int | None = None
-    """At most so many tokens to and from the critic."""
+    """The most tokens to and from the critic."""
     budget_cost: float | None = None
-    """At most so much, in the currency of `prices`."""
+    """The highest cost of a run, in the currency of `prices`."""
     prices: Prices | None = None
     """What tokens cost, per million."""
     reward_range: tuple[float, float] = (0.0, 1.0)
@@ -58,7 +58,7 @@ class PromptSettings(GivenByName, Algorithm):
     rollout_batch_timeout: float | None = None
     """Seconds for one rollout; None is an hour."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
-    """Of each rollout: timeouts and retries."""
+    """Timeouts and retries of each rollout."""
 
     keeps_journal: ClassVar[bool] = True
 
