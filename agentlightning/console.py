@@ -47,9 +47,9 @@ class SafeFormatter(logging.Formatter):
         return safe(super().format(record))
 
 
-def terminal() -> Console:
+def terminal(*, stderr: bool = False) -> Console:
     """The terminal as wide as it is now. It colours nothing by itself."""
-    return Console(highlight=False)
+    return Console(highlight=False, stderr=stderr)
 
 
 def safe(text: str) -> str:

@@ -48,10 +48,17 @@ ALL_SCOPES = (CALLS, SPANS, TASK, REWARDS)
 SECRET = "The secret that attempts' keys are signed with"
 _LETTERS = {CALLS: "c", SPANS: "s", TASK: "t", REWARDS: "r", CLOSE: "x"}
 _SCOPES = {letter: scope for scope, letter in _LETTERS.items()}
-_SECRETS = re.compile(rf"(/key/[a-z]*-[\w-]{{3}})[\w-]{{13,}}|({PREFIX}[\w-]{{3}})[\w-]{{60,}}")
-"""Whatever stands in front: in JSON text a line ends with the letters of its escape."""
+_SLASH = r"(?:\\*/|%2[fF])"
+_SECRETS = re.compile(
+    rf"({_SLASH}key{_SLASH}[{''.join(_SCOPES)}]*-[\w-]{{3}})[\w-]{{13,}}"
+    rf"|({PREFIX}(?=[\w-]{{0,31}}[A-Z])[\w-]{{3}})[\w-]{{29,}}"
+)
+"""Keys of both kinds, whatever stands in front: in JSON text a line ends with the letters of its escape. A key that was
+cut is one too, as long as its signature is whole: what follows it is known. A signature has capitals, a name has none.
+"""
 
 
+_MARKS = ("/key", "%2Fkey", "%2fkey")
 _Key = TypeVar("_Key", str, bytes)
 
 
@@ -114,9 +121,29 @@ def verify_url_key(secret: bytes, rollout_id: str, attempt_id: str, key: str) ->
 
 def redacted(text: str) -> str:
     """The text with keys shortened to their beginnings, which tell them apart and open nothing."""
-    if "/key/" not in text and PREFIX not in text:  # much faster to find
+    if PREFIX not in text and not any(mark in text for mark in _MARKS):  # much faster to find
         return text
     return _SECRETS.sub(r"\1\2…", text)
+
+
+def redacted_pieces(pieces: Sequence[str]) -> list[str]:
+    """The same for a text in pieces, such as its tokens: what is left out of it is missing in the pieces it was in."""
+    whole = "".join(pieces)
+    if redacted(whole) == whole:
+        return list(pieces)
+    hidden = [(max(found.end(1), found.end(2)), found.end()) for found in _SECRETS.finditer(whole)]
+    shown, start = [], 0
+    for piece in pieces:
+        shown.append("".join(_letter(letter, at, hidden) for at, letter in enumerate(piece, start)))
+        start += len(piece)
+    return shown
+
+
+def _letter(letter: str, at: int, hidden: Sequence[tuple[int, int]]) -> str:
+    """The letter, or what stands in its place where it is one of those that are hidden."""
+    if any(first == at for first, _ in hidden):
+        return "…"
+    return "" if any(first <= at < end for first, end in hidden) else letter
 
 
 def _signature(secret: bytes, payload: bytes) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from agentlightning.cli.key_options import key_option
 from agentlightning.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def run(
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Give it this OpenAI-compatible base URL instead.")] = None,
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
+    api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
     task_as: TaskAsOption = None,
     reward: RewardOption = None,
@@ -220,7 +221,7 @@ def train(
         typer.Option(help="NAME=URL of another provider that agents may ask, such as a judge; never trained."),
     ] = None,
     upstream_key: Annotated[
-        str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="The key that these providers are sent.")
+        str | None, key_option("AGL_UPSTREAM_KEY", "The key that these providers are sent.")
     ] = None,
     upstream_price: UpstreamPrice = None,
     upstream_limit: UpstreamLimit = None,
@@ -308,7 +309,7 @@ def train(
 def runner(
     server: Annotated[str, typer.Option(help="URL of the store's server, such as http://10.0.0.1:4747.")],
     agent: Agent,
-    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key of that store.")] = None,
     secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret of attempt keys, if it is not derived from the key.")
     ] = None,
@@ -328,7 +329,7 @@ def runner(
 ) -> None:
     """Run rollouts for a trainer on another machine; connections go out only. Join and leave at any time.
 
-    agl runner --server http://trainer:4747 --key KEY --agent my_agent.py:agent
+    agl runner --server http://trainer:4747 --key @key.txt --agent my_agent.py:agent
     """
     from agentlightning.cli.agents import find_agent
     from agentlightning.cli.runner import run_runner
@@ -347,6 +348,8 @@ def runner(
 
 def agents(as_json: Json = False) -> None:
     """List the agents that have a name here, such as claude-code, and which of them are installed.
+
+    agl agents --json                             for programs
 
     agl train --agent codex --tasks tasks.jsonl --grader "python grade.py" --model ./my-model
     """

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from agentlightning.cli import agent_commands, export_command, look_commands, optimize_command
+from agentlightning.cli.key_options import key_option
 from agentlightning.cli.store_commands import store_app
 from agentlightning.cli.usage import Commands
 
@@ -152,7 +153,7 @@ def dashboard(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 0,
-    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="What one logs in with.")] = None,
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "What one logs in with.")] = None,
     allow_host: agent_commands.AllowHost = None,
     browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in a browser.")] = True,
 ) -> None:
@@ -177,7 +178,7 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
-    api_key: Annotated[str | None, typer.Option(envvar="AGL_API_KEY", help="Key that clients must send.")] = None,
+    api_key: Annotated[str | None, key_option("AGL_API_KEY", "Key that clients must send.")] = None,
     allow_host: agent_commands.AllowHost = None,
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
@@ -230,14 +231,12 @@ def gateway(
         list[str] | None,
         typer.Option(help="NAME=URL of another provider, which clients may then name; may be given many times."),
     ] = None,
-    upstream_key: Annotated[
-        str | None, typer.Option(envvar="AGL_UPSTREAM_KEY", help="API key for the providers.")
-    ] = None,
+    upstream_key: Annotated[str | None, key_option("AGL_UPSTREAM_KEY", "API key for the providers.")] = None,
     upstream_price: agent_commands.UpstreamPrice = None,
     upstream_limit: agent_commands.UpstreamLimit = None,
     path: Annotated[Path, typer.Option(help="SQLite file to record the calls in.")] = Path("gateway.db"),
     server: Annotated[str | None, typer.Option(help="Record in the store that is served at this URL instead.")] = None,
-    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key of that store.")] = None,
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key of that store.")] = None,
     secret_file: Annotated[
         Path | None,
         typer.Option(help="File with the secret of attempt keys, whose holders may call too; from --key if not given."),
@@ -245,8 +244,7 @@ def gateway(
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
-        str | None,
-        typer.Option(envvar="AGL_API_KEY", help="Key that clients must send; one is made with --upstream-key."),
+        str | None, key_option("AGL_API_KEY", "Key that clients must send; one is made with --upstream-key.")
     ] = None,
     no_key: Annotated[
         bool, typer.Option("--no-key", help="Let everybody on this machine spend by --upstream-key.")
@@ -263,7 +261,7 @@ def gateway(
 
     agl gateway --model calc --path calls.db
 
-    agl gateway --upstream gpt=https://api.openai.com/v1 --upstream-key KEY --path calls.db
+    agl gateway --upstream gpt=https://api.openai.com/v1 --upstream-key @key.txt --path calls.db
     """
     from agentlightning.cli.gateway import run_gateway
 

@@ -21,6 +21,7 @@ from agentlightning.cli.agent_commands import (
     Tasks,
     program_options,
 )
+from agentlightning.cli.key_options import key_option
 
 Run = Annotated[Path, typer.Argument(help="A run's folder, or the file of a store; the run may be going on.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Which run of a store that holds several; else the last.")]
@@ -192,7 +193,7 @@ def doctor(
     ] = None,
     endpoint: Annotated[str | None, typer.Option(help="Let it ask this OpenAI-compatible base URL instead.")] = None,
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
+    api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Look at so many tasks.")] = 4,
     repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each, to compare; of one task more.")] = 4,
     seconds: Annotated[float, typer.Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 45.0,

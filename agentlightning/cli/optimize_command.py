@@ -23,6 +23,7 @@ from agentlightning.cli.agent_commands import (
     Workspaces,
     program_options,
 )
+from agentlightning.cli.key_options import key_option
 
 EPILOG = """\
 [bold]Examples[/bold]
@@ -90,16 +91,14 @@ def optimize(
     endpoint_model: Annotated[
         str | None, typer.Option(help="The model to ask for there; the only one that it serves if not given.")
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="The key for it.")] = None,
+    api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None,
     critic_url: Annotated[
         str | None, typer.Option(help="OpenAI-compatible base URL of the critic; --endpoint if not given.")
     ] = None,
     critic_model: Annotated[
         str | None, typer.Option(help="The critic's model; --endpoint-model if the critic is at --endpoint.")
     ] = None,
-    critic_key: Annotated[
-        str | None, typer.Option(envvar="AGL_CRITIC_KEY", help="The key for it; --api-key if not given.")
-    ] = None,
+    critic_key: Annotated[str | None, key_option("AGL_CRITIC_KEY", "The key for it; --api-key if not given.")] = None,
     budget_rollouts: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts.")] = None,
     budget_critic_tokens: Annotated[
         int, typer.Option(min=1, help="At most so many tokens to and from the critic.")

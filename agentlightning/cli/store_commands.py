@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agentlightning.cli.agent_commands import AllowHost, Json
+from agentlightning.cli.key_options import key_option
 
 if TYPE_CHECKING:
     from agentlightning.cli.store import Location
@@ -35,7 +36,7 @@ def root(
     dsn: StoreDsn = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4747,
-    key: Annotated[str | None, typer.Option(envvar="AGL_STORE_KEY", help="Admin key that clients must send.")] = None,
+    key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key that clients must send.")] = None,
     secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
     ] = None,
@@ -54,7 +55,7 @@ def root(
     A run's store is the file store.db in its folder. One process owns a SQLite file: stop the run first, or read it
     through its server.
 
-    agl store --path team.db --host 0.0.0.0 --key KEY            serve one to other machines
+    agl store --path team.db --host 0.0.0.0 --key @key.txt       serve one to other machines
 
     agl store statistics runs/grpo-20250101-120000               count what is in a run's
 

@@ -29,8 +29,8 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def as_json(value: Any) -> bytes:
-    """NaN and infinity as null."""
-    return _encoder.encode(value)
+    """NaN and infinity as null, and no attempt's key, whatever the field."""
+    return redacted(_encoder.encode(value).decode()).encode()
 
 
 def cut(text: str, most: int = MOST_TEXT) -> str:

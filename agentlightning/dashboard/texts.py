@@ -12,6 +12,7 @@ import msgspec
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor import find_breaks
 from agentlightning.errors import ModelError
+from agentlightning.keys import redacted_pieces
 from agentlightning.models import resolve_model
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Call, Rollout
@@ -29,7 +30,7 @@ class Texts:
         return self._tokenizer.decode(list(ids))
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        return [self._decode(token) for token in ids]
+        return redacted_pieces([self._decode(token) for token in ids])
 
 
 @functools.lru_cache(maxsize=8)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from agentlightning.dashboard.advantages import advantages_of
 from agentlightning.dashboard.rollouts import asked_for
 from agentlightning.dashboard.texts import Texts, branches, texts_of
+from agentlightning.store.operations.codec import decode
 from agentlightning.store.operations.segments import SegmentRow
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import CallInfo
@@ -27,7 +28,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     table = await store.fetch_calls([rollout_id], latest_attempt_only=False)
     rows = table.segments.get(attempt.attempt_id, []) if attempt else []
     infos = [
-        (row, msgspec.json.decode(row.info, type=CallInfo))
+        (row, decode(row.info, type=CallInfo))
         for row in table.calls
         if attempt and row.attempt_id == attempt.attempt_id
     ]

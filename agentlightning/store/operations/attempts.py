@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy import bindparam, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
+from agentlightning.keys import redacted
 from agentlightning.store.base import UNSET, Unset
 from agentlightning.store.database.schema import attempts, rollouts
 from agentlightning.store.database.transaction import Ids, Row, Statement, Transaction, among
@@ -339,7 +340,7 @@ def close(
             "end_time": tx.now,
             "deadline": None,
             "outcome": (outcome or lifecycle.DEFAULT_OUTCOMES[status]).value,
-            "error": error,
+            "error": error and redacted(error),
         },
     )
     compare_and_set(changed, "attempt", attempt.attempt_id)
@@ -435,7 +436,7 @@ def _write_details(
             "worker_id": stored.worker_id if isinstance(worker_id, Unset) else worker_id,
             "metadata": encode_metadata(stored.metadata if isinstance(metadata, Unset) else metadata),
             "outcome": None if new_outcome is None else new_outcome.value,
-            "error": stored.error if isinstance(error, Unset) else error,
+            "error": stored.error if isinstance(error, Unset) else error and redacted(error),
         },
     )
     if isinstance(worker_id, str) and worker_id != stored.worker_id and stored.status not in FINISHED_ATTEMPT:

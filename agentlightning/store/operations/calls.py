@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import msgspec
 from sqlalchemy import bindparam, func, select
 
 from agentlightning.errors import ConflictError, StoreError
 from agentlightning.store.database.schema import calls, rollouts, segments
 from agentlightning.store.database.transaction import IDS_PER_QUERY, Statement, Transaction
 from agentlightning.store.operations import spans
-from agentlightning.store.operations.codec import encode
+from agentlightning.store.operations.codec import decode, encode
 from agentlightning.store.operations.segments import TOKEN_BYTES, SegmentRow, SegmentTree
 from agentlightning.types import Call, CallInfo, CallRecord, Segment
 from agentlightning.types.arrays import Float32Array, float32_bytes, int32_bytes
@@ -194,7 +193,7 @@ def assemble(table: CallTable, rollout_ids: Sequence[str]) -> dict[str, Sequence
 def _to_call(row: CallRow, tree: SegmentTree) -> Call:
     ids, logprobs, plain_logprobs, versions, kept = tree.response(row.prompt_segment_id, row.response_segment_id)
     return Call(
-        info=msgspec.json.decode(row.info, type=CallInfo),
+        info=decode(row.info, type=CallInfo),
         prompt_ids=tree.path(row.prompt_segment_id),
         response_ids=ids,
         logprobs=logprobs,

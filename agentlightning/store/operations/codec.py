@@ -1,6 +1,7 @@
 """Between records and rows: JSON texts, token arrays, and the records made from rows.
 
 No SQL here. Values that are not JSON are refused with an error that names their type, never stored as something else.
+Whatever is written or read is without attempts' keys: agents print what they hold, and people show what is stored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import StoreError
+from agentlightning.keys import redacted
 from agentlightning.types import Attempt, AttemptStatus, Outcome, Rollout, RolloutConfig, RolloutMode, RolloutStatus
 from agentlightning.types.ids import random_hex
 from agentlightning.types.rollout import Record
@@ -49,7 +51,7 @@ def encode_task(value: Any, what: str) -> str:
         if not text.isascii():
             text.encode()  # refuses half a surrogate pair, which no database can store
         _check_depth(value, text)
-        return text
+        return redacted(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(
             f"{what} must be a JSON value (dict, list, str, number, bool, None): {error}. {_mended(error)}"
@@ -90,20 +92,20 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 def encode(value: Any) -> str:
     """JSON written by the program (attributes, statistics)."""
     try:
-        return _encoder.encode(value).decode()
+        return redacted(_encoder.encode(value).decode())
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"Not a JSON value: {error}. Convert it before it goes into the store.") from error
 
 
 def readable(text: str) -> str:
     """Text that somebody else wrote, as every database takes it: NUL and half surrogate pairs as question marks."""
-    return text.replace("\0", "?").encode("utf-8", "replace").decode()
+    return redacted(text.replace("\0", "?").encode("utf-8", "replace").decode())
 
 
 def encode_seen(value: Any) -> str:
     """As `encode`, for what was seen of agents (spans): text that is no Unicode is made readable, not refused."""
     try:
-        return _encoder.encode(value).decode()
+        return redacted(_encoder.encode(value).decode())
     except UnicodeEncodeError:
         return encode(_readable(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -120,7 +122,9 @@ def _readable(value: Any) -> Any:
     return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-decode = msgspec.json.decode
+def decode(text: str, *, type: Any = Any) -> Any:
+    """What a column of JSON holds; older versions wrote keys into some."""
+    return msgspec.json.decode(redacted(text), type=type)
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> str | None:
@@ -196,6 +200,6 @@ def to_attempt(row: Sequence[Any]) -> Attempt:
         worker_id=worker_id,
         last_heartbeat_time=heartbeat,
         outcome=Outcome(outcome) if outcome is not None else None,
-        error=error,
+        error=error and redacted(error),
         metadata=decode(metadata) if metadata else {},
     )

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, delete, select, update
 
 from agentlightning.errors import NotFoundError
+from agentlightning.keys import redacted
 from agentlightning.store.base import Unset
 from agentlightning.store.database.schema import run_events, runs
 from agentlightning.store.database.transaction import Statement, Transaction
@@ -33,6 +34,7 @@ _insert_event = Statement(
 
 def to_run(row: Sequence[Any]) -> Run:
     values = dict(zip(RUN_FIELDS, row, strict=True))
+    values["error"] = values["error"] and redacted(values["error"])
     values["settings"], values["state"] = decode(values["settings"]), decode(values["state"])
     values["status"] = RunStatus(values["status"])
     return Run.model_construct(**values)

@@ -66,10 +66,10 @@ def to_values(span: Span) -> dict[str, Any]:
         "sequence_id": span.sequence_id,
         "trace_id": span.trace_id,
         "parent_id": span.parent_id,
-        "name": redacted(readable(span.name)),
+        "name": readable(span.name),
         "start_time": span.start_time,
         "end_time": span.end_time,
-        "attributes": redacted(encode_seen(span.attributes)),
+        "attributes": encode_seen(span.attributes),
         "rest": _encode_rest(span),
     }
 
@@ -91,12 +91,13 @@ def _encode_rest(span: Span) -> str | None:
         rest["parent"] = span.parent.model_dump()
     if span.resource != _EMPTY_RESOURCE:
         rest["resource"] = span.resource.model_dump()
-    return redacted(encode_seen(rest)) if rest else None
+    return encode_seen(rest) if rest else None
 
 
 def to_span(row: Sequence[Any]) -> Span:
     """A `Span` from a row of `SPAN_FIELDS`."""
     values = dict(zip(SPAN_FIELDS, row, strict=True))
+    values["name"] = redacted(values["name"])
     values["attributes"] = decode(values["attributes"])
     rest = values.pop("rest")
     if rest is not None:

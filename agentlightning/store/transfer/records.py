@@ -15,6 +15,7 @@ import msgspec
 from sqlalchemy import LargeBinary, Table, select
 
 from agentlightning.errors import ConflictError, StoreError
+from agentlightning.keys import redacted
 from agentlightning.store.database.schema import attempts, calls, rollouts, segments, spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.transfer.intake import check_columns, check_record
@@ -79,8 +80,13 @@ def _export_one(tx: Transaction, rollout_id: str) -> Record:
         attempt_ids = [row["attempt_id"] for row in record.get("attempts", [])]
         key = table.c.attempt_id.in_(attempt_ids) if name in BY_ATTEMPT else table.c.rollout_id == rollout_id
         statement = select(*[table.c[column] for column in names]).where(key).order_by(table.c.seq)
-        record[name] = [dict(zip(names, row, strict=True)) for row in tx.select(statement)]
+        record[name] = [_shared(dict(zip(names, row, strict=True))) for row in tx.select(statement)]
     return record
+
+
+def _shared(row: dict[str, Any]) -> dict[str, Any]:
+    """A row without attempts' keys: an older version may have stored one, and others read what is exported."""
+    return {name: redacted(value) if isinstance(value, str) else value for name, value in row.items()}
 
 
 def to_line(record: Record) -> bytes:
@@ -116,6 +122,7 @@ def import_records(tx: Transaction, records: Sequence[Record]) -> int:
 
 
 def _import_one(tx: Transaction, rows: Record) -> bool:
+    rows = {name: [_shared(row) for row in rows[name]] for name in TABLES}
     for name, table in TABLES.items():
         for row in rows[name]:
             check_columns(row, table)
