@@ -1,14 +1,19 @@
-"""Writing files so that a process that dies at any line leaves either the old content or the new one."""
+"""Writing files so that a process that dies at any line leaves either the old content or the new one.
+
+What a run writes is its owner's alone, whatever the umask: it holds what agents said. `AGL_UMASK` lets others in.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from agentlightning.errors import ConfigError
@@ -19,14 +24,51 @@ except ImportError:  # Windows has no advisory locks of this kind; there nothing
     fcntl = None
 
 
+UMASK = "AGL_UMASK"
+
+
+def _allowed(most: int) -> int:
+    """The permissions of a new file (`most` 0o666) or folder (0o777). Raises ConfigError for an unfit AGL_UMASK."""
+    given = os.environ.get(UMASK) or "077"
+    if not re.fullmatch("0?[0-7]{3}", given):
+        raise ConfigError(f"{UMASK} is {given!r}. Give three octal digits: 007 lets a group in, 077 nobody.")
+    return most & ~int(given, 8)
+
+
+def open_private(path: str | Path, mode: str, *, encoding: str | None = None) -> IO[Any]:
+    """`open` for files that a run writes: those that are new get the permissions of `AGL_UMASK`."""
+    return open(path, mode, encoding=encoding, opener=_opened)
+
+
+def _opened(name: str, flags: int) -> int:
+    is_new = not os.path.exists(name)
+    file = os.open(name, flags, 0o600)
+    if is_new:
+        os.chmod(name, _allowed(0o666))
+    return file
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder of a run, and those that it is in; what is there stays as it is."""
+    for folder in reversed([p for p in (path, *path.parents) if not p.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(_allowed(0o777))
+
+
 @contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """A temporary directory beside `path` that takes its place when the block ends without an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+def atomic_directory(path: Path, *, shared: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `path` that takes its place when the block ends without an error.
+
+    What is `shared` is for others to read: a model that was exported.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True) if shared else make_folder(path.parent)
     work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    work.chmod(0o755)
+    work.chmod(0o755 if shared else _allowed(0o777))
     try:
         yield work
+        if not shared:
+            for inside in work.rglob("*"):
+                inside.chmod(_allowed(0o777 if inside.is_dir() else 0o666))
         old = path.with_name(f".{path.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if path.exists():
@@ -39,9 +81,11 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 def atomic_write(path: Path, text: str) -> None:
     """Replace the content of a file in one step."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     work = path.with_name(f".{path.name}.{os.getpid()}")
-    work.write_text(text)
+    work.unlink(missing_ok=True)
+    with open_private(work, "x") as file:
+        file.write(text)
     work.replace(path)
 
 

@@ -81,15 +81,15 @@ def _write(weights: Path, to: Path, form: Form) -> None:
     if form.gguf:
         from agentlightning.learner.gguf_file import export_gguf
 
-        with atomic_directory(to) as folder:
+        with atomic_directory(to, shared=True) as folder:
             export_gguf(weights, folder / GGUF_FILE)
     elif form.merged:
         from agentlightning.learner.merging import export_merged
 
         export_merged(weights, to)
     else:
-        with atomic_directory(to) as folder:
-            shutil.copytree(weights, folder, dirs_exist_ok=True)
+        with atomic_directory(to, shared=True) as folder:
+            shutil.copytree(weights, folder, dirs_exist_ok=True, copy_function=shutil.copyfile)
     if (checkpoint := _checkpoint_of(weights)) is not None and (form.gguf or form.merged):
         kind: Kind = "gguf" if form.gguf else "merged" if (weights / "adapter_config.json").is_file() else "weights"
         card = card_of(checkpoint.parent.parent, read_checkpoint(checkpoint), kind)

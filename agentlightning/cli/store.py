@@ -19,6 +19,7 @@ from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
+from agentlightning.files import open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
 from agentlightning.store import (
     InMemoryLightningStore,
@@ -284,7 +285,7 @@ async def _export(location: Location, to: Path) -> None:
 async def _write_lines(records: AsyncIterator[Record], to: Path) -> None:
     """The file takes its name only when it is whole."""
     part = to.with_name(to.name + ".part")
-    with part.open("wb") as file:
+    with open_private(part, "wb") as file:
         async for record in records:
             file.write(to_line(record) + b"\n")
     part.replace(to)

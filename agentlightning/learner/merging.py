@@ -36,7 +36,7 @@ def export_merged(source: Path, to: Path) -> None:
         model, tokenizer = merged(source), AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"The model in {source} cannot be loaded: {error}") from error
-    with atomic_directory(to) as directory:
+    with atomic_directory(to, shared=True) as directory:
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
         for name in _BESIDE:

@@ -20,7 +20,6 @@ class JsonlSink(Sink):
 
     def __init__(self, path: Path, first_step: int = 0) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         kept = [m for m in read_metrics(path) if m["step"] < first_step] if path.exists() else []
         atomic_write(path, "".join(json.dumps(m) + "\n" for m in kept))
         self._file = path.open("a", encoding="utf-8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentlightning.errors import missing_extra
+from agentlightning.files import open_private
 from agentlightning.metrics.jsonl import read_metrics
 
 
@@ -30,4 +31,5 @@ def plot_curve(metrics_file: Path, picture: Path, title: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if train or val:
         axes.legend(frameon=False, loc="lower right")
-    figure.savefig(picture, dpi=130)
+    with open_private(picture, "wb") as file:
+        figure.savefig(file, format="png", dpi=130)

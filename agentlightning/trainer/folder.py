@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.errors import ConfigError
+from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve
 from agentlightning.metrics.jsonl import METRICS_FILE as METRICS_FILE
 from agentlightning.metrics.jsonl import RUN_FILE as RUN_FILE
@@ -64,7 +65,7 @@ def prepare_folder(run_dir: Path, *, resuming: bool) -> None:
             f"(resume='{run_dir}', --resume {run_dir}), or give another run_dir."
         )
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)  # what agents said is its owner's
+        make_folder(run_dir)
         with TemporaryFile(dir=run_dir):
             pass
     except OSError as error:

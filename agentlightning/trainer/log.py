@@ -5,10 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
+
+from agentlightning.files import open_private
 
 LOG_FILE = "log.txt"
 _PACKAGE = "agentlightning"
+
+
+class _PrivateFile(logging.FileHandler):
+    def _open(self) -> TextIOWrapper:
+        return open_private(self.baseFilename, self.mode, encoding=self.encoding)
 
 
 @contextmanager
@@ -16,7 +24,7 @@ def logged(path: Path) -> Iterator[None]:
     """Append what is logged from INFO on; other handlers get what they got before."""
     package, root = logging.getLogger(_PACKAGE), logging.getLogger()
     level, before = package.level, package.getEffectiveLevel()
-    file = logging.FileHandler(path, encoding="utf-8", delay=True)
+    file = _PrivateFile(path, encoding="utf-8", delay=True)
     file.setLevel(logging.INFO)
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 

@@ -139,7 +139,7 @@ async def test_keys_are_never_printed_whole(site: Site, caplog: pytest.LogCaptur
     for text in shown:
         assert url_key not in text
         assert str(llm.api_key) not in text
-        assert url_key[:4] in text, "but one can tell which it was"
+    assert all(url_key[:4] in text for text in shown[:4]), "but one can tell which it was"
     assert redacted("agl-gateway-experiment in /key/abc") == "agl-gateway-experiment in /key/abc"
 
 

@@ -12,19 +12,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentlightning.files import make_folder, open_private
+
 
 class Journal:
     """Values by key, in a file of JSON lines."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         text = path.read_bytes() if path.exists() else b""
         whole = text[: text.rfind(b"\n") + 1]  # a last line that a dying process left unfinished does not count
         self._known: dict[str, Any] = {}
         for line in whole.splitlines():
             entry = json.loads(line)
             self._known[entry.pop("key")] = entry
-        self._file = path.open("ab")
+        self._file = open_private(path, "ab")
         self._file.truncate(len(whole))
 
     def get(self, key: str) -> Mapping[str, Any] | None:

@@ -24,6 +24,7 @@ from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.worker.agl_vllm_worker import transfer
 from agentlightning.backend.vllm.worker.agl_vllm_worker.transfer import Terms, files_of, own_address
 from agentlightning.errors import BackendDied
+from agentlightning.files import open_private
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class Sender:
 
     async def _start(self) -> asyncio.subprocess.Process:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as words:
+        with open_private(self._log, "ab") as words:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", transfer.__file__),
                 stdin=asyncio.subprocess.PIPE,

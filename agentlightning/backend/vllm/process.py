@@ -14,6 +14,7 @@ from typing import Protocol
 
 from agentlightning.backend.vllm import guard
 from agentlightning.errors import EngineError
+from agentlightning.files import open_private
 
 _WORDS = 20
 """How many lines of its log a dead server is quoted with."""
@@ -52,7 +53,7 @@ class ServerProcess:
     async def start(cls, command: Sequence[str], environment: Mapping[str, str], log: Path) -> ServerProcess:
         """What it writes is appended to `log`."""
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
+        with open_private(log, "ab") as output:
             began = output.tell()
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", guard.__file__, *command),

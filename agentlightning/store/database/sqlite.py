@@ -22,6 +22,7 @@ from typing import IO, Any, TypeVar
 from sqlalchemy.sql import ClauseElement
 
 from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
+from agentlightning.files import open_private
 from agentlightning.store.database.counters import write_counters
 from agentlightning.store.database.jobs import (
     Complaints,
@@ -307,7 +308,9 @@ def _acquire(path: Path) -> IO[str] | None:
     lock_path = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = open(lock_path, "a+")  # noqa: SIM115 - lives as long as the database
+        if not path.exists():  # SQLite gives its other files the same permissions
+            open_private(path, "ab").close()
+        lock = open_private(lock_path, "a+")
     except OSError as error:
         raise StoreError(
             f"Cannot write to the directory of the store '{path}': {error.strerror}. "
