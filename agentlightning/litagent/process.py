@@ -1,8 +1,8 @@
 """Running one untrusted command: in a process group of its own, with bounded output and memory, killed as a whole tree.
 
 Whatever way the wait ends (exit, cancellation, too much output), no process of the command is left when `run_command`
-returns. A process that leaves its group is found by a mark in its environment (Linux); one that also wipes its
-environment is not. Windows is not supported.
+returns. On Linux a process that leaves its group is found by a mark in its environment; one that also wipes its
+environment is adopted by a small process in front of the command (`adopter`). Windows is not supported.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import asyncio
 import os
 import shlex
 import signal
+import sys
 import time
 from asyncio.subprocess import SubprocessStreamProtocol
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 from agentlightning.arguments import explained_class
 from agentlightning.errors import AgentError
+from agentlightning.litagent import adopter
 from agentlightning.types.ids import random_hex
 
 KEEP_BYTES = 32 * 1024
@@ -29,6 +31,7 @@ GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
 MARK = "AGL_PROCESS_MARK"
 _CHUNK = 64 * 1024
+_ADOPTER = (sys.executable, "-I", "-S", adopter.__file__)
 
 
 @explained_class
@@ -107,14 +110,20 @@ async def run_command(
     stdin: bytes = b"",
     limits: Limits,
     captured: Captured | None = None,
+    adopting: bool = True,
 ) -> Finished:
-    """Run the command to its end. Raises AgentError when it cannot be started or writes too much."""
+    """Run the command to its end. Raises AgentError when it cannot be started or writes too much.
+
+    `adopting` is False for what ends its processes itself, as containers and sandboxes do.
+    """
     captured = captured or Captured.empty()
+    adopting = adopting and sys.platform == "linux"
     mark = random_hex(8)
     began = time.monotonic()
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.subprocess_exec(
         lambda: SubprocessStreamProtocol(limit=_CHUNK, loop=loop),
+        *(_ADOPTER if adopting else ()),
         *limits.wrap(command),
         cwd=folder,
         env={**environment, MARK: mark},
@@ -124,7 +133,7 @@ async def run_command(
     try:
         await _communicate(process, stdin, captured, limits.output_bytes)
     finally:
-        await asyncio.shield(kill_tree(process, mark))
+        await asyncio.shield(kill_tree(process, mark, adopting=adopting))
         transport.close()  # pipes that were not read to their end
     assert process.returncode is not None
     seconds = time.monotonic() - began
@@ -177,27 +186,46 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
     stream.close()
 
 
-async def kill_tree(process: asyncio.subprocess.Process, mark: str) -> None:
+async def kill_tree(process: asyncio.subprocess.Process, mark: str, *, adopting: bool = False) -> None:
     """End the command and all it started: politely while it still runs, then by force."""
     if process.returncode is None:
         _signal_group(process.pid, signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), GRACE_SECONDS)
+    if adopting and process.returncode is None:  # their adopter holds them together as long as it lives
+        await _kill_all(lambda: _below(process.pid))
     _signal_group(process.pid, signal.SIGKILL)
-    for _ in range(20):  # one that forks while we look is found the next time
-        strays = await asyncio.to_thread(_marked, mark)
+    await _kill_all(lambda: _marked(mark))
+    await process.wait()
+
+
+async def _kill_all(find: Callable[[], list[int]]) -> None:
+    """Kill what is found until nothing is; one that forks while we look is found the next time."""
+    for _ in range(20):
+        strays = await asyncio.to_thread(find)
         if not strays:
-            break
+            return
         for pid in strays:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         await asyncio.sleep(0.01)
-    await process.wait()
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _below(pid: int) -> list[int]:
+    """The process's children, and theirs."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            parents[int(entry.name)] = int((entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    found, level = [], {pid}
+    while level := {child for child, parent in parents.items() if parent in level}:
+        found += level
+    return found
 
 
 def _marked(mark: str) -> list[int]:

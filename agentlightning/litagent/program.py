@@ -238,6 +238,7 @@ class Program(LitAgent[Any]):
                 stdin=stdin,
                 limits=limits,
                 captured=captured,
+                adopting=self._isolation is None,
             )
 
     def _inherited(self) -> Mapping[str, str]:

@@ -195,6 +195,18 @@ BAD: dict[str, tuple[str, Outcome]] = {
         f"os.setsid()\nif os.fork(): os._exit(0)\n{FOREVER}",
         Outcome.OK,
     ),
+    "leaves its group and wipes its environment": (
+        "import os, sys\nif os.fork():\n    print(1.0, flush=True); os._exit(0)\n"
+        "os.setsid()\nif os.fork(): os._exit(0)\n"
+        f"os.execve(sys.executable, [sys.executable, '-S', '-c', {FOREVER!r}, *sys.argv[1:]], {{}})",
+        Outcome.OK,
+    ),
+    "the same, and stays": (
+        "import os, sys\nif os.fork() == 0:\n    os.setsid()\n    if os.fork(): os._exit(0)\n"
+        f"    os.execve(sys.executable, [sys.executable, '-S', '-c', {FOREVER!r}, *sys.argv[1:]], {{}})\n{FOREVER}",
+        Outcome.TIMEOUT,
+    ),
+    "ends its own group": ("import os, signal\nos.killpg(0, signal.SIGTERM)", Outcome.AGENT_ERROR),
     "forks and stays": (f"import os\nfor _ in range(5): os.fork() or os.setsid()\n{FOREVER}", Outcome.TIMEOUT),
     "writes gigabytes": ("import os\nwhile True: os.write(1, b'x' * 2**20)", Outcome.AGENT_ERROR),
     "a thread raises": (
