@@ -17,7 +17,7 @@ from agentlightning.metrics import Sink
 from agentlightning.metrics.console import Console
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import Tracer
-from agentlightning.trainer.tasks import load_tasks
+from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
 
 _PARTS: dict[str, tuple[type, str]] = {
@@ -196,7 +196,7 @@ def check_tasks(agent: LitAgent[Any], what: str, tasks: Dataset[Any] | None) -> 
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """The tasks, read from a file if it is the name of one.
 
-    Raises ConfigError for tasks that cannot be counted and taken by number.
+    Raises ConfigError for tasks that cannot be counted and taken by number, and for texts that no store can hold.
     """
     if isinstance(tasks, str | Path):
         return load_tasks(tasks)
@@ -216,4 +216,7 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
             f"The {what} tasks are a {type(tasks).__name__}, and reading the first as tasks[0] failed: "
             f"{type(error).__name__}: {error}. Give a list of tasks; for a pandas frame: frame.to_dict('records')."
         ) from error
+    if isinstance(tasks, list | tuple):  # others may read each task from afar
+        for number, task in enumerate(tasks):
+            check_texts(task, f"tasks[{number}] of the {what} tasks")
     return tasks

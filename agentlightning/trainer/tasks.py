@@ -35,7 +35,7 @@ def load_tasks(path: str | Path) -> list[Any]:
         raise ConfigError(f"{file} holds no tasks.")
     if read is not _lines:  # which says the line
         for number, task in enumerate(tasks, 1):
-            _check_texts(task, f"{file}, task {number}")
+            check_texts(task, f"{file}, task {number}")
     return tasks
 
 
@@ -72,18 +72,18 @@ def _value(line: str, file: Path, number: int) -> Any:
         found = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{file}, line {number} is not JSON: {error}.{_hint(line.strip())}") from error
-    _check_texts(found, f"{file}, line {number}")
+    check_texts(found, f"{file}, line {number}")
     return found
 
 
-def _check_texts(task: Any, where: str) -> None:
+def check_texts(task: Any, where: str) -> None:
     """Raises ConfigError for a text that no store can hold: half a surrogate pair, or NUL."""
     rest = [task]
     while rest:
         value = rest.pop()
         if isinstance(value, dict):
             rest += [*value.keys(), *value.values()]
-        elif isinstance(value, list):
+        elif isinstance(value, list | tuple):
             rest += value
         elif isinstance(value, str) and _UNSTORABLE.search(value):
             raise ConfigError(f"{where} has a text with NUL or half a surrogate pair: {value[:50]!r}. Take it out.")

@@ -42,6 +42,15 @@ def test_tasks_that_cannot_be_read_by_number(tasks: Any, hint: str) -> None:
     assert hint in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["\ud800", "a\0b", "\udc00\ud800"])
+@pytest.mark.parametrize("shape", [list, tuple, lambda text: {"q": text}, lambda text: {text: [1]}])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_texts_that_no_store_holds(kind: Any, shape: Any, text: str) -> None:
+    task = shape([text]) if shape in (list, tuple) else shape(text)
+    with pytest.raises(agl.ConfigError, match=r"tasks\[1\] of the training tasks"):
+        as_tasks("training", kind(["good", task]))
+
+
 @pytest.mark.parametrize("tasks", [["a"], ("a", "b"), [], range(3)])
 def test_tasks_that_can(tasks: Any) -> None:
     assert as_tasks("training", tasks) is tasks
