@@ -110,11 +110,11 @@ async def run_command(
     stdin: bytes = b"",
     limits: Limits,
     captured: Captured | None = None,
-    adopting: bool = True,
+    adopting: bool = False,
 ) -> Finished:
     """Run the command to its end. Raises AgentError when it cannot be started or writes too much.
 
-    `adopting` is False for what ends its processes itself, as containers and sandboxes do.
+    `adopting` is for a command that nothing isolates; containers and sandboxes end their processes themselves.
     """
     captured = captured or Captured.empty()
     adopting = adopting and sys.platform == "linux"
