@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
 from pathlib import Path
+from typing import Any
 
 from agentlightning.files import open_private
 
@@ -15,7 +15,7 @@ _PACKAGE = "agentlightning"
 
 
 class _PrivateFile(logging.FileHandler):
-    def _open(self) -> TextIOWrapper:
+    def _open(self) -> Any:
         return open_private(self.baseFilename, self.mode, encoding=self.encoding)
 
 
