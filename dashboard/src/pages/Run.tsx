@@ -110,7 +110,7 @@ function Headline({ rows, onStep }: { rows: StepRow[]; onStep?: (step: number) =
     <section className="card card-pad" aria-label={earns ? "Reward" : "Loss"}>
       {charts.map(([title, all]) => [title, all.filter((one) => one.points.length > 0)] as const).filter(([, series]) => series.length > 0).map(([title, series], _, shown) => (
         <div key={title}>
-          <div className="card-title"><h2>{title}</h2><Legend series={series} /></div>
+          <div className="card-title wrap"><h2>{title}</h2><Legend series={series} /></div>
           <Chart title={title} series={series} height={shown.length > 1 ? 160 : 260} onStep={onStep} />
         </div>
       ))}
