@@ -121,9 +121,10 @@ function Card({ drawn, several, pin, onStep }: { drawn: Drawn; several: boolean;
 /** What a metric is called; what it means is shown on hover and on focus. */
 export function Title({ metric }: { metric: Metric }) {
   const sentence = metric.kind === "counter" ? `${metric.sentence} Shown: what each step added.` : metric.sentence;
+  const title = metric.kind === "counter" ? `${metric.title} per step` : metric.title;
   return (
     <Tooltip label={`${sentence} (${metric.name})`} multiline w={280} events={{ hover: true, focus: true, touch: true }}>
-      <button type="button" className="act small muted titled" aria-label={`${metric.title}: ${sentence}`}>{metric.title}{metric.kind === "counter" ? " per step" : ""}</button>
+      <button type="button" className="act small muted titled" aria-label={`${title}: ${sentence}`}>{title}</button>
     </Tooltip>
   );
 }
