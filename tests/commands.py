@@ -237,6 +237,9 @@ ELSEWHERE = {
         "agl runner --server http://127.0.0.1:4747 --agent examples/support/support_agent.py:support_agent "
         "--concurrency 64": "tests/clients/test_support_training.py",
     },
+    "examples/delegation/README.md": {
+        "python examples/delegation/train.py": "takes minutes; tests/clients/test_delegation.py does two steps of it"
+    },
     "examples/terminal/README.md": {
         "agl train --agent examples/terminal/terminal_agent.py:terminal_agent --tasks my.jsonl "
         "--config examples/terminal/config.gpu.yaml --backend vllm": _GPU,

@@ -1,0 +1,1 @@
+"""Codex with a sub-agent that alone is trained; see README.md."""
