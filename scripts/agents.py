@@ -2,8 +2,10 @@
 
     python scripts/agents.py [--path FOLDER …] [--only NAME …] [--write]
 
-Looks for their programs in PATH and in the folders given. A stand-in for a good model reads a file by whatever tool an
-agent declares, and answers. What is not installed is named and has no row.
+Looks for their programs in PATH and in the folders given. In place of a good model a script reads a file by whatever
+tool an agent declares, and answers; starts a sub-agent; and, where an agent can be told to sum up early, reads until it
+does. What is not installed is named and has no row. With --only, the
+other rows stay as they are.
 """
 
 from __future__ import annotations
@@ -11,22 +13,21 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
 from agentlightning.engine.base import Chunk, SamplingParams
 from agentlightning.gateway import Gateway, load_rendering
-from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
+from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_llm
 from agentlightning.models import resolve_model
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
@@ -37,18 +38,33 @@ from agentlightning.types.left_out import left_out_of
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.gateway.scripted import ScriptedEngine  # noqa: E402
+from tests.clients.stand_ins import DELEGATES, LONG, READS, SUB_TASK, SUMMARY, WORD, compacting, delegating, reading  # noqa: E402
+from tests.gateway.scripted import Script, ScriptedEngine  # noqa: E402
 
 PAGE = ROOT / "docs" / "clients.md"
 BEGIN, END = "<!-- agents: python scripts/agents.py --write -->\n", "<!-- /agents -->"
-HEAD = "| agent | version | worked | calls | streamed | continued exactly | conversations | not known here | run on |"
-WORD = "heliotrope"
-TASK = {"prompt": "Read the file notes.txt in this folder and tell me the word that stands in it."}
-_SHELLS = re.compile(r"bash|shell|exec|terminal|command", re.IGNORECASE)
-_READERS = re.compile(r"^(read|view|cat|open)", re.IGNORECASE)
-_COMMANDS = ("cat notes.txt", "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT")
-"""The second one is how mini-swe-agent's model says that it is done."""
-_MOST_SECONDS = 120.0
+HEAD = (
+    "| agent | version | worked | calls | streamed | continued exactly | conversations "
+    "| sub-agents as own roots | named | compaction | not known here | run on |"
+)
+NOT_HAD = {
+    "Amp": "it works with an account alone, through its maker's servers (@sourcegraph/amp)",
+    "crush": "its npm package fetches the program from elsewhere when it is installed, which could not be reached",
+    "Cursor CLI": "no package registry has it, and it needs an account",
+    "goose": "no package registry has it: the packages of that name are others",
+    "OpenHands, Terminus-2 (harbor)": "they need Python 3.12",
+    "Kilo": "npm lacks the program of its newest release, 7.8.1 (@kilocode/cli)",
+    "Letta": "letta-code needs Node 22",
+}
+"""Agents that could not be run, and why."""
+EARLY: Mapping[str, tuple[str, str]] = {
+    "claude-code": ("CLAUDE_AUTOCOMPACT_PCT_OVERRIDE", "35"),
+    "codex": ("codex exec ", "codex exec -c model_auto_compact_token_limit=30000 "),
+    "opencode": ('"tool_call": true', '"tool_call": true, "limit": {"context": 60000, "output": 4000}'),
+}
+"""How an agent is told to sum up early: a part of its command or configuration and what stands in its place, or a
+variable of its environment."""
+_MOST_SECONDS = 300.0
 
 
 class Engine(ScriptedEngine):
@@ -64,49 +80,15 @@ class Engine(ScriptedEngine):
             yield chunk
 
 
-def stand_in(prompt: str, _params: object) -> str:
-    """What a good agent's model would say: a call of a tool that reads, and the answer."""
-    declared = prompt.partition("<tools>\n")[2].partition("\n</tools>")[0].splitlines()
-    tools = [tool["function"] for tool in map(json.loads, declared)] if declared else []
-    done = prompt.count("<tool_response>\n")
-    shell = next((tool for tool in tools if _SHELLS.search(tool["name"])), None)
-    reader = next((tool for tool in tools if _READERS.search(tool["name"])), None)
-    tool = shell if reader is None or done else reader
-    if tool is None or done >= len(_COMMANDS):
-        return f"The word is {WORD}."
-    if tool is reader or shell is not None:
-        call = {"name": tool["name"], "arguments": arguments_for(tool["parameters"], done)}
-        return f"<think>\nI read it.\n</think>\n\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
-    return f"The word is {WORD}."
-
-
-def arguments_for(schema: dict[str, Any], done: int) -> dict[str, Any]:
-    """What a tool that reads or runs something has to be given."""
-    properties = schema.get("properties", {})
-    wanted = schema.get("required") or list(properties)[:1]
-    return {name: _value(name, properties.get(name, {}), done) for name in wanted}
-
-
-def _value(name: str, schema: dict[str, Any], done: int) -> Any:
-    kind = schema.get("type", "string")
-    if kind == "array":
-        return ["bash", "-c", _COMMANDS[done]] if re.search("command|cmd", name) else []
-    if kind in ("boolean", "integer", "number", "object"):
-        return {"boolean": False, "integer": 1, "number": 1, "object": {}}[kind]
-    if re.search("path|file", name, re.IGNORECASE):
-        return "notes.txt"
-    return _COMMANDS[done] if re.search("command|cmd|script", name, re.IGNORECASE) else "Read the file."
-
-
 @dataclass(frozen=True)
 class Seen:
     """What became of a run of one agent."""
 
-    agent: KnownAgent
-    version: str
     output: str
     error: str | None
     calls: Sequence[Call]
+    texts: Sequence[tuple[str, str]]
+    """Prompt and response of each call."""
     streamed: int
     spans: Sequence[Span]
 
@@ -126,21 +108,46 @@ class Seen:
         found = [earlier.get(call.info.parent_call_id or "") for call in self.later]
         return sum(p is not None and _continues(p, call) for p, call in zip(found, self.later, strict=True))
 
-    def row(self) -> str:
-        worked = "yes" if self.worked else f"no: {self.error or 'another answer'}"
-        unknown = sorted({one.field for one in left_out_of(self.spans) if one.kind != "harmless"})
-        cells = [
-            self.agent.name,
-            self.version,
-            worked.replace("|", "/").replace("\n", " ")[:120],
-            str(len(self.calls)),
-            str(self.streamed),
-            f"{self.exact} of {len(self.later)}",
-            str(len(self.calls) - len(self.later)),
-            ", ".join(f"`{name}`" for name in unknown) or "nothing",
-            datetime.date.today().isoformat(),
-        ]
-        return f"| {' | '.join(cells)} |"
+    @property
+    def of_sub_agents(self) -> list[Call]:
+        """The calls of sub-agents: they know their own task, and not the main agent's."""
+        pairs = zip(self.calls, self.texts, strict=True)
+        return [call for call, (prompt, _) in pairs if SUB_TASK in prompt and DELEGATES["prompt"] not in prompt]
+
+    @property
+    def summed_up(self) -> bool:
+        return any(SUMMARY in response for _, response in self.texts)
+
+
+def row(agent: KnownAgent, version: str, read: Seen, delegated: Seen, compacted: Seen | None) -> str:
+    """A line of the table."""
+    worked = "yes" if read.worked else f"no: {read.error or 'another answer'}"
+    unknown = sorted({one.field for one in left_out_of(read.spans) if one.kind != "harmless"})
+    subs = delegated.of_sub_agents
+    own = sum(call.info.parent_call_id is None and not _has_lost(call) for call in subs[:1])
+    named = {(call.info.agent or "").partition("/")[0] for call in subs} - {""}
+    cells = [
+        agent.name,
+        version,
+        worked.replace("|", "/").replace("\n", " ")[:120],
+        str(len(read.calls)),
+        str(read.streamed),
+        f"{read.exact} of {len(read.later)}",
+        str(len(read.calls) - len(read.later)),
+        ("yes" if own else "no") if subs else "none started",
+        ", ".join(f"`{name}`" for name in sorted(named)) or ("no" if subs else "–"),
+        "–" if compacted is None else _compaction(compacted),
+        ", ".join(f"`{name}`" for name in unknown) or "nothing",
+        datetime.date.today().isoformat(),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _compaction(seen: Seen) -> str:
+    """Whether it summed up and went on, and how many of the later calls continue exactly."""
+    if not seen.summed_up:
+        return "did not begin"
+    return f"{'worked' if seen.worked else 'failed'}, {seen.exact} of {len(seen.later)}"
 
 
 def _has_lost(call: Call) -> bool:
@@ -152,12 +159,21 @@ def _continues(parent: Call, call: Call) -> bool:
     return call.prompt_ids[: len(before)].tolist() == before
 
 
-def _write(file: Path) -> None:
-    file.write_text(f"{WORD}\n")
+def early(agent: KnownAgent) -> KnownAgent:
+    """The agent, told to sum up early."""
+    old, new = EARLY[agent.name]
+    if old.isupper():
+        return replace(agent, environment={**agent.environment, old: new})
+    environment = {name: value.replace(old, new) for name, value in agent.environment.items()}
+    changed = replace(agent, command=[part.replace(old, new) for part in agent.command], environment=environment)
+    assert (list(changed.command), changed.environment) != (list(agent.command), agent.environment), agent.name
+    return changed
 
 
-async def run(agent: KnownAgent, program: str) -> Seen:
-    """One rollout of the agent, through a gateway of its own."""
+async def run(
+    agent: KnownAgent, script: Script = reading, task: Mapping[str, str] = READS, text: str = f"{WORD}\n"
+) -> Seen:
+    """One rollout of the agent, through a gateway of its own, in a folder with a notes.txt of this text."""
     outputs: list[agl.ProgramRun] = []
 
     def grade(ended: agl.ProgramRun) -> float:
@@ -165,23 +181,44 @@ async def run(agent: KnownAgent, program: str) -> Seen:
         return 1.0
 
     rendering, store = load_rendering(resolve_model("calc")), InMemoryLightningStore()
-    engine = Engine(rendering, stand_in, max_context=200_000)
-    with tempfile.TemporaryDirectory() as files:
-        _write(Path(files, "notes.txt"))
+    engine = Engine(rendering, script, max_context=400_000)
+    with tempfile.TemporaryDirectory() as files, tempfile.TemporaryDirectory() as home:
+        _write(Path(files, "notes.txt"), text)
         async with Gateway(store, engine, rendering) as gateway:
             runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
-            runner.init(agl.Program(agent.name, grader=grade, files=files))
+            llm = gateway.as_resource()
+            runner.init(agl.Program(**_started(agent, llm, home), grader=grade, files=files))
             runner.init_worker(0, store)
-            resources: NamedResources = {"llm": gateway.as_resource()}
+            resources: NamedResources = {"llm": llm}
             async with asyncio.timeout(_MOST_SECONDS):
-                rollout = await runner.step(TASK, resources=resources)
+                rollout = await runner.step(dict(task), resources=resources)
             runner.teardown()
     calls = (await store.query_calls([rollout.rollout_id]))[rollout.rollout_id]
     spans = list(await store.query_spans(rollout.rollout_id))
     error = rollout.attempt.error
     await store.close()
     said = outputs[0].stdout + outputs[0].stderr if outputs else ""
-    return Seen(agent, version_of(program), said, error, calls, engine.streamed, spans)
+    texts = [(rendering.decode(call.prompt_ids), rendering.decode(call.response_ids)) for call in calls]
+    return Seen(said, error, calls, texts, engine.streamed, spans)
+
+
+def _started(agent: KnownAgent, llm: agl.LLM, home: str) -> dict[str, Any]:
+    """The agent by its name, or the command of one that was changed."""
+    if agent == KNOWN_AGENTS[agent.name]:
+        return {"command": agent.name}
+    environment = {name: with_llm(value, llm) for name, value in agent.environment.items()}
+    return {"command": [with_llm(part, llm) for part in agent.command], "env": {**environment, "HOME": home}}
+
+
+def _write(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
+async def row_of(agent: KnownAgent, program: str) -> str:
+    """All that is run of one agent."""
+    read, delegated = await run(agent), await run(agent, delegating, DELEGATES)
+    compacted = await run(early(agent), compacting, READS, LONG) if agent.name in EARLY else None
+    return row(agent, version_of(program), read, delegated, compacted)
 
 
 def version_of(program: str) -> str:
@@ -197,27 +234,33 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=KNOWN_AGENTS, help="these agents")
     parser.add_argument("--write", action="store_true", help="write the table into docs/clients.md")
     options = parser.parse_args()
-    if options.only and options.write:
-        parser.error("the table is of all agents: leave out --only or --write")
     os.environ["PATH"] = os.pathsep.join([*(str(folder.resolve()) for folder in options.path), os.environ["PATH"]])
-    rows: list[str] = []
-    missing: list[str] = []
-    for agent in KNOWN_AGENTS.values():
-        program = shutil.which(agent.program)
-        if program is None or (options.only and agent.name not in options.only):
-            missing.append(agent.name)
+    for name in options.only or KNOWN_AGENTS:
+        program = shutil.which(KNOWN_AGENTS[name].program)
+        if program is None:
+            print(f"Not installed: {name} ({KNOWN_AGENTS[name].install})", flush=True)
             continue
         try:
-            rows.append(asyncio.run(run(agent, program)).row())
-            print(rows[-1], flush=True)
+            line = asyncio.run(row_of(KNOWN_AGENTS[name], program))
         except TimeoutError:
-            missing.append(f"{agent.name} (it took longer than {_MOST_SECONDS:g} s)")
-    print(f"Not run: {', '.join(missing) or 'none'}.", flush=True)
-    if options.write:
-        table = "\n".join([HEAD, "|---" * (HEAD.count("|") - 1) + "|", *rows]) + "\n"
-        table += f"\nNot run, as they were not installed: {', '.join(missing)}.\n" if missing else ""
-        pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
-        PAGE.write_text(pattern.sub(lambda _: BEGIN + table + END, PAGE.read_text()))
+            print(f"{name} took longer than {_MOST_SECONDS:g} s", flush=True)
+            continue
+        print(line, flush=True)
+        if options.write:
+            PAGE.write_text(with_row(PAGE.read_text(), name, line))
+
+
+def with_row(page: str, name: str, line: str) -> str:
+    """The page with this row in place of the agent's older one, in the order of `agl agents`."""
+    before, rest = page.split(BEGIN)
+    old, after = rest.split(END)
+    rows = {row.split("|")[1].strip(): row for row in old.splitlines() if row.startswith("| ")}
+    rows[name] = line
+    table = [HEAD, "|---" * (HEAD.count("|") - 1) + "|", *(rows[known] for known in KNOWN_AGENTS if known in rows)]
+    missing = [known for known in KNOWN_AGENTS if known not in rows]
+    table += ["", f"Not run, as they were not installed: {', '.join(missing)}."] if missing else []
+    cannot = "; ".join(f"{agent}: {why}" for agent, why in NOT_HAD.items())
+    return before + BEGIN + "\n".join([*table, "", f"Not to be had here: {cannot}."]) + "\n" + END + after
 
 
 if __name__ == "__main__":

@@ -65,6 +65,19 @@ echo '{"security":{"auth":{"selectedType":"gemini-api-key"}}}' > "$HOME/.gemini/
 exec gemini --yolo --skip-trust --model="$GEMINI_MODEL" --prompt="$1"
 """
 """With another base URL than Google's it takes the key only if its settings say so."""
+_PI = """\
+mkdir -p "$HOME/.pi/agent"
+cat > "$HOME/.pi/agent/models.json" <<END
+{"providers": {"rollout": {"baseUrl": "$OPENAI_BASE_URL", "api": "openai-completions", "apiKey": "OPENAI_API_KEY",
+  "models": [{"id": "$OPENAI_MODEL"}]}}}
+END
+exec pi --print --offline --no-session --provider rollout --model "$OPENAI_MODEL" " $1"
+"""
+"""It has no `--`, and takes what begins with - or @ for an option or a file: hence the space."""
+_CLINE = """\
+cline auth --provider openai --apikey "$OPENAI_API_KEY" --modelid "$OPENAI_MODEL" --baseurl "$OPENAI_BASE_URL" >&2
+exec cline --provider openai --model "$OPENAI_MODEL" --auto-approve true -- "$1"
+"""
 
 _ALL = (
     KnownAgent(
@@ -113,6 +126,22 @@ _ALL = (
         command=("sh", "-c", _GEMINI, "sh", "{task.prompt}"),
         sub_agents=_UNNAMED,
         tested="0.61.0",
+    ),
+    KnownAgent(
+        name="pi",
+        install="npm install -g @mariozechner/pi-coding-agent",
+        program="pi",
+        command=("sh", "-c", _PI, "sh", "{task.prompt}"),
+        sub_agents="it has none",
+        tested="0.73.1",
+    ),
+    KnownAgent(
+        name="cline",
+        install="npm install -g cline",
+        program="cline",
+        command=("sh", "-c", _CLINE, "sh", "{task.prompt}"),
+        sub_agents=_UNNAMED,
+        tested="3.0.65",
     ),
     KnownAgent(
         name="mini-swe-agent",

@@ -19,10 +19,9 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(240), pytest.mark.filterw
 @pytest.mark.parametrize("name", KNOWN_AGENTS)
 async def test_an_agent_works_as_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{node.HOME / 'node_modules' / '.bin'}{os.pathsep}{os.environ['PATH']}")
-    program = shutil.which(KNOWN_AGENTS[name].program)
-    if program is None:
+    if shutil.which(KNOWN_AGENTS[name].program) is None:
         pytest.skip(f"not installed here: {KNOWN_AGENTS[name].install}")
-    seen = await SCRIPT["run"](KNOWN_AGENTS[name], program)
+    seen = await SCRIPT["run"](KNOWN_AGENTS[name])
     assert seen.worked, (seen.error, seen.output[-2000:])
     assert len(seen.later) >= (1 if "aider" not in name else 0)
-    assert seen.exact == len(seen.later), seen.row()
+    assert seen.exact == len(seen.later), [call.info.divergence for call in seen.later]
