@@ -58,12 +58,10 @@ NOT_HAD = {
 }
 """Agents that could not be run, and why."""
 EARLY: Mapping[str, tuple[str, str]] = {
-    "claude-code": ("CLAUDE_AUTOCOMPACT_PCT_OVERRIDE", "35"),
     "codex": ("codex exec ", "codex exec -c model_auto_compact_token_limit=30000 "),
     "opencode": ('"tool_call": true', '"tool_call": true, "limit": {"context": 60000, "output": 4000}'),
 }
-"""How an agent is told to sum up early: a part of its command or configuration and what stands in its place, or a
-variable of its environment."""
+"""How an agent is told to sum up early: a part of its command or configuration, and what stands in its place."""
 _MOST_SECONDS = 300.0
 
 
@@ -162,8 +160,6 @@ def _continues(parent: Call, call: Call) -> bool:
 def early(agent: KnownAgent) -> KnownAgent:
     """The agent, told to sum up early."""
     old, new = EARLY[agent.name]
-    if old.isupper():
-        return replace(agent, environment={**agent.environment, old: new})
     environment = {name: value.replace(old, new) for name, value in agent.environment.items()}
     changed = replace(agent, command=[part.replace(old, new) for part in agent.command], environment=environment)
     assert (list(changed.command), changed.environment) != (list(agent.command), agent.environment), agent.name
