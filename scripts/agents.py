@@ -59,7 +59,6 @@ NOT_HAD = {
 """Agents that could not be run, and why."""
 EARLY: Mapping[str, tuple[str, str]] = {
     "codex": ("codex exec ", "codex exec -c model_auto_compact_token_limit=30000 "),
-    "opencode": ('"tool_call": true', '"tool_call": true, "limit": {"context": 60000, "output": 4000}'),
 }
 """How an agent is told to sum up early: a part of its command or configuration, and what stands in its place."""
 _MOST_SECONDS = 300.0
