@@ -86,8 +86,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Characters of its texts, where they were counted with the request."""
     digests: tuple[bytes, bytes] | None = None
     """Of its messages (`history.keys.Keys`), where they were made with the request."""
-    prefilled: bool = False
-    """Whether the client began the answer itself."""
+    begun: str = ""
+    """The text with which the client began the answer itself, which the model goes on from."""
     remember: list[Message] | None = None
     """For stateful dialects: the messages that the next request may refer to by the response's id."""
     cleared: bool = False
@@ -113,12 +113,14 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """Under the plain softmax."""
     top_ids: Int32Array | None = None
     top_logprobs: Float32Array | None = None
+    begun: str = ""
+    """The text before it with which the client began the answer."""
     reasoning_tokens: int = 0
     """How many of them are reasoning, with its marks; 0 where the format does not mark it by tokens."""
 
     def message(self) -> Message:
         """The choice as a neutral message, the way clients send it back."""
-        message: Message = {"role": "assistant", "content": self.content}
+        message: Message = {"role": "assistant", "content": self.begun + self.content}
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:

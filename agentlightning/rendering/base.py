@@ -108,6 +108,10 @@ class Rendering(Protocol):
         """The whole prompt, ending where the assistant's next turn begins."""
         ...
 
+    def begin(self, prompt_ids: Int32Array, text: str) -> Int32Array | None:
+        """The tokens that follow a prompt where its answer begins with this text; None if it is not known how."""
+        ...
+
     def bridge(
         self,
         prompt_ids: Int32Array,

@@ -152,6 +152,13 @@ class RenderersRendering:
         except (TemplateError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"The chat format '{self.name}' cannot express these messages: {error}") from error
 
+    def begin(self, prompt_ids: Int32Array, text: str) -> Int32Array | None:
+        if self.markers is None and not self.bare:
+            return None
+        (message,), _ = self._control.as_text([{"role": "assistant", "content": text}], None)
+        thought = "\n</think>\n\n" if self.starts_in_reasoning(prompt_ids) else ""
+        return _array(self._tokenizer.encode(thought + message["content"], add_special_tokens=False))
+
     def bridge(
         self,
         prompt_ids: Int32Array,

@@ -37,8 +37,11 @@ class StreamReader:
         stop: Sequence[str],
         raw: bool = False,
         shows_stop: bool = False,
+        begun: Sequence[int] = (),
     ) -> None:
-        """`raw`: all is text. `shows_stop`: a text ends with its stop string."""
+        """`raw`: all is text. `shows_stop`: a text ends with its stop string. `begun`: tokens before the response
+        that its text begins with and that are not shown.
+        """
         self._rendering = rendering
         self._markers = NO_MARKERS if raw or rendering.bare else rendering.markers
         self._may_be_call = rendering.bare and tools and not raw
@@ -53,6 +56,12 @@ class StreamReader:
         self._channel: _Channel | None = None if self._held else self._reasoning if reasons else self._content
         self._open = reasons
         """Whether reasoning was opened; an opener counts only before any text."""
+
+        for token in begun:
+            self._step(token)
+        if len(begun):
+            self._open, self._may_be_call = True, False
+            self._content.go_on()
 
     def feed(self, ids: Sequence[int]) -> Text:
         """The text that these tokens make safe to send."""
@@ -92,7 +101,7 @@ class _Channel:
 
     def __init__(self, rendering: Rendering, stop: Sequence[str], *, strip: bool, shows_stop: bool = False) -> None:
         self._rendering = rendering
-        self._strip = strip
+        self._strip = self._strip_start = strip
         self._stop = tuple(stop)
         self._shows_stop = shows_stop
         self._hold = max((len(s) for s in stop), default=1) - 1
@@ -112,6 +121,10 @@ class _Channel:
     def clear(self) -> None:
         self._before, self._fresh, self._text = [], [], ""
 
+    def go_on(self) -> None:
+        """Begin to show, as the middle of a text."""
+        self._text, self._strip_start = "", False
+
     def push(self, token: int) -> None:
         self._fresh.append(token)
         base = self._rendering.decode(self._before) if self._before else ""
@@ -119,7 +132,7 @@ class _Channel:
         if text.endswith(_BROKEN) and len(self._fresh) < 8:
             return
         fresh = text[len(base) :]
-        self._text += fresh if self._text or not self._strip else fresh.lstrip()
+        self._text += fresh if self._text or not self._strip_start else fresh.lstrip()
         self._before, self._fresh = self._fresh, []
 
     def take(self) -> str:

@@ -83,6 +83,7 @@ async def test_texts_by_choice_expression_and_grammar(
         {"stop_token_ids": ["a"]},
         {"stop_token_ids": 5},
         {"continue_final_message": True},
+        {"continue_final_message": 5},
     ],
 )
 async def test_what_makes_no_sense_is_refused_by_name(site: Site, fields: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from agentlightning.gateway.dialects.fields import (
     ToolSet,
     asked_settings,
     assistant_message,
+    begun_answer,
     between,
     json_schema_of,
     neutral_call,
@@ -97,6 +98,7 @@ class ChatDialect(Dialect):
         if not messages:
             raise Refusal("'messages' is empty.", code="invalid_value", param="messages")
         neutral = [neutral_message(m, f"messages[{i}]", reading) for i, m in enumerate(messages)]
+        neutral, begun = _begun(body, neutral, reading)
         tools = _tools(typed(body, "tools", list, []), reading)
         if body.get("top_logprobs") and not body.get("logprobs"):
             reading.unavailable("top_logprobs", "it needs logprobs: true")
@@ -123,6 +125,7 @@ class ChatDialect(Dialect):
             asked=asked,
             shows_stop=typed(body, "include_stop_str_in_output", bool, False),
             template=template_of(body, reading),
+            begun=begun,
             left_out=reading.left_out,
             private=tools.origins,
         )
@@ -258,6 +261,19 @@ def neutral_message(message: Any, where: str, reading: Reading) -> Message:
             known = "system, developer, user, assistant or tool"
             role = message.get("role")
             raise Refusal(f"'{where}.role' must be {known}, not {role!r}.", code="invalid_value", param=f"{where}.role")
+
+
+def _begun(body: Body, messages: list[Message], reading: Reading) -> tuple[list[Message], str]:
+    """The conversation, and what the client began the answer with, where it says that its last message is to go on."""
+    name = "continue_final_message"
+    if not typed(body, name, bool, False):
+        if body.get("add_generation_prompt") is False:
+            reading.unavailable("add_generation_prompt", f"it goes with {name}: true")
+        return messages, ""
+    messages, begun = begun_answer(messages, "messages")
+    if not begun:
+        raise Refusal(f"'{name}' needs a last message of the assistant.", code="invalid_value", param=name)
+    return messages, begun
 
 
 def _calls(message: Mapping[str, Any], where: str, reading: Reading) -> list[dict[str, Any]]:

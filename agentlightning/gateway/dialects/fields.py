@@ -268,6 +268,18 @@ def json_schema_of(wanted: Any, where: str, reading: Reading) -> AnswerSchema | 
             return None
 
 
+def begun_answer(messages: list[Message], where: str) -> tuple[list[Message], str]:
+    """A conversation without the answer that the client began, and what it began it with: a last message of the
+    assistant. Raises `Refusal` for one that cannot be gone on from.
+    """
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return messages, ""
+    if len(messages) == 1 or not last["content"] or last.get("tool_calls") or last.get("reasoning_content"):
+        raise unsupported(where, "the last one is the assistant's, and only a text that answers another goes on.")
+    return messages[:-1], last["content"]
+
+
 def assistant_message(content: str, calls: list[dict[str, Any]], reasoning: str | None) -> Message:
     """A neutral assistant message; keys that say nothing are left out."""
     message: Message = {"role": "assistant", "content": content}

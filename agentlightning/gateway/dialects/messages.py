@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects.fields import (
     ToolSet,
     asked_settings,
     assistant_message,
+    begun_answer,
     json_schema_of,
     part_text,
     required,
@@ -93,6 +94,7 @@ class MessagesDialect(Dialect):
         given, applied = cleared(body, given, reading)
         for index, message in enumerate(given):
             messages.extend(_messages(message, f"messages[{index}]", reading))
+        messages, begun = begun_answer(messages, "messages")
         tools = _tools(typed(body, "tools", list, []), reading)
         asked = asked_settings(body, SETTINGS)
         check_asked(asked)
@@ -113,7 +115,7 @@ class MessagesDialect(Dialect):
                 *effort_of(typed(body, "output_config", dict, {}), "effort", "output_config.effort"),
                 *thinking_of(body, reading),
             ),
-            prefilled=messages[-1]["role"] == "assistant",
+            begun=begun,
             left_out=reading.left_out,
             cleared=bool(applied),
             private={"context_management": {"applied_edits": applied}} if body.get("context_management") else {},

@@ -11,7 +11,7 @@ Two trees, both grown only: *entries* arrange messages (which request extends wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -32,7 +32,7 @@ from agentlightning.gateway.history.tree import (
 )
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message, Tool, with_tool_names
-from agentlightning.types.arrays import Float32Array, Int32Array
+from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call, Divergence, Segment, VersionRun
 
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
@@ -171,6 +171,12 @@ class Session:
             return Prompt(piece, entry, turn, walk.turn_depth, None)
         piece, common = self._share(tokens.ids, segment_id)
         return Prompt(piece, entry, None, 0, self._divergence(common, piece, walk.turn, question.cause))
+
+    def begin(self, prompt: Prompt, ids: Int32Array, segment_id: str) -> Prompt:
+        """The prompt with the first tokens of its answer behind it, which are not sampled."""
+        piece, _ = self._share(np.concatenate([path_ids(prompt.piece), ids]), segment_id, prompt.piece)
+        self.memory.hold(prompt.entry, piece)
+        return replace(prompt, piece=piece)
 
     def plan_tokens(self, ids: Int32Array, segment_id: str) -> Prompt:
         """The prompt for a request that comes as tokens; it continues the last turn it begins with."""

@@ -62,6 +62,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     arrival: Arrival
     prompt: Prompt
     prompt_ids: Int32Array
+    begun: int
+    """How many of them, at the end, the client began the answer with."""
     grammar: str | None
     used: Mapping[str, Any]
 
@@ -99,10 +101,8 @@ class Planner:
                 code="tools_unsupported",
                 param="tools",
             )
-        if request.prefilled:
-            raise unsupported(
-                "messages", "the last one is the assistant's, and an answer cannot be begun for the model."
-            )
+        if request.begun and (request.schema is not None or request.tool_choice.mode == "required"):
+            raise unsupported("messages", "an answer that the client began cannot follow a schema, or be a tool call.")
         self._check_limits(arrival)
         cut = None
         try:
@@ -117,12 +117,16 @@ class Planner:
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
         elif request.cleared and prompt.divergence is not None and prompt.divergence.cause != "new_conversation":
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="context_cleared"))
+        rendered = prompt.piece.end
+        if request.begun:
+            prompt = self._begun(arrival, prompt)
         prompt_ids = path_ids(prompt.piece)
         self._check_room(live, len(prompt_ids))
         return Asked(
             arrival=arrival,
             prompt=prompt,
             prompt_ids=prompt_ids,
+            begun=len(prompt_ids) - rendered,
             grammar=await self._grammars.of(live.key, request, prompt_ids),
             used={**self._settle(arrival), **({"cut": cut} if cut else {})},
         )
@@ -212,6 +216,14 @@ class Planner:
         if not request.measured:
             await self._check_texts(_fresh(question), arrival.live, self._info.max_context)
         return session.place(question, await self._tokenised(session, question, arrival.live), segment_id)
+
+    def _begun(self, arrival: Arrival, prompt: Prompt) -> Prompt:
+        """The prompt with what the client began the answer with."""
+        added = self._rendering.begin(path_ids(prompt.piece), arrival.request.begun)
+        if added is None:
+            name = self._rendering.name
+            raise unsupported("messages", f"with the renderer '{name}' an answer cannot be begun for the model.")
+        return arrival.live.session(self._policy).begin(prompt, added, f"{arrival.response_id}/b")
 
     async def _look_up(self, session: Session, request: CallRequest, live: LiveAttempt) -> Question:
         """What the session knows of a request, or knew. The keys of many messages are made in pieces."""

@@ -160,13 +160,15 @@ class Sampler:
                 async for chunk in stream:
                     chunks.append(chunk)
                 return None
+            prompt_ids, begun = _split(asked)
             reader = StreamReader(
                 self.rendering,
-                asked.prompt_ids,
+                prompt_ids,
                 tools=reads_tools(request),
                 stop=params.stop,
                 raw=request.prompt is not None,
                 shows_stop=request.shows_stop,
+                begun=begun.tolist(),
             )
             async for chunk in stream:
                 chunks.append(chunk)
@@ -188,8 +190,12 @@ class Sampler:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
             text = self.rendering.decode(_without_stop(whole.ids, stops))
             return Parsed(_cut(text, whole.stop_string, request.shows_stop))
-        ids, prompt_ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ())), asked.prompt_ids
+        prompt_ids, begun = _split(asked)
+        ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ()))
+        ids = np.concatenate([begun, ids]) if asked.begun else ids
         parsed = self.rendering.parse(ids, prompt_ids, request.tools if reads_tools(request) else None)
+        if asked.begun:
+            parsed = msgspec.structs.replace(parsed, content=_after(request.begun, parsed.content), reasoning=None)
         return msgspec.structs.replace(
             parsed, content=_cut(parsed.content, whole.stop_string, request.shows_stop).rstrip()
         )
@@ -201,6 +207,7 @@ class Sampler:
         return Choice(
             index=index,
             content=parsed.content,
+            begun=asked.arrival.request.begun,
             reasoning=parsed.reasoning,
             tool_calls=calls,
             finish_reason="tool_calls" if calls and reason == "stop" else reason,
@@ -380,6 +387,20 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _split(asked: Asked) -> tuple[Int32Array, Int32Array]:
+    """A prompt up to where the answer begins, and what the client began it with."""
+    at = len(asked.prompt_ids) - asked.begun
+    return asked.prompt_ids[:at], asked.prompt_ids[at:]
+
+
+def _after(begun: str, content: str) -> str:
+    """A text without what it began with; the parser has taken white space off its start."""
+    said = begun.strip()
+    if not content.startswith(said):
+        return content
+    return content[len(said) :].removeprefix(begun[len(begun.rstrip()) :])
 
 
 def _delta(index: int, chunk: Chunk, text: Text) -> Delta:

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote
 import msgspec
 
 from agentlightning.gateway.dialects.base import Answered, Body, Dialect, StreamWriter
-from agentlightning.gateway.dialects.fields import Reading, between, required, typed
+from agentlightning.gateway.dialects.fields import Reading, begun_answer, between, required, typed
 from agentlightning.gateway.dialects.gemini.replies import Writer, candidate_of, error_of, tail_of, usage_of
 from agentlightning.gateway.dialects.gemini.requests import (
     MOST_CHOICES,
@@ -78,7 +78,7 @@ class GeminiDialect(Dialect):
         config = named(given.get("generationConfig") or {}, GENERATION, "generationConfig", reading)
         thinking = named(config.get("thinkingConfig") or {}, THINKING, "generationConfig.thinkingConfig", reading)
         choice, strict = calling_of(given.get("toolConfig") or {}, tools, reading)
-        messages = [*system, *messages_of(given.get("contents"), reading)]
+        messages, begun = begun_answer([*system, *messages_of(given.get("contents"), reading)], "contents")
         return CallRequest(
             dialect=self.name,
             model=required(given, "model", str),
@@ -93,7 +93,7 @@ class GeminiDialect(Dialect):
             schema=answer_schema_of(config, reading),
             asked=asked_of(config),
             template=thought_of(thinking, reading),
-            prefilled=messages[-1]["role"] == "assistant",
+            begun=begun,
             left_out=reading.left_out,
             private={"thoughts": typed(thinking, "includeThoughts", bool, False), "sse": given.get("alt") == "sse"},
         )

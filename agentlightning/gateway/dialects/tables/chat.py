@@ -41,6 +41,8 @@ FIELDS = Fields(
         "seed",
         "reasoning_effort",
         "thinking",
+        "continue_final_message",
+        "add_generation_prompt",
         *EXTRAS_HONOURED,
     ),
     harmless=(

@@ -68,10 +68,6 @@ EXTRAS_HARMLESS = (
 )
 EXTRAS_UNAVAILABLE = {
     "chat_template": Unavailable(_TEMPLATE),
-    "add_generation_prompt": Unavailable(_TEMPLATE, neutral=(True,)),
-    "continue_final_message": Unavailable(
-        "an answer cannot be begun for the model; use /v1/completions", neutral=(False,), needed=True
-    ),
     "documents": Unavailable(_TEMPLATE, neutral=([],)),
     "length_penalty": Unavailable(_ENGINE, neutral=(1,)),
     "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),

@@ -27,7 +27,7 @@ FIELDS = Fields(
         "seed",
         *EXTRAS_HONOURED,
     ),
-    harmless=("user", *EXTRAS_HARMLESS),
+    harmless=("user", "continue_final_message", "add_generation_prompt", *EXTRAS_HARMLESS),
     unavailable={
         **EXTRAS_UNAVAILABLE,
         "suffix": Unavailable("a model continues a prompt and fills no gap; leave it out", neutral=("",), needed=True),
