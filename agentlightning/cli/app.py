@@ -184,7 +184,7 @@ def serve(
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
     keep_answers: Annotated[
-        float, typer.Option(min=0, help="Minutes that a request may go on from an earlier answer by its id.")
+        float, typer.Option(min=0, help="Minutes that a session, and an answer by its id, may be gone on from.")
     ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
@@ -251,7 +251,7 @@ def gateway(
     ] = False,
     allow_host: agent_commands.AllowHost = None,
     keep_answers: Annotated[
-        float, typer.Option(min=0, help="Minutes that a request may go on from an earlier answer by its id.")
+        float, typer.Option(min=0, help="Minutes that a session, and an answer by its id, may be gone on from.")
     ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")

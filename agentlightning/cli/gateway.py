@@ -20,6 +20,7 @@ from agentlightning.gateway import Provider
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.routing.models import Model
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
 from agentlightning.keys import derived_secret, not_empty
@@ -110,7 +111,8 @@ async def _serve(
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
-        app = AnonymousAccess(gateway, store, api_key, answers=answers)
+        app = AnonymousAccess(gateway, store, api_key, answers=answers, sessions=Sessions(answers.seconds))
+        stack.push_async_callback(app.close)
         front = LoopServer(
             app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
         )

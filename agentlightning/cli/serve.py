@@ -21,6 +21,7 @@ from agentlightning.errors import AgentLightningError, ConfigError, EngineError,
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
@@ -102,7 +103,8 @@ async def _serve(
             served = await serve_models(stack, store, spec, models=aliases_of(names), any_model_name=True)
         gateway, backend = served.gateway, served.backend
         assert backend is not None, "there is a policy"
-        app = AnonymousAccess(gateway, store, api_key, answers=answers)
+        app = AnonymousAccess(gateway, store, api_key, answers=answers, sessions=Sessions(answers.seconds))
+        stack.push_async_callback(app.close)
         server = LoopServer(
             app, host, port, what="model", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
         )

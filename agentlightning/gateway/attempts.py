@@ -197,7 +197,8 @@ class Attempts:
 
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None:
         """Let the requests of an attempt refer to these answers, and add its own to them."""
-        self._answered[rollout_id, attempt_id] = answered
+        if (rollout_id, attempt_id) not in self._live:
+            self._answered[rollout_id, attempt_id] = answered
 
     async def get(self, rollout_id: str, attempt_id: str) -> LiveAttempt:
         """The attempt, ready to be served. Raises `Refusal` if it is unknown or over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -13,9 +14,11 @@ from agentlightning.errors import GatewayError
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answers import RecentAnswers
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
+from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.rendering import RenderersRendering
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.types import AttemptStatus, Outcome, RolloutStatus
 from tests.gateway.conftest import CALC, calculator
 from tests.gateway.scripted import ScriptedEngine
 
@@ -43,13 +46,16 @@ def seconds() -> float:
 async def server(store: InMemoryLightningStore, rendering: RenderersRendering, seconds: float) -> AsyncIterator[Server]:
     engine = ScriptedEngine(rendering, calculator)
     async with Gateway(store, engine, rendering) as gateway:
-        app = AnonymousAccess(gateway, store, None, answers=RecentAnswers(seconds=seconds))
+        sessions = Sessions(seconds, most=2)
+        app = AnonymousAccess(gateway, store, None, answers=RecentAnswers(seconds=seconds), sessions=sessions)
         front = LoopServer(app, "127.0.0.1", 0, what="model", error=GatewayError, trusted=gateway.trusts)
         await front.start()
         try:
             yield Server(f"http://127.0.0.1:{front.port}", engine)
         finally:
             await front.stop()
+            await app.close()
+            assert {r.status for r in await store.query_rollouts()} <= {RolloutStatus.SUCCEEDED}
 
 
 async def respond(client: openai.AsyncOpenAI, **fields: Any) -> Any:
@@ -173,3 +179,96 @@ async def test_only_calls_of_models_begin_rollouts(server: Server, store: InMemo
     async with server.client() as client:
         await respond(client, input=QUESTION)
     assert len(await store.query_rollouts()) == 1
+
+
+HEADERS = ["x-claude-code-session-id", "x-session-id", "x-session-affinity", "session_id"]
+
+
+async def calls_of(store: InMemoryLightningStore) -> list[list[Any]]:
+    """The calls of each rollout, in its order."""
+    rollouts = await store.query_rollouts()
+    found = await store.query_calls([rollout.rollout_id for rollout in rollouts])
+    return [list(found[rollout.rollout_id]) for rollout in rollouts]
+
+
+async def told(server: Server, key: str, messages: Any, **headers: str) -> str:
+    async with server.client(key) as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="policy", messages=messages, extra_headers=headers)
+    return answer.choices[0].message.content
+
+
+@pytest.mark.parametrize("header", HEADERS)
+async def test_the_requests_of_a_session_are_one_attempt(
+    server: Server, store: InMemoryLightningStore, header: str
+) -> None:
+    server.engine.script = lambda _prompt, _params: "It  is   5 ."
+    ask: list[Any] = [{"role": "user", "content": QUESTION}]
+    said = await told(server, "mine", ask, **{header: "s1"})
+    more = [*ask, {"role": "assistant", "content": said}, *ask]
+    await told(server, "mine", more, **{header: "s1"})
+    await told(server, "mine", more, **{header: "s2"})
+    await told(server, "other", more, **{header: "s1"})
+    await told(server, "mine", more)
+    found = sorted(await calls_of(store), key=len)
+    assert [len(calls) for calls in found] == [1, 1, 1, 2], "another key is another session"
+    first, then = found[-1]
+    assert then.info.parent_call_id == first.info.call_id
+    known = [*first.prompt_ids.tolist(), *first.response_ids.tolist()]
+    assert then.prompt_ids.tolist()[: len(known)] == known
+
+
+async def test_first_calls_at_once_share_the_attempt(server: Server, store: InMemoryLightningStore) -> None:
+    ask: list[Any] = [{"role": "user", "content": QUESTION}]
+    headers = {"x-claude-code-session-id": "s"}
+    await asyncio.gather(*(told(server, "mine", ask, **headers) for _ in range(5)))
+    assert [len(calls) for calls in await calls_of(store)] == [5]
+
+
+async def test_a_session_whose_attempt_is_over_begins_another(server: Server, store: InMemoryLightningStore) -> None:
+    ask: list[Any] = [{"role": "user", "content": QUESTION}]
+    await told(server, "mine", ask, **{"x-session-id": "s"})
+    (rollout,) = await store.query_rollouts()
+    await store.update_attempt(rollout.rollout_id, "latest", status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+    await told(server, "mine", ask, **{"x-session-id": "s"})
+    assert [len(calls) for calls in await calls_of(store)] == [1, 1]
+
+
+async def test_sessions_end_unused_and_by_number(store: InMemoryLightningStore) -> None:
+    now, ended, another = 0.0, list[str](), asyncio.Semaphore(0)
+
+    async def end(rollout_id: str, _attempt_id: str) -> None:
+        ended.append(rollout_id)
+        another.release()
+
+    sessions = Sessions(0.01, most=2, clock=lambda: now)
+    started = list[str]()
+    for name in "abcd":
+        async with sessions.attempt(store, end, "key", name, "/v1") as (rollout_id, _):
+            started.append(rollout_id)
+    async with asyncio.timeout(20):
+        await another.acquire()
+        await another.acquire()
+        assert ended == started[:2], "the oldest of too many"
+        async with sessions.attempt(store, end, "key", "c", "/v1") as (rollout_id, _):
+            assert rollout_id == started[2]
+            now = 1.0
+            await another.acquire()
+            assert ended[2:] == [started[3]], "one in use stays"
+        now = 2.0
+        await another.acquire()
+    await sessions.close(store, end)
+    assert len(ended) == 4
+    assert {r.status for r in await store.query_rollouts()} == {RolloutStatus.SUCCEEDED}
+
+
+async def test_without_time_each_request_is_its_own(store: InMemoryLightningStore) -> None:
+    ended = list[str]()
+
+    async def end(rollout_id: str, _attempt_id: str) -> None:
+        ended.append(rollout_id)
+
+    for _ in range(2):
+        async with Sessions().attempt(store, end, "key", "s", "/v1"):
+            pass
+    assert len(set(ended)) == 2

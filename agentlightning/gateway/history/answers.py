@@ -35,7 +35,7 @@ class RecentAnswers:
         characters: int = 256 * 2**20,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._most = most
         self._characters = characters
         self._clock = clock
@@ -54,7 +54,7 @@ class RecentAnswers:
     def keep(self, owner: bytes, response_id: str, messages: Messages) -> None:
         self.forget(owner, response_id)
         size = sum(_OVERHEAD + len(str(value)) for message in messages for value in message.values())
-        self._kept[owner, response_id] = _Kept(messages, size, self._clock() + self._seconds)
+        self._kept[owner, response_id] = _Kept(messages, size, self._clock() + self.seconds)
         self._held += size
         self._forget_old()
 

@@ -38,6 +38,12 @@ def agent_name(headers: Headers, in_url: str | None) -> str | None:
     return None
 
 
+def session_name(headers: Headers) -> str | None:
+    """The session that a request belongs to, by its program's header; that of its parent, where it names one."""
+    sent = (headers[header] for header in _SESSIONS if headers.get(header))
+    return _clean(next(sent, b"").decode("utf-8", "replace"))
+
+
 def _clean(name: str) -> str | None:
     """The name as it can be shown and stored; None if nothing is left of it."""
     return "".join(c for c in name[:_LONGEST_NAME] if c.isprintable()).strip() or None
@@ -69,3 +75,13 @@ _OF_PROGRAMS: tuple[tuple[bytes, Callable[[Headers], str | None]], ...] = (
     (b"x-session-affinity", _either(b"x-parent-session-id")),  # opencode
 )
 """A header by which a program is known, and how its agent's name is read. A program more is a line more."""
+
+_SESSIONS = (
+    b"x-claude-code-session-id",
+    b"x-parent-session-id",  # opencode's sub-agents
+    b"x-session-affinity",
+    b"x-session-id",
+    b"session_id",  # Codex
+    b"session-id",
+)
+"""Headers that name a session, the first one that is there."""

@@ -1,6 +1,7 @@
 """Anonymous access, for clients that belong to no rollout: each of their requests becomes an attempt of its own.
 
-A request may go on from an earlier answer by its id (`previous_response_id`, `item_reference`), for a while.
+The requests of a session, which its program's header names, are one attempt (`sessions`). A request may go on from an
+earlier answer by its id (`previous_response_id`, `item_reference`), for a while.
 
 For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
 """
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 from agentlightning.gateway.dialects import refused_in_shape
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.answers import RecentAnswers
+from agentlightning.gateway.serving.agent_names import session_name
 from agentlightning.gateway.serving.http import (
     KEY_HEADERS,
     Receive,
@@ -23,10 +25,10 @@ from agentlightning.gateway.serving.http import (
     send_body,
     with_request_id,
 )
+from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.keys import PREFIX, not_empty
 from agentlightning.rendering.messages import Message
 from agentlightning.store.base import LightningStore
-from agentlightning.types import AttemptStatus, Outcome, RolloutMode
 
 
 class AttemptGateway(Protocol):
@@ -55,8 +57,13 @@ class AnonymousAccess:
         api_key: str | None,
         *,
         answers: RecentAnswers | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
-        """`answers`: what requests may go on from; an hour's by default."""
+        """
+        answers: what requests may go on from; an hour's by default.
+        sessions: those that are kept; none by default.
+        """
+        self._sessions = sessions or Sessions()
         self._answers = answers or RecentAnswers()
         self._gateway = gateway
         self._store = store
@@ -76,17 +83,18 @@ class AnonymousAccess:
         if not self._gateway.answers(scope["path"], scope["query_string"].decode("latin-1")):
             await self._gateway.app(scope, receive, send)  # which says what there is: nothing is recorded
             return
-        claimed = await self._store.start_rollout({"path": scope["path"]}, RolloutMode.TEST)
-        rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
-        self._gateway.goes_on(rollout_id, attempt_id, self._answers.of(given.encode()))
-        key = self._gateway.key_for(rollout_id, attempt_id).encode()
-        others = [(name, value) for name, value in scope["headers"] if name not in KEY_HEADERS]
-        try:
+        session = session_name(headers_of(scope))
+        of_request = self._sessions.attempt(self._store, self._gateway.close_attempt, given, session, scope["path"])
+        async with of_request as (rollout_id, attempt_id):
+            self._gateway.goes_on(rollout_id, attempt_id, self._answers.of(given.encode()))
+            key = self._gateway.key_for(rollout_id, attempt_id).encode()
+            others = [(name, value) for name, value in scope["headers"] if name not in KEY_HEADERS]
             named = {**scope, "headers": [*others, (b"authorization", b"Bearer " + key)]}
             await self._gateway.app(named, receive, send)
-        finally:
-            await self._gateway.close_attempt(rollout_id, attempt_id)
-            await self._store.update_attempt(rollout_id, attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+
+    async def close(self) -> None:
+        """End the attempts of all sessions."""
+        await self._sessions.close(self._store, self._gateway.close_attempt)
 
 
 async def _refuse(scope: Any, send: Send) -> None:
