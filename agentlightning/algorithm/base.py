@@ -104,6 +104,8 @@ class TrainingContext:
     """How many requests of a rollout's attempt the gateway is answering right now."""
     resume_from: Path | None = None
     """The checkpoint to go on from."""
+    recipe: str | None = None
+    """The same for runs that sample the same from the same weights: a digest of settings, agent and tasks."""
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the user wants to stop; the algorithm saves a checkpoint and returns."""
 

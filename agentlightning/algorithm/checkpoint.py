@@ -47,6 +47,10 @@ class CheckpointInfo:
     lora_rank: int | None = None
     tasks: int | None = None
     """How many there are in the data set."""
+    weights: str | None = None
+    """A name that no other weights have; rollouts say under which weights they were enqueued."""
+    recipe: str | None = None
+    """See `TrainingContext.recipe`."""
     known_tasks: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """What a curriculum knows of the tasks."""
     league: Sequence[Mapping[str, Any]] = ()

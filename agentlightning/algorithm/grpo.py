@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
@@ -56,6 +57,9 @@ class GRPO(TrainingSettings):
         """Makes the run that the training loop works on."""
         return TrainingRun(self, self.context, train, val, self.make_source)
 
-    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
-        """Where the run's rollouts come from; `again` are tasks that an interrupted run had not finished."""
-        return RolloutSource(self, self.context, schedule, again)
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
+        """Where the run's rollouts come from.
+
+        `again` are tasks that an interrupted run had not finished, `finished` are rollouts that it had.
+        """
+        return RolloutSource(self, self.context, schedule, again, finished)

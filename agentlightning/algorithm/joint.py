@@ -17,6 +17,7 @@ from typing import Any
 
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
+from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.prompts.candidate import Candidate, templates_in
 from agentlightning.algorithm.prompts.evaluation import Asked, pairs
@@ -115,7 +116,8 @@ class Joint(GivenByName, Algorithm):
             self.rounds, self._best = state.rounds, state.templates
             state.close()
 
-    def _make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> _Prompted:
+    def _make_source(self, schedule: TaskSchedule, again: Sequence[int], _: FinishedRollouts) -> _Prompted:
+        """What was finished under another prompt is not used."""
         return _Prompted(self._training, schedule, again)
 
 

@@ -21,6 +21,7 @@ from agentlightning.algorithm.checkpoint import (
     refuse_other_run,
     save_checkpoint,
 )
+from agentlightning.algorithm.finished import FinishedRollouts, find_finished
 from agentlightning.algorithm.league import Opponents, of_opponents
 from agentlightning.algorithm.measures import (
     COLUMNS,
@@ -41,6 +42,7 @@ from agentlightning.algorithm.update import Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset, EnqueueRolloutRequest, RolloutMode
+from agentlightning.types.ids import random_hex
 
 CLIPS_NOTHING = (
     "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
@@ -65,10 +67,10 @@ class TrainingRun:
         context: TrainingContext,
         train: Dataset[Any],
         val: Dataset[Any] | None,
-        make_source: Callable[[TaskSchedule, Sequence[int]], Source],
+        make_source: Callable[[TaskSchedule, Sequence[int], FinishedRollouts], Source],
     ) -> None:
         """`make_source` says where rollouts come from: for the tasks in their order, and those of them that an
-        interrupted run had not finished."""
+        interrupted run had not finished, with the rollouts that it had."""
         self.settings = settings
         self._make_source = make_source
         self.context = context
@@ -112,7 +114,8 @@ class TrainingRun:
             self.context.reporter.note(CLIPS_NOTHING)
         shown = [*COLUMNS, *(own or OF_ONE_POLICY)] if settings.samples else COLUMNS_OF_EXAMPLES
         self.context.reporter.columns([*shown, *AT_THE_END])
-        self.source = self._make_source(self._schedule, info.carried)
+        self._finished = await self._find_finished(info)
+        self.source = self._make_source(self._schedule, info.carried, self._finished)
         self._stack.push_async_callback(self.source.close)
         self._sampling = AsynchronousSampling(
             self.source.sample, done=info.step, position=info.position, max_staleness=settings.max_staleness
@@ -183,6 +186,7 @@ class TrainingRun:
             teaching = groups_to_learn_from(sampled.episodes, settings.credit_rule(), settings.adapters)
             self._replay.add(sampled.episodes, teaching)
         self.done, self._learned = self.done + 1, sampled
+        self._finished.weights = random_hex(8)
         self._taken = sampled.position - len(sampled.carried)
         return metrics
 
@@ -318,10 +322,22 @@ class TrainingRun:
         await self._backend.restore(str(checkpoint))
         return info
 
+    async def _find_finished(self, info: CheckpointInfo) -> FinishedRollouts:
+        """Rollouts that need not be sampled again; none in a deterministic run, which draws a step as a whole."""
+        settings, context = self.settings, self.context
+        same = info.weights is not None and info.recipe is not None and info.recipe == context.recipe
+        if context.resume_from is None or info.weights is None or not same or settings.deterministic:
+            return FinishedRollouts(random_hex(8))
+        versions = {alias: check.version for alias, check in self._sync_checks.items()}
+        steps = range(info.step + 1, info.step + 2 + settings.max_staleness)
+        return await find_finished(context.store, context.run_id, info.weights, versions, steps)
+
     async def _save(self, sampled: Sampled) -> None:
         info = replace(
             self._info(),
             step=self.done,
+            weights=self._finished.weights,
+            recipe=self.context.recipe,
             position=sampled.position,
             carried=sampled.carried,
             val_reward=self._validated.get("val_reward"),

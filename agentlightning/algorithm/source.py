@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -11,12 +12,18 @@ from typing import Any, Protocol
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.finished import WEIGHTS, FinishedRollouts
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.sampling import cancel, enqueue, finished_groups
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.types import EnqueueRolloutRequest, RolloutMode
 from agentlightning.types.arrays import np
+
+KEPT = (
+    "Step {step}: {count} of {all} rollouts were finished before the run was interrupted, by the very weights that it "
+    "goes on from; they are kept."
+)
 
 
 class Source(Protocol):
@@ -53,12 +60,17 @@ class RolloutSource:
         context: TrainingContext,
         schedule: TaskSchedule,
         again: Sequence[int] = (),
+        finished: FinishedRollouts | None = None,
     ) -> None:
-        """`again`: tasks that were taken before the run was interrupted and whose rollouts it did not finish."""
+        """`again`: tasks that were taken before the run was interrupted and whose rollouts it did not finish.
+
+        `finished`: rollouts that need not be sampled again.
+        """
         self._settings = settings
         self._context = context
         self._schedule = schedule
         self._again = list(again)
+        self._known = finished
         self._carried: list[Group] = []
 
     def is_over(self, position: int) -> bool:
@@ -127,23 +139,40 @@ class RolloutSource:
             self._schedule.record(group.task, [r for i in group.rollout_ids if (r := earned.get(i)) is not None])
 
     async def _enqueue(self, tasks: Sequence[int], step: int, first_group: int) -> list[Group]:
+        """A group for each task; what is finished already is part of it, and only the rest is enqueued."""
+        size = self._settings.group_size
+        known = [() if self._known is None else self._known.take(step, task, size) for task in tasks]
+        used = {rollout.metadata["group"] for found in known for rollout in found}
+        numbers = (n for n in itertools.count(first_group) if f"{step}-{n}" not in used)
+        about = [
+            found[0].metadata if found else self._metadata(task, step, next(numbers))
+            for task, found in zip(tasks, known, strict=True)
+        ]
         requests = [
             EnqueueRolloutRequest(
                 input=self._schedule.task(task),
                 mode=RolloutMode.TRAIN,
                 config=self._settings.rollout_config,
-                metadata={
-                    **{"step": step, "group": f"{step}-{group}", "task": task},
-                    **self._source_of(task),
-                    **self._match(step, group),
-                },
+                metadata=metadata,
             )
-            for group, task in enumerate(tasks, first_group)
-            for _ in range(self._settings.group_size)
+            for task, metadata, found in zip(tasks, about, known, strict=True)
+            for _ in range(size - len(found))
         ]
-        ids = await enqueue(self._context, requests)
-        size = self._settings.group_size
-        return [Group(task, tuple(ids[n * size : (n + 1) * size])) for n, task in enumerate(tasks)]
+        if count := sum(map(len, known)):
+            self._context.reporter.note(KEPT.format(step=step, count=count, all=count + len(requests)))
+        new = iter(await enqueue(self._context, requests))
+        return [
+            Group(task, (*(r.rollout_id for r in found), *itertools.islice(new, size - len(found))))
+            for task, found in zip(tasks, known, strict=True)
+        ]
+
+    def _metadata(self, task: int, step: int, group: int) -> dict[str, Any]:
+        return {
+            **{"step": step, "group": f"{step}-{group}", "task": task},
+            **({} if self._known is None else {WEIGHTS: self._known.weights}),
+            **self._source_of(task),
+            **self._match(step, group),
+        }
 
     async def _finished(self, new: Sequence[Group], step: int, *, all_of_them: bool) -> list[Group]:
         """The groups that are finished, carried ones among them, as soon as they are a quorum; the rest is carried."""

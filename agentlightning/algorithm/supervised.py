@@ -12,6 +12,7 @@ import msgspec
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.given import made_call
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.recorded import Good, RecordedSource, check_good
@@ -106,8 +107,8 @@ class SFT(GRPO):
         if self.source == "chats":
             check_chats(train)
 
-    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
-        rollouts = super().make_source(schedule, again)
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
+        rollouts = super().make_source(schedule, again, finished)
         if self.from_run is not None:
             return RecordedSource(Path(self.from_run), self.model, self._good, schedule, rollouts)
         return rollouts if self.samples else ChatSource(self, schedule, rollouts)

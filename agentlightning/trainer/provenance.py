@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -42,6 +43,25 @@ def provenance(
         "val_tasks": None if val is None else len(val),
         "val_tasks_hash": None if val is None else hash_of(val),
     }
+
+
+def code_of(agent: LitAgent[Any]) -> str:
+    """A digest of the agent's name and file; of an agent without one, something that no other call returns."""
+    name, source = agent.origin
+    try:
+        code = Path(source).read_bytes() if source else os.urandom(16)
+    except OSError:
+        code = os.urandom(16)
+    return hashlib.blake2b(f"{name}\n".encode() + code, digest_size=16).hexdigest()
+
+
+def recipe_of(settings: Any, code: str, given: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """The same for runs that sample the same from the same weights, as far as can be seen: with the same `settings`,
+    `code_of` the agent, resources that were `given`, and version, commit and tasks in their `provenance`.
+    """
+    known = [repr(settings), code, {name: repr(one) for name, one in sorted(given.items())}]
+    known += [about[key] for key in ("version", "commit", "tasks_hash")]
+    return hashlib.blake2b(json.dumps(known).encode(), digest_size=16).hexdigest()
 
 
 def commit_of(folder: Path, *, changes: bool = True) -> str | None:

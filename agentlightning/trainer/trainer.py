@@ -80,7 +80,7 @@ from agentlightning.trainer.live import RUN_FILE as RUN_FILE
 from agentlightning.trainer.live import cancel_leftovers, describe, known_settings, open_door, recorded
 from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
-from agentlightning.trainer.provenance import provenance
+from agentlightning.trainer.provenance import code_of, provenance, recipe_of
 from agentlightning.trainer.result import RunResult
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
@@ -113,6 +113,8 @@ class _Job:
     val_dataset: Dataset[Any] | None
     stop: asyncio.Event
     answers_signals: bool
+    code: str
+    """See `code_of`."""
 
 
 class Trainer(GivenByName):
@@ -293,7 +295,7 @@ class Trainer(GivenByName):
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         away = away_runners(self, agent)  # before there are threads
-        job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), answers_signals=stop is None)
+        job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
         with logged(self.run_dir / LOG_FILE):
             try:
                 await self._run_to_the_end(job, away)
@@ -357,6 +359,7 @@ class Trainer(GivenByName):
                 objections=objections,
                 open_calls=served.gateway.open_calls if served else no_open_calls,
                 resume_from=self.resume_from,
+                recipe=recipe_of(self.algorithm, job.code, self.initial_resources, run.state),
                 stop=job.stop,
             )
             self.algorithm.attach(context)

@@ -16,6 +16,7 @@ import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
+from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.source import RolloutSource, Source
@@ -58,7 +59,7 @@ class Recorded(agl.GRPO):
     def make_run(self, train: Any, val: Any) -> TrainingRun:
         return RecordedRun(self, self.context, train, val, self.make_source)
 
-    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
         return RecordedSource(self, self.context, schedule, again)
 
 
@@ -104,7 +105,7 @@ class Replaying(Recorded):
     replay: int = 1
     replay_size: int = 2
 
-    def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
         return SteppedSource(self, self.context, schedule, again)
 
 
@@ -268,7 +269,7 @@ async def test_nothing_is_sampled_before_the_validation_of_the_model_as_it_came(
         def make_run(self, train: Any, val: Any) -> TrainingRun:
             return OrderedRun(self, self.context, train, val, self.make_source)
 
-        def make_source(self, schedule: TaskSchedule, again: Sequence[int]) -> Source:
+        def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
             return OrderedSource(self, self.context, schedule, again)
 
     await run(tmp_path, Ordered(steps=1), range(9), range(3))
