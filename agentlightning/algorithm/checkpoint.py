@@ -22,7 +22,7 @@ from agentlightning.files import atomic_write, is_held, shared_lock
 from agentlightning.metrics.card import CARD_FILE, Kind, model_card
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
 
-_FILE = "checkpoint.json"
+CHECKPOINT_FILE = "checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def _hold_newest(run_dir: Path, stack: ExitStack) -> Path | None:
         except ConfigError:
             return None
         with suppress(FileNotFoundError):  # removed since it was found: there is a newer one
-            stack.enter_context(shared_lock(checkpoint / _FILE))
-            if (checkpoint / _FILE).exists():
+            stack.enter_context(shared_lock(checkpoint / CHECKPOINT_FILE))
+            if (checkpoint / CHECKPOINT_FILE).exists():
                 return checkpoint
 
 
@@ -104,17 +104,19 @@ def held_before(run_dir: Path, step: int) -> Iterator[Path | None]:
     with ExitStack() as stack:
         found = [c for c in list_checkpoints(run_dir) if read_checkpoint(c).step < step]
         if found:
-            stack.enter_context(shared_lock(found[-1] / _FILE))
+            stack.enter_context(shared_lock(found[-1] / CHECKPOINT_FILE))
         yield found[-1] if found else None
 
 
 async def save_checkpoint(run_dir: Path, backend: Backend, info: CheckpointInfo) -> Path:
     """Write a checkpoint; it counts from the moment its json is there."""
     checkpoint = run_dir / "checkpoints" / f"step-{info.step:06d}"
-    (checkpoint / _FILE).unlink(missing_ok=True)  # of a step that is done again, half of each would be there meanwhile
+    (checkpoint / CHECKPOINT_FILE).unlink(
+        missing_ok=True
+    )  # of a step that is done again, half of each would be there meanwhile
     await backend.checkpoint(str(checkpoint))
     write_cards(run_dir, checkpoint, info)
-    atomic_write(checkpoint / _FILE, json.dumps(asdict(info), indent=2))
+    atomic_write(checkpoint / CHECKPOINT_FILE, json.dumps(asdict(info), indent=2))
     return checkpoint
 
 
@@ -140,7 +142,7 @@ def card_of(run_dir: Path, info: CheckpointInfo, kind: Kind) -> str:
 def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
     """Raises ConfigError for a directory that is no (whole) checkpoint."""
     try:
-        return CheckpointInfo(**json.loads((checkpoint / _FILE).read_text()))
+        return CheckpointInfo(**json.loads((checkpoint / CHECKPOINT_FILE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"
@@ -163,12 +165,12 @@ def refuse_other_run(checkpoint: Path, saved: CheckpointInfo, now: CheckpointInf
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Lists the complete checkpoints of a run, oldest first."""
-    return sorted(file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{_FILE}"))
+    return sorted(file.parent for file in (run_dir / "checkpoints").glob(f"step-*/{CHECKPOINT_FILE}"))
 
 
 def latest_checkpoint(run_dir: Path) -> Path:
     """The newest whole checkpoint of a run; `run_dir` may be a checkpoint itself."""
-    if (run_dir / _FILE).is_file():
+    if (run_dir / CHECKPOINT_FILE).is_file():
         return run_dir
     found = list_checkpoints(run_dir)
     if not found:
@@ -190,22 +192,29 @@ def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:
 
 
 def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Remove old checkpoints but for the last `keep_last`, the one that validated best, and held ones.
+    """Remove the checkpoints that are `superfluous`, but for held ones.
 
-    Best is the highest lower end of the interval of its validation reward, so that a lucky one of few tasks does not
-    stand before a sure one of many; of older checkpoints, which do not have it, the reward itself.
     What is left of older ones that were never finished, or whose removal was interrupted, goes too.
     """
     found = list_checkpoints(run_dir)
-    infos = {c: read_checkpoint(c) for c in found}
-    rated = [
-        (i.val_reward if i.val_low is None else i.val_low, c) for c, i in infos.items() if i.val_reward is not None
-    ]
-    best = max(rated, key=lambda pair: (pair[0], pair[1].name))[1] if rated else None
-    for checkpoint in found[:-keep_last]:
-        if checkpoint != best and not is_held(checkpoint / _FILE):
-            (checkpoint / _FILE).unlink()
+    removed = superfluous({c.name: read_checkpoint(c) for c in found}, keep_last)
+    for checkpoint in found:
+        if checkpoint.name in removed and not is_held(checkpoint / CHECKPOINT_FILE):
+            (checkpoint / CHECKPOINT_FILE).unlink()
             shutil.rmtree(checkpoint, ignore_errors=True)
     for folder in (run_dir / "checkpoints").glob("step-*"):
-        if found and folder.name < found[-1].name and not (folder / _FILE).exists():
+        if found and folder.name < found[-1].name and not (folder / CHECKPOINT_FILE).exists():
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def superfluous(infos: Mapping[str, CheckpointInfo], keep_last: int) -> set[str]:
+    """The names of all checkpoints but the last `keep_last`, and the one that validated best.
+
+    Best is the highest lower end of the interval of its validation reward, so that a lucky one of few tasks does not
+    stand before a sure one of many; of older checkpoints, which do not have it, the reward itself.
+    """
+    rated = [
+        (i.val_reward if i.val_low is None else i.val_low, n) for n, i in infos.items() if i.val_reward is not None
+    ]
+    best = {max(rated)[1]} if rated else set[str]()
+    return {*sorted(infos)[:-keep_last]} - best

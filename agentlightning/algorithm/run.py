@@ -21,6 +21,7 @@ from agentlightning.algorithm.checkpoint import (
     refuse_other_run,
     save_checkpoint,
 )
+from agentlightning.algorithm.checkpoint_copy import CheckpointCopy
 from agentlightning.algorithm.finished import FinishedRollouts, find_finished
 from agentlightning.algorithm.league import Opponents, of_opponents
 from agentlightning.algorithm.measures import (
@@ -47,6 +48,10 @@ from agentlightning.types.ids import random_hex
 CLIPS_NOTHING = (
     "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
     "minibatches=2 or update_epochs=2 make it count."
+)
+NOT_COPIED = (
+    "The checkpoint of step {step} was not copied to {url}: {problem}. It is in the run's folder, and copying is tried "
+    "again with the next one."
 )
 NOTHING = Sampled((), (), 0, 0.0, 0.0)
 """Before the first step; saved too, so that a run can be resumed from its beginning on."""
@@ -88,6 +93,8 @@ class TrainingRun:
         """What the validation of the last step came to, if it was validated."""
         self._learned: Sampled | None = None
         self._replay = ReplayBuffer(settings.replay_size, settings.replay_priority, settings.seed)
+        place = settings.checkpoint_copy
+        self._copy = None if place is None else CheckpointCopy(place, settings.keep_checkpoints)
         self._saved = 0
         self._begun = False
         self._ended = False
@@ -351,6 +358,8 @@ class TrainingRun:
         self.context.reporter.event("checkpoint", {"step": self.done, "path": str(saved)})
         prune_checkpoints(self.context.run_dir, self.settings.keep_checkpoints)
         self._saved = self.done
+        if self._copy is not None and (problem := await self._copy.update(self.context.run_dir)) is not None:
+            self.context.reporter.warn(NOT_COPIED.format(step=self.done, url=self._copy.url, problem=problem))
 
     def _info(self) -> CheckpointInfo:
         """What a checkpoint says of the run, whatever its step."""

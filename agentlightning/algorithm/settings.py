@@ -207,6 +207,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """Write a checkpoint every so many steps, and after the last."""
     keep_checkpoints: int = 2
     """The last so many and the best one are kept."""
+    checkpoint_copy: str | None = None
+    """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
+    too, and `resume` can go on from there, on any machine."""
     flat_steps: int = 5
     """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
     has learned is saved and goes on."""

@@ -14,6 +14,7 @@ from os import PathLike
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.checkpoint_copy import check_url
 from agentlightning.algorithm.modes import CREDIT_MODES
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import Use
@@ -255,6 +256,8 @@ def _refuse_contradictions(s: TrainingSettings) -> None:
         raise ConfigError("The reference of a learner over ranks stays: leave reference_every or ranks out.")
     if s.reference_every is not None and s.adapters:
         raise ConfigError("A reference that follows the policy is for one policy: leave policies and league out.")
+    if s.checkpoint_copy is not None:
+        check_url(s.checkpoint_copy)
     if s.deterministic and s.max_staleness:
         raise ConfigError("deterministic runs one thing at a time, so max_staleness must be 0 with it.")
     if s.quorum < 1 and (s.deterministic or s.dynamic_sampling):

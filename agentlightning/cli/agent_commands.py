@@ -229,7 +229,9 @@ def train(
         str | None, typer.Option(help="The run's name: its files are in runs/NAME. Or give --run-dir.")
     ] = None,
     run_dir: RunDir = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="Go on from a run's folder, a checkpoint, or its copy's URL.")
+    ] = None,
     log: Annotated[
         list[str] | None,
         typer.Option(help="Send metrics to a tracker as well: tensorboard, wandb, mlflow or trackio; may be repeated."),

@@ -82,7 +82,7 @@ def train_agent(
     key_file: Path | None,
     models: Mapping[str, Provider],
     run_dir: Path | None,
-    resume: Path | None,
+    resume: str | None,
     log: Sequence[str],
     trust: bool,
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.checkpoint import latest_checkpoint
+from agentlightning.algorithm.checkpoint_copy import fetch_newest, is_url
 from agentlightning.errors import ConfigError
 from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve
@@ -34,6 +36,13 @@ def default_folder(algorithm: Algorithm, resume_from: Path | None) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = algorithm.trainer_defaults.name or type(algorithm).__name__.lower()
     return new_folder(Path("runs") / f"{name}-{stamp}")
+
+
+def checkpoint_of(algorithm: Algorithm, resume: str | Path, run_dir: str | Path | None) -> Path:
+    """The newest checkpoint of what to go on from. One at a URL is brought into the run's folder first."""
+    if not is_url(resume):
+        return latest_checkpoint(Path(resume))
+    return fetch_newest(str(resume), Path(run_dir) if run_dir else default_folder(algorithm, None))
 
 
 def draw_curve(run_dir: Path) -> None:

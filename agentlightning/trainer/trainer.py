@@ -30,7 +30,6 @@ from agentlightning.algorithm.base import (
 )
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.checkpoint import (
-    latest_checkpoint,
     list_checkpoints,
     model_path,
     read_checkpoint,
@@ -70,6 +69,7 @@ from agentlightning.trainer.elsewhere import be_a_runner
 from agentlightning.trainer.folder import (
     METRICS_FILE,
     STORE_FILE,
+    checkpoint_of,
     default_folder,
     draw_curve,
     new_folder,
@@ -144,7 +144,7 @@ class Trainer(GivenByName):
         max_rollouts: Each runner stops after so many.
         port: Of the gateway; None picks a free one. It listens on this machine only.
         run_dir: Where the run leaves its files; None is a new folder in `runs/`.
-        resume: A run's folder or a checkpoint to go on from.
+        resume: A run's folder, a checkpoint, or the URL of `checkpoint_copy` to go on from.
         console: Where progress is shown; None is the terminal.
         sinks: Where metrics and messages go besides: the user's own `agentlightning.metrics.Sink`s, or trackers by
             their names, such as "wandb".
@@ -213,7 +213,9 @@ class Trainer(GivenByName):
         """While `fit` runs with runners elsewhere: where they find the store."""
         self.port = of_algorithm.port if port is None else port
         self._taken_again = resumable_journal(self.algorithm, resume)
-        self.resume_from = latest_checkpoint(Path(resume)) if resume and self._taken_again is None else None
+        self.resume_from: Path | None = None
+        if resume and self._taken_again is None:
+            self.resume_from = checkpoint_of(self.algorithm, resume, run_dir)
         self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)

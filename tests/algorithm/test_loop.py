@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ class SteppedSource(RolloutSource):
     async def sample(self, step: int, position: int) -> Sampled | None:
         episodes = [episode(f"{step}", [(r, 1)], name=f"{step}-{r}") for r in (0.0, 1.0)]
         return Sampled(episodes, [position], position + 1, 0.0, 0.0)
+
+
+@pytest.mark.skipif(find_spec("fsspec") is None, reason="fsspec is in the extra `fsspec`")
+@pytest.mark.parametrize("in_the_way", [False, True])
+async def test_checkpoints_are_copied_and_a_copy_that_fails_ends_no_run(tmp_path: Path, in_the_way: bool) -> None:
+    place = tmp_path / "shared"
+    if in_the_way:
+        place.write_text("")
+    learner = await run(tmp_path, Recorded(steps=3, save_every=1, checkpoint_copy=f"file://{place}/run"), range(9))
+    assert learner.version == 3
+    kept = [checkpoint.name for checkpoint in list_checkpoints(tmp_path)]
+    assert sorted(path.parent.name for path in place.glob("run/*/checkpoint.json")) == ([] if in_the_way else kept)
 
 
 @dataclass(frozen=True, kw_only=True)
