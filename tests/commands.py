@@ -301,6 +301,10 @@ ELSEWHERE = {
     "ray.md": {
         "agl train --agent my_agent.py:agent --tasks tasks.jsonl --model Qwen/Qwen3-4B --backend ray --address auto "
         "--set ranks=4 --n-runners 8": "needs a cluster; tests/backend/ray has one of its own",
+        "ray job submit --address http://head:8265 --working-dir . -- agl train --agent my_agent.py:agent "
+        "--tasks tasks.jsonl --model Qwen/Qwen3-4B --backend ray --address auto --set ranks=4 --n-runners 8": (
+            "needs a cluster; tests/backend/ray/test_deploy.py compares its flags"
+        ),
     },
     "runners.md": {
         f"AGL_CURRENT_ROLE={role} AGL_SERVER_HOST=10.0.0.1 AGL_STORE_KEY=$KEY python train.py": (
