@@ -216,6 +216,7 @@ class Trainer(GivenByName):
         self.resume_from: Path | None = None
         if resume and self._taken_again is None:
             self.resume_from = checkpoint_of(self.algorithm, resume, run_dir)
+        self._resumed_at: int | None = None  # when it is done, that checkpoint may be gone: newer ones are kept
         self._settings_before = known_settings(self.resume_from.parent.parent) if self.resume_from else {}
         self.run_dir = self._taken_again or (
             Path(run_dir) if run_dir else default_folder(self.algorithm, self.resume_from)
@@ -313,8 +314,7 @@ class Trainer(GivenByName):
     def _concluded(self, job: _Job) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
         result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
-        resumed_at = read_checkpoint(self.resume_from).step if self.resume_from else None
-        conclude(self.console or default_console(), self.algorithm, result, resumed_at)
+        conclude(self.console or default_console(), self.algorithm, result, self._resumed_at)
         return result
 
     async def _run_to_the_end(self, job: _Job, away: Away | None) -> None:
@@ -390,7 +390,8 @@ class Trainer(GivenByName):
         self, stack: AsyncExitStack, store: LightningStore, run: Run, job: _Job, dashboard: str | None
     ) -> Reporter:
         """What the run measures and says goes to the store, a file, the terminal and the user's own sinks."""
-        first_step = read_checkpoint(self.resume_from).step + 1 if self.resume_from else 0
+        self._resumed_at = read_checkpoint(self.resume_from).step if self.resume_from else None
+        first_step = 0 if self._resumed_at is None else self._resumed_at + 1
         resumed = self._resuming(run, job)
         rows = StoreSink(store, run.run_id)
         metrics = JsonlSink(self.run_dir / METRICS_FILE, first_step)
