@@ -240,7 +240,13 @@ if TYPE_CHECKING:
     )
 
 
+_MODULES = ("metrics",)
+"""Modules whose names the messages give: `agl.metrics.SilentConsole()`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME_OF:
         return lookup.resolve(__name__, name)
     value = getattr(import_module(_HOME_OF[name]), name)

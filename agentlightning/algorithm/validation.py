@@ -211,7 +211,7 @@ def _refuse_numbers_out_of_range(s: TrainingSettings) -> None:
     types = _types(type(s))
     for name in {**AT_LEAST, **dict.fromkeys(ABOVE_ZERO, 0)}:
         value: Any = getattr(s, name, None)
-        if value is None:
+        if value is None and (name not in types or type(None) in get_args(types[name])):
             continue
         low, high = AT_LEAST.get(name), AT_MOST.get(name)
         bounds = "above 0" if low is None else f"at least {low:g}"

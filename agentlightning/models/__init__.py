@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from agentlightning.errors import ModelError
 
 _HERE = Path(__file__).parent
+_OF_PROVIDERS = re.compile(r"(openai|azure|anthropic|google)/(gpt-[345](?!.*oss)|o[1-9]|claude|gemini)", re.IGNORECASE)
 KNOWS = {"calc": "arithmetic with a calculator tool"}
 """What each model that ships was taught; it can do nothing else."""
 
@@ -27,6 +29,8 @@ def resolve_model(name: str | Path) -> str:
     if text in shipped:
         return str(shipped[text])
     path = Path(text).expanduser()
+    if (words := _never_trainable(text, path)) is not None:
+        raise ModelError(words)
     if path.is_dir():
         if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
             return str(path.resolve())
@@ -44,6 +48,21 @@ def resolve_model(name: str | Path) -> str:
             f"'Qwen/Qwen3-0.6B', or a model that ships with the package: {', '.join(shipped) or 'none'}."
         )
     return text
+
+
+def _never_trainable(text: str, path: Path) -> str | None:
+    """Why a name is of no model whose weights can be trained, and what to do instead; None for others."""
+    if _OF_PROVIDERS.match(text):
+        return (
+            f"'{text}' is a provider's model: nobody else has its weights, so they cannot be trained. Tune its prompts "
+            "(agl optimize), let an agent ask it (agl run --endpoint URL), or train a model with weights (agl models)."
+        )
+    if path.suffix == ".gguf" or (path.is_dir() and any(path.glob("*.gguf")) and not (path / "config.json").is_file()):
+        return (
+            f"'{text}' holds GGUF weights, which are made for sampling and cannot be trained. Give the model that they "
+            "were made from: a Hugging Face id or its directory. `agl export --gguf` writes GGUF afterwards."
+        )
+    return None
 
 
 def examples_first(model: object) -> str:

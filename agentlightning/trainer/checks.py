@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +11,15 @@ from typing import Any, TypeGuard
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, StoreError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
 from agentlightning.litagent import FunctionAgent, LitAgent
 from agentlightning.metrics import Sink
 from agentlightning.metrics.console import Console
 from agentlightning.store.base import LightningStore
+from agentlightning.store.operations.codec import encode_task
 from agentlightning.tracer import Tracer
+from agentlightning.trainer.provenance import MOST_KEPT
 from agentlightning.trainer.tasks import check_texts, load_tasks
 from agentlightning.types import LLM, Dataset, Hook, NamedResources, ProxyLLM, Resource
 
@@ -174,8 +177,44 @@ def check_given(
     """Raises ConfigError for tasks that the algorithm cannot learn, or the agent cannot be given."""
     if train is not None and isinstance(algorithm, TrainingSettings):
         algorithm.check_data(train)
-    check_tasks(agent, "training", train)
-    check_tasks(agent, "validation", val)
+    for what, tasks in (("training", train), ("validation", val)):
+        check_json(what, tasks)
+        check_tasks(agent, what, tasks)
+
+
+def check_json(what: str, tasks: Dataset[Any] | None) -> None:
+    """Raises ConfigError for the first task that a store cannot hold, with its number and the field."""
+    for number in range(min(len(tasks), MOST_KEPT) if tasks is not None else 0):
+        task = tasks[number]  # pyright: ignore[reportOptionalSubscript]
+        try:
+            encode_task(task, "A task")
+        except StoreError as error:
+            field = f" in its field {where!r}" if (where := _not_json(task)) else ""
+            words = f"Of the {what} tasks, number {number + 1} (counted from 1){field}: {error}"
+            raise ConfigError(words) from error
+
+
+def _not_json(value: Any, where: str = "") -> str:
+    """Where the innermost part is that JSON cannot hold."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{where}.{name}" if where else str(name), part) for name, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(f"{where}[{number}]", part) for number, part in enumerate(value)]
+    for path, part in parts:
+        try:
+            encode_task(part, "A task")
+        except StoreError:
+            return _not_json(part, path)
+    return where
+
+
+def shared_tasks(train: Dataset[Any] | None, val: Dataset[Any] | None) -> int:
+    """How many validation tasks are training tasks as well."""
+    if train is None or val is None or max(len(train), len(val)) > _MOST_CHECKED:
+        return 0
+    known = {json.dumps(train[n], sort_keys=True, default=repr) for n in range(len(train))}
+    return sum(json.dumps(val[n], sort_keys=True, default=repr) in known for n in range(len(val)))
 
 
 _MOST_CHECKED = 100_000
@@ -193,6 +232,23 @@ def check_tasks(agent: LitAgent[Any], what: str, tasks: Dataset[Any] | None) -> 
             raise ConfigError(f"Of the {what} tasks, number {number + 1} (counted from 1): {error}") from None
 
 
+def _of_a_library(what: str, tasks: object) -> str | None:
+    """What to give in place of an object of a library that holds tasks and is no list of them; None for others."""
+    library, name = type(tasks).__module__.partition(".")[0], type(tasks).__name__
+    if library == "datasets" and isinstance(tasks, Mapping):
+        splits = ", ".join(map(repr, tasks)) or "none"
+        first = next(iter(tasks), "train")
+        return f"The {what} tasks are a {name} with the splits {splits}. Give one of them: dataset[{first!r}]."
+    if library == "datasets" and not hasattr(type(tasks), "__len__"):
+        return f"The {what} tasks are a {name}, which is read as a stream. Give a list: list(dataset.take(1000))."
+    if library in ("polars", "pandas") and name == "DataFrame":
+        rows = "frame.to_dicts()" if library == "polars" else "frame.to_dict('records')"
+        return f"The {what} tasks are a {library} frame. Give its rows: {rows}."
+    if library == "torch" and name == "DataLoader":
+        return f"The {what} tasks are a DataLoader, which makes batches. Give what it reads: loader.dataset."
+    return None
+
+
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """The tasks, read from a file if it is the name of one.
 
@@ -200,6 +256,8 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """
     if isinstance(tasks, str | Path):
         return load_tasks(tasks)
+    if (words := _of_a_library(what, tasks)) is not None:
+        raise ConfigError(words)
     if isinstance(tasks, bytes | Mapping):
         raise ConfigError(f"The {what} tasks are a {type(tasks).__name__}. Give a list with one JSON value per task.")
     if not isinstance(tasks, Dataset):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,11 +90,23 @@ def check_texts(task: Any, where: str) -> None:
 
 
 def _hint(line: str) -> str:
+    if _parses(line.rstrip(",")) and line.endswith(","):
+        return " There is a comma at the end of the line: lines of a .jsonl file stand alone, without commas."
+    if line.startswith("version https://git-lfs"):
+        return " It is a pointer of git-lfs, not the data: fetch it with  git lfs pull"
     if line in "[{":
         return " It looks like a JSON array over many lines: let its name end in .json."
     if re.match(r"[\[{]+'", line):
         return " It looks like Python, and JSON has double quotes: write each task with json.dumps(task)."
     return ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _array(file: Path) -> list[Any]:
@@ -125,10 +137,23 @@ def _table(file: Path) -> list[dict[str, Any]]:
             f"{file} has one column, {header!r}: its fields stand between {other!r}. Save it with commas, or let its "
             "rows be the tasks: list(csv.DictReader(open(…), delimiter=…))."
         )
+    if reader.fieldnames and _is_data(reader.fieldnames, rows):
+        raise ConfigError(
+            f"The first line of {file} looks like a task, not like names: {', '.join(reader.fieldnames)[:200]}. "
+            "Put a line with the names in front, such as  question,answer"
+        )
     odd = next((number for number, row in enumerate(rows, 2) if None in row or None in row.values()), None)
     if odd is not None:
         raise ConfigError(f"{file}, row {odd} has not as many fields as the header. Quote fields that hold commas.")
     return rows
+
+
+def _is_data(heading: Sequence[str], rows: list[dict[str, Any]]) -> bool:
+    """Whether a heading is a row like the others: it has numbers, or the same field twice, or what is in a row."""
+    numbers = any(re.fullmatch(r"[-+]?[0-9]+([.,][0-9]+)?", field.strip()) for field in heading)
+    return (
+        numbers or len(set(heading)) < len(heading) or any(row.get(field) == field for row in rows for field in heading)
+    )
 
 
 def _parquet(file: Path) -> list[dict[str, Any]]:

@@ -190,6 +190,7 @@ class Trainer(GivenByName):
         check_resources(initial_resources)
         self.algorithm = algorithm or Baseline()
         of_algorithm = self.algorithm.trainer_defaults
+        run_dir, resume = (None if given is None else Path(given).expanduser() for given in (run_dir, resume))
         run_dir, resume = run_dir or of_algorithm.run_dir, resume or of_algorithm.resume
         self.concurrency = concurrency
         self.store = store

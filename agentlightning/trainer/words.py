@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from agentlightning.installation import command_name
 from agentlightning.metrics import Console, Reporter
 from agentlightning.models.memory import refuse_what_does_not_fit
 from agentlightning.models.shape import ModelShape, count_of
+from agentlightning.trainer.checks import shared_tasks
 from agentlightning.trainer.result import RunResult
 from agentlightning.types import Dataset
 
@@ -28,6 +29,9 @@ NOTHING_LEARNED = (
     "Nothing was learned: in every step all siblings earned the same, so the weights are those it began with. Take "
     "tasks that the model solves now and then, give partial rewards, or take a larger group_size."
 )
+
+FAR_TOO_HIGH = 30
+"""Times the default learning rate from which on a warning is due before training."""
 
 
 def introduce(
@@ -54,9 +58,28 @@ def introduce(
     reporter.note(opening(algorithm, shape, run_dir, train, val))
     if resumed is not None:
         reporter.note(resumed)
+    for words in _doubtful(algorithm, shape, train, val):
+        reporter.warn(words)
     if val is None or len(val) == 0:
         reporter.note(NO_VALIDATION if algorithm.samples else NO_VALIDATION_OF_EXAMPLES)
     reporter.note("")
+
+
+def _doubtful(
+    settings: TrainingSettings, shape: ModelShape | None, train: Dataset[Any] | None, val: Dataset[Any] | None
+) -> Iterator[str]:
+    """What is probably a mistake, and could be meant."""
+    if shared := shared_tasks(train, val):
+        yield (
+            f"{shared} of the {len(val or ())} validation tasks are training tasks, too: the validation reward will "
+            "look better than the model is. Keep them apart."
+        )
+    usual = None if shape is None else shape.learning_rate(adapter=settings.trains_adapter)
+    if usual is not None and settings.peak_rate > FAR_TOO_HIGH * usual:
+        yield (
+            f"The learning rate {settings.peak_rate:g} is {settings.peak_rate / usual:,.0f} times the default for this "
+            f"model ({usual:g}), which usually destroys the weights. Leave learning_rate out to take the default."
+        )
 
 
 def resuming(

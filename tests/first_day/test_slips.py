@@ -163,7 +163,7 @@ def test_the_file_of_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task
 
 def test_a_task_with_a_hole(tmp_path: Path) -> None:
     trainer = agl.Trainer(run_dir=tmp_path, console=SilentConsole())
-    with pytest.raises(agl.StoreError, match=r"JSON has no NaN .* put None in their place"):
+    with pytest.raises(agl.ConfigError, match=r"JSON has no NaN .* put None in their place"):
         trainer.dev(agent, [{"answer": float("nan")}])
 
 
