@@ -55,7 +55,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         b"bytes",
         Path("x"),
         object(),
-        "\ud800",
     ],
     ids=repr,
 )
