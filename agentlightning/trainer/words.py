@@ -159,8 +159,10 @@ def closing(command: str, result: RunResult) -> str:
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
     before = "before training" if metrics and metrics[0].get("step") == 0 else "at first"
     lines = [""]
+    again = f"Go on with the same command and  --resume {run_dir}  or Trainer(resume='{run_dir}')."
     if result.stopped and not any(m.get("step") for m in metrics):
-        return "\nStopped before the first step was finished: nothing is learned yet."
+        nothing = "\nStopped before the first step was finished: nothing is learned yet."
+        return nothing if checkpoint is None else f"{nothing}\n{again}"
     losses = [m["loss"] for m in metrics if m.get("loss") is not None]
     if losses and not rewards:
         lines.append(f"Loss of the first step {losses[0]:.4f}, of the last {losses[-1]:.4f}, in nats per token.")
@@ -169,7 +171,7 @@ def closing(command: str, result: RunResult) -> str:
     if len(validated) > 1:
         lines.append(f"Validation reward {validated[0]:.3f} {before}, {validated[-1]:.3f} at the last.")
     if result.stopped and checkpoint is not None:
-        lines.append(f"Stopped. Go on with the same command and  --resume {run_dir}  or Trainer(resume='{run_dir}').")
+        lines.append(f"Stopped. {again}")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
         tasks = "" if validated else " --tasks FILE"

@@ -39,6 +39,7 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "eval": [("evil",), (NAME,), ("calc", "--agent", NAME, "--tasks", NAME)],
     "export": [("evil", "--jsonl", "out.jsonl"), (NAME, "--to", "x")],
     "gateway": [("--model", NAME, "--port", "0"), ("--upstream", NAME)],
+    "models": [(), ("--gpus", NAME)],
     "optimize": [("--agent", NAME, "--tasks", NAME)],
     "plan": [("--model", NAME)],
     "report": [("evil",), (NAME,)],

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("google.genai")
 
-from google.genai import types
+from google.genai import types  # pyright: ignore[reportMissingImports]
 
 from agentlightning.gateway.dialects.base import Fields
 from agentlightning.gateway.dialects.gemini.schemas import camel_case, json_schema_of

@@ -107,17 +107,18 @@ def test_an_older_word_does_what_the_newer_one_does(old: Old) -> None:
 
 
 def test_retry_delays_are_how_long_it_tries() -> None:
+    client: Any = agl.LightningStoreClient
     made, newer = (
-        agl.LightningStoreClient("http://127.0.0.1:1", **given)
-        for given in ({"retry_delays": (1, 2, 5)}, {"retry_seconds": 8.0})
+        client("http://127.0.0.1:1", **given) for given in ({"retry_delays": (1, 2, 5)}, {"retry_seconds": 8.0})
     )
     assert seen(made) == seen(newer)
 
 
 def test_calls_without_tokens_are_not_left_out_in_silence() -> None:
+    adapter: Any = agl.TracerTraceToTriplet
     with pytest.raises(agl.ConfigError, match="_skip_empty_token_spans"):
-        agl.TracerTraceToTriplet(**{"_skip_empty_token_spans": True})
-    assert agl.TracerTraceToTriplet(**{"_skip_empty_token_spans": False})
+        adapter(_skip_empty_token_spans=True)
+    assert adapter(_skip_empty_token_spans=False)
 
 
 def test_logging_takes_all_words_and_no_others() -> None:

@@ -73,7 +73,7 @@ def train(folder: Path, agent: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-async def calls_of(store_file: Path) -> dict[str, list[Any]]:
+async def calls_of(store_file: Path) -> dict[str, Any]:
     store = agl.SqliteLightningStore(store_file)
     ids = [r.rollout_id for r in await store.query_rollouts(limit=-1) if r.mode is agl.RolloutMode.TRAIN]
     found = dict(await store.query_calls(ids))

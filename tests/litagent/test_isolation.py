@@ -15,7 +15,7 @@ import pytest
 
 from agentlightning.errors import AgentError, ConfigError, JudgeError
 from agentlightning.gateway import Gateway
-from agentlightning.litagent import Container, Program
+from agentlightning.litagent import Container, LitAgent, Program
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
@@ -56,7 +56,7 @@ class Place:
         self.store = store
         self.gateway = gateway
 
-    async def run(self, agent: Program, task: Any = None) -> AttemptedRollout:
+    async def run(self, agent: LitAgent[Any], task: Any = None) -> AttemptedRollout:
         runner = LitAgentRunner(DummyTracer(), gateway=self.gateway)
         runner.init(agent)
         runner.init_worker(0, self.store)

@@ -24,7 +24,7 @@ from agentlightning.keys import ALL_SCOPES
 from agentlightning.litagent import LitAgent, Program
 from agentlightning.store import InMemoryLightningStore, LightningStoreServer
 from agentlightning.store.transfer.records import from_line, to_line
-from agentlightning.types import AttemptedRollout, Outcome, Span, Triplet
+from agentlightning.types import AttemptedRollout, AttemptStatus, Outcome, Span, Triplet
 from agentlightning.types.names import ATTEMPT_ID, REWARD, ROLLOUT_ID
 from agentlightning.types.reward import LARGEST, checked_reward, largest_reward
 from tests.gateway.conftest import rendering  # noqa: F401 (a fixture)
@@ -178,9 +178,10 @@ async def test_in_spans_from_elsewhere() -> None:
 async def put(store: InMemoryLightningStore, value: Any) -> str:
     """A finished rollout whose span an admin wrote."""
     claimed = await store.start_rollout("task")
-    ids = {"rollout_id": claimed.rollout_id, "attempt_id": claimed.attempt.attempt_id}
-    await store.add_span(Span.from_attributes(name=REWARD, attributes={KEY: value}, **ids))
-    await store.update_attempt(*ids.values(), status="succeeded", outcome=Outcome.OK)
+    rollout_id, attempt_id = claimed.rollout_id, claimed.attempt.attempt_id
+    span = Span.from_attributes(name=REWARD, attributes={KEY: value}, rollout_id=rollout_id, attempt_id=attempt_id)
+    await store.add_span(span)
+    await store.update_attempt(rollout_id, attempt_id, status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
     return claimed.rollout_id
 
 
