@@ -75,11 +75,11 @@ SERVING = {
     "cli.md": {
         "agl dashboard runs/calc-20250101-120000": "Dashboard: http://127.0.0.1:",
         "agl serve runs/calc-20250101-120000": "Try it:",
-        'agl store --path store.db --host 0.0.0.0 --key "$AGL_STORE_KEY"': "Serving the store store.db",
+        "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
         "agl gateway --upstream gpt=https://api.example.com/v1 --path calls.db": "Calls are recorded in calls.db",
     },
     "store.md": {
-        'agl store --path store.db --host 0.0.0.0 --key "$AGL_STORE_KEY"': "Serving the store store.db",
+        "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
     },
 }
 """Commands that serve until Ctrl-C, by page, with words that they print when they do."""

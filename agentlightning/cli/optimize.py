@@ -20,6 +20,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.routing.upstream import Provider
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
+from agentlightning.outgoing import http_session
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import Demonstrations, PromptTemplate, RolloutConfig, SystemPrompt, ToolDescription
@@ -158,8 +159,8 @@ async def only_model(endpoint: str, key: str | None) -> str:
     timeout = aiohttp.ClientTimeout(total=_MODELS_SECONDS)
     try:
         async with (
-            aiohttp.ClientSession(trust_env=True, timeout=timeout) as session,
-            session.get(f"{endpoint.rstrip('/')}/models", headers=headers, allow_redirects=False) as answer,
+            http_session(trust_env=True, timeout=timeout) as session,
+            session.get(f"{endpoint.rstrip('/')}/models", headers=headers) as answer,
         ):
             if answer.status != HTTPStatus.OK:
                 raise ValueError(f"HTTP {answer.status}")

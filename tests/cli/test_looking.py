@@ -158,7 +158,7 @@ def with_files(folder: Path, rewards: list[float], **settings: Any) -> Path:
 def test_runs_are_listed(tmp_path: Path) -> None:
     with_files(tmp_path / "runs" / "a", [0.1, 0.9])
     with_files(tmp_path / "runs" / "b", [0.25])
-    text = agl("runs", tmp_path / "runs").stdout
+    text = agl("runs", tmp_path / "runs", width=240).stdout  # a narrow table leaves columns out
     assert "0.100 → 0.900" in text
     assert "2/9" in text
     found = as_json("runs", tmp_path / "runs")

@@ -132,7 +132,13 @@ async def _models(request: web.Request) -> web.Response:
 
 @pytest.mark.parametrize(
     ("many", "says"),
-    [("0", "serves 0 models"), ("1", None), ("2", "model-0, model-1"), ("moved", "HTTP 302"), ("x/y", "HTTP 404")],
+    [
+        ("0", "serves 0 models"),
+        ("1", None),
+        ("2", "model-0, model-1"),
+        ("moved", "redirects are not followed"),
+        ("x/y", "HTTP 404"),
+    ],
 )
 async def test_the_only_model_of_an_endpoint_needs_no_name(many: str, says: str | None) -> None:
     app = web.Application()

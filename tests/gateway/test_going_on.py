@@ -184,11 +184,18 @@ async def test_only_calls_of_models_begin_rollouts(server: Server, store: InMemo
 HEADERS = ["x-claude-code-session-id", "x-session-id", "x-session-affinity", "session_id"]
 
 
-async def calls_of(store: InMemoryLightningStore) -> list[list[Any]]:
-    """The calls of each rollout, in its order."""
-    rollouts = await store.query_rollouts()
-    found = await store.query_calls([rollout.rollout_id for rollout in rollouts])
-    return [list(found[rollout.rollout_id]) for rollout in rollouts]
+async def calls_of(store: InMemoryLightningStore, number: int) -> list[list[Any]]:
+    """The calls of each rollout, in its order, once so many are stored: sessions stay open, and what they recorded is
+    written on its own time.
+    """
+    async with asyncio.timeout(20):
+        while True:
+            rollouts = await store.query_rollouts()
+            found = await store.query_calls([rollout.rollout_id for rollout in rollouts])
+            calls = [list(found[rollout.rollout_id]) for rollout in rollouts]
+            if sum(map(len, calls)) >= number:
+                return calls
+            await asyncio.sleep(0.05)
 
 
 async def told(server: Server, key: str, messages: Any, **headers: str) -> str:
@@ -210,7 +217,7 @@ async def test_the_requests_of_a_session_are_one_attempt(
     await told(server, "mine", more, **{header: "s2"})
     await told(server, "other", more, **{header: "s1"})
     await told(server, "mine", more)
-    found = sorted(await calls_of(store), key=len)
+    found = sorted(await calls_of(store, 5), key=len)
     assert [len(calls) for calls in found] == [1, 1, 1, 2], "another key is another session"
     first, then = found[-1]
     assert then.info.parent_call_id == first.info.call_id
@@ -222,7 +229,7 @@ async def test_first_calls_at_once_share_the_attempt(server: Server, store: InMe
     ask: list[Any] = [{"role": "user", "content": QUESTION}]
     headers = {"x-claude-code-session-id": "s"}
     await asyncio.gather(*(told(server, "mine", ask, **headers) for _ in range(5)))
-    assert [len(calls) for calls in await calls_of(store)] == [5]
+    assert [len(calls) for calls in await calls_of(store, 5)] == [5]
 
 
 async def test_a_session_whose_attempt_is_over_begins_another(server: Server, store: InMemoryLightningStore) -> None:
@@ -231,7 +238,7 @@ async def test_a_session_whose_attempt_is_over_begins_another(server: Server, st
     (rollout,) = await store.query_rollouts()
     await store.update_attempt(rollout.rollout_id, "latest", status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
     await told(server, "mine", ask, **{"x-session-id": "s"})
-    assert [len(calls) for calls in await calls_of(store)] == [1, 1]
+    assert [len(calls) for calls in await calls_of(store, 2)] == [1, 1]
 
 
 async def test_sessions_end_unused_and_by_number(store: InMemoryLightningStore) -> None:

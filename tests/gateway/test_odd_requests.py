@@ -165,6 +165,9 @@ async def test_counting_what_cannot_be_rendered_is_refused(site: Site) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(self.inner, name)
 
+        def with_arguments(self, arguments: Any) -> Any:
+            return self
+
         def render(self, messages: Any, tools: Any) -> Any:
             from agentlightning.errors import ModelError
 
