@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path("x"),
         object(),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 @pytest.mark.parametrize("place", ["a field", "deep", "a list"])
 def test_a_task_that_is_no_json_is_named_with_its_number_and_field(value: Any, place: str) -> None:
