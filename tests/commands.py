@@ -28,7 +28,7 @@ TYPED = {
     ],
     "cli.md": [
         'agl run --agent "python my_agent.py" --tasks tasks.jsonl --model calc',
-        "agl eval runs/calc-20250101-120000",
+        "agl eval runs/calc-20250101-120000 --trust",
         "agl show runs/calc-20250101-120000 --failed",
         "agl show runs/calc-20250101-120000 --step 12 --reward-max 0",
         "agl show runs/calc-20250101-120000 --group 12-0",

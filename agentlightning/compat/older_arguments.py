@@ -52,12 +52,7 @@ ARGUMENTS = (
         "`agl show` prints what was said",
         ("keys", "none"),
     ),
-    Old(
-        "agentlightning.algorithm.apo:APO(_poml_trace=)",
-        "",
-        "the run's journal has every question and answer",
-        (False,),
-    ),
+    Old("agentlightning.algorithm.apo:APO(_poml_trace=)", "", "the run's journal always has every question and answer"),
     Old("agentlightning.store.http.client:LightningStoreClient(server_address=)", "url"),
     Old(
         "agentlightning.store.http.client:LightningStoreClient(retry_delays=)",

@@ -128,6 +128,8 @@ def test_a_command_that_ends(reader: Path, page: str, command: str) -> None:
         pytest.skip("needs Node")
     if "./my-model" in command and not (reader / "my-model").exists():  # when this test runs alone
         shutil.copytree(shipped_models()["calc"], reader / "my-model")
+    if command.endswith(" import rollouts/") and not (reader / "rollouts").exists():
+        assert typed("agl store --path run/store.db export rollouts/", reader).returncode == 0
     done = typed(command, reader)
     told = done.stdout + done.stderr
     assert done.returncode in ((0, 1) if command.startswith(ALSO_1) else (0,)), told

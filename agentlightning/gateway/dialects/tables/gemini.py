@@ -64,7 +64,10 @@ THINKING = Fields(honoured=("includeThoughts", "thinkingBudget", "thinkingLevel"
 CONTENT = Fields(honoured=("role", "parts"))
 PART = Fields(
     honoured=("text", "thought", "thoughtSignature", "functionCall", "functionResponse"),
-    harmless=("mediaProcessing", "mediaResolution", "partMetadata", "speechMetadata", "videoMetadata"),
+    harmless=(
+        *("mediaProcessing", "mediaResolution", "partMetadata"),
+        *("audioMetadata", "documentMetadata", "speechMetadata", "spreadsheetMetadata", "videoMetadata"),
+    ),
     unavailable={
         **dict.fromkeys(("inlineData", "fileData", "audioTranscription"), Unavailable(MEDIA)),
         **dict.fromkeys(("executableCode", "codeExecutionResult", "toolCall", "toolResponse"), Unavailable(HOSTED)),
