@@ -129,6 +129,19 @@ def message_of(error: BaseException) -> str:
         return f"(its message cannot be shown: {type(failure).__name__})"
 
 
+_DIFFERS = re.compile(
+    r"0x[0-9a-f]+|/tmp/[\w./-]+|\b[0-9a-f]{8}[0-9a-f-]*\b|\d+(\.\d+)?|'[^'\n]*'|\"[^\"\n]*\"", re.IGNORECASE
+)
+
+
+def kind_of(message: str) -> str:
+    """A message without what differs from one time to the next: numbers, ids, temporary folders and quoted words.
+
+    Equal failures of several rollouts are counted by it.
+    """
+    return _DIFFERS.sub("…", message)
+
+
 def said_by_ray(error: BaseException) -> str:
     """What Ray says of the end of a process, without the names it gives things and its guesses."""
     lines = [line.strip() for line in str(error).splitlines()]

@@ -16,7 +16,7 @@ from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, kind_of
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.types import Dataset, EnqueueRolloutRequest, Outcome, RolloutConfig, RolloutMode, RolloutStatus
 
@@ -99,13 +99,14 @@ class Baseline(GivenByName, Algorithm):
         """Say what came of it, and why the first failures failed."""
         reporter = self.context.reporter
         reporter.note(summary(self.episodes, counts=self.policy is not None))
-        failed: dict[tuple[str, str], list[Episode]] = {}
+        failed: dict[tuple[str, str], list[tuple[str, Episode]]] = {}
         for e in self.episodes:
             if not e.good:
                 error = (e.attempt and e.attempt.error) or "It was never run."
-                failed.setdefault((e.outcome.value, error), []).append(e)
-        for (outcome, error), episodes in itertools.islice(failed.items(), SHOWN_FAILURES):
-            reporter.warn(f"{len(episodes)} × {outcome}, first on {episodes[0].rollout.input!r:.200}\n{error}")
+                failed.setdefault((e.outcome.value, kind_of(error)), []).append((error, e))
+        for (outcome, _), same in itertools.islice(failed.items(), SHOWN_FAILURES):
+            error, first = same[0]
+            reporter.warn(f"{len(same)} × {outcome}, first on {first.rollout.input!r:.200}\n{error}")
         heard = any(e.calls for e in self.episodes) or self.context.turned_away
         ended = heard or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
         if self.policy is not None and ended and not any(e.calls for e in self.episodes):

@@ -20,7 +20,7 @@ from agentlightning.algorithm.trend import (
     visible_rise,
 )
 from agentlightning.algorithm.units import CreditRule
-from agentlightning.errors import AgentError
+from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
 
@@ -48,10 +48,17 @@ _TOO_HARD = (
     "rewards. If it is always high, the agent has nothing left to learn."
 )
 
-NEVER_CALLED = (
-    "The agent never called the model: no call arrived at the gateway. Make its client use the endpoint it is given:  "
-    "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  model=llm.model."
+WAY_TO_THE_MODEL = (
+    "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
+    "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
+    "the same of ANTHROPIC_ and GEMINI_). An async client's call is made only where it is awaited."
 )
+NEVER_CALLED = f"The agent never called the model: no call arrived at the gateway. {WAY_TO_THE_MODEL}"
+KEEPS_ANSWERS = (
+    "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
+    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
+)
+CALLS_NO_LONGER = f"The agent called the model in earlier steps and calls it no longer. {KEEPS_ANSWERS}"
 
 
 def never_called(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> str:
@@ -106,7 +113,7 @@ class Preflight:
         self._policies = policies
         self._compares = compares
         self._reporter = reporter
-        self._learned = learned
+        self._learned = self._heard = learned
         self._flat = 0
         self._failed = 0
         self._highest = -math.inf
@@ -143,9 +150,11 @@ class Preflight:
         if not usable:
             return
         if not any(e.calls for e in usable):
-            self._refuse(never_called(episodes, self._turned_away))
+            silent = self._heard and not any(e.refused for e in usable)
+            self._refuse(CALLS_NO_LONGER if silent else never_called(episodes, self._turned_away))
         elif not any(e.sampled_tokens for e in usable):
             self._refuse(_nothing_selected(usable, self._selected_by))
+        self._heard = True
         self._check_names(usable)
         self._object(usable)
         if self._compares:
@@ -290,6 +299,7 @@ def _likely_cause(metrics: Mapping[str, Any]) -> str:
 
 
 def _most_common(failed: Sequence[Episode]) -> str:
-    errors = Counter((e.outcome.value, (e.attempt and e.attempt.error) or "no message") for e in failed)
-    (outcome, error), count = errors.most_common(1)[0]
+    said = [(e.outcome.value, (e.attempt and e.attempt.error) or "no message") for e in failed]
+    (kind, count), *_ = Counter((outcome, kind_of(error)) for outcome, error in said).most_common(1)
+    outcome, error = next(one for one in said if (one[0], kind_of(one[1])) == kind)
     return f"Most common ({count}×): {outcome}: {error}"

@@ -6,6 +6,7 @@ Typer keeps the classes of its errors to itself, so they are told apart by their
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -48,6 +49,13 @@ class Commands(TyperGroup):
         vars(command)["rich_help_panel"] = panel_of(cmd_name, COMMANDS)
         return group_options(command) if cmd_name in GROUPED else command
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, [*args])
+        except Exception as error:
+            _explain(error, args)
+            raise
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -56,20 +64,33 @@ class Commands(TyperGroup):
             raise
 
 
-def _explain(error: Any) -> None:
-    """Put into an error of Typer's what was meant; others are left as they are."""
+def _explain(error: Any, typed: Sequence[str] = ()) -> None:
+    """Put into an error of Typer's what was meant; others are left as they are. `typed`: the whole command line."""
     of = getattr(error, "ctx", None)
     if of is None or not hasattr(error, "message"):
         return
     options = [option for parameter in of.command.params for option in parameter.opts]
     if name := getattr(error, "option_name", None):
-        vars(error)["possibilities"] = _meant(name, options)
+        meant = _meant(name, options)
+        if of.parent is None and not meant:
+            error.message += f".{_before_the_command(of.command, name, typed)}"
+        vars(error)["possibilities"] = meant
     elif type(error).__name__ == "MissingParameter":
         error.message = error.message or getattr(error.param, "help", None) or ""
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
         error.message += f". {_of_extra(extra[1].split(), options)}"
     elif command := re.fullmatch(r"No such command '(.+)'\.", error.message):
         error.message += f" {_OTHER_COMMANDS.get(command[1], '')}".rstrip()
+
+
+def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str:
+    """What to type for an option that was given in front of the command."""
+    if option in ("-v", "-V", "--verbose", "--debug"):
+        return " AGL_DEBUG=1 in front of the command shows whole tracebacks; agl --version the version."
+    have = [name for name, command in commands.commands.items() if any(option in p.opts for p in command.params)]
+    named = [word for word in typed if word in commands.commands]
+    command = next((name for name in (*named, "train") if name in have), have[0] if have else "COMMAND")
+    return f" Options of a command stand behind it: agl {command} {option if have else '--option'} …"
 
 
 def _of_extra(words: list[str], options: list[str]) -> str:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.preflight import never_called
+from agentlightning.algorithm.preflight import KEEPS_ANSWERS, WAY_TO_THE_MODEL, never_called
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.finding import Finding, note, problem, share, warning
+from agentlightning.errors import kind_of
 from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
 from agentlightning.types.names import ELSEWHERE, NO_SUCH_PATH
@@ -100,13 +101,15 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
         )
     if len(others) < max(1, MANY * len(episodes)):
         return
-    (outcome, text), count = Counter((e.outcome, first_line(e)) for e in others).most_common(1)[0]
+    ((outcome, kind), count), *_ = Counter((e.outcome, kind_of(first_line(e))) for e in others).most_common(1)
+    same = [e for e in others if (e.outcome, kind_of(first_line(e))) == (outcome, kind)]
+    text = first_line(same[-1])
     yield (problem if len(others) >= MOST * len(episodes) else warning)(
         "rollouts_fail",
         f"{share(len(others), len(episodes))} rollouts failed. Most common ({count}×): {outcome.value}: {text}",
         BUSY_FIX if is_busy(text) else _FIX_OF.get(outcome, ""),
         outcomes=outcomes(episodes),
-        error=_error([e for e in others if first_line(e) == text][-1]),
+        error=_error(same[-1]),
         rollouts=ids([e for e in others if e.outcome is outcome]),
     )
 
@@ -139,10 +142,11 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
             yield problem(
                 "never_called",
                 f"{_unheard(heard, evidence)}{f' It said: {away}' if away else ''}",
-                "Give the client base_url=llm.endpoint and api_key=llm.api_key, and ask for model=llm.model.",
+                WAY_TO_THE_MODEL,
                 turned_away=dict(evidence.turned_away),
             )
         return
+    yield from _answers_kept(heard)
     trained = [c for c in calls if c.info.trained]
     empty = [c for c in trained if not len(c.response_ids) and c.info.error is None]
     if calls and not trained:
@@ -158,6 +162,19 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
             f"{share(len(empty), len(trained))} calls were recorded without token ids, so they cannot be trained.",
             "The engine must return token ids and log-probs: with vLLM behind the gateway take the vllm backend.",
             calls=len(empty),
+        )
+
+
+def _answers_kept(heard: Sequence[Episode]) -> Iterator[Finding]:
+    """Rollouts that were rewarded without any call, where others of the same agent called the model."""
+    rated = [e for e in heard if e.good and e.reward is not None]
+    silent = [e for e in rated if not e.calls and not e.refused]
+    if silent and len(silent) >= MANY * len(rated):
+        yield warning(
+            "answers_kept",
+            f"{share(len(silent), len(rated))} rollouts earned a reward without a call of the model; others called it.",
+            KEEPS_ANSWERS,
+            rollouts=ids(silent),
         )
 
 
@@ -212,7 +229,8 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
             f"In {share(len(too_long), len(episodes))} rollouts a prompt did not fit the model's context"
             f"{_context(evidence)}.",
             "Raise max_context if the model can do more; else shorten system prompt, tools or history, or set "
-            "cut_long_prompts=True.",
+            "cut_long_prompts=True. If prompts grow from one rollout to the next, the agent keeps its history: begin "
+            "each rollout with an empty one.",
             rollouts=ids(too_long),
         )
     if cut and len(cut) >= MANY * len(episodes):
@@ -249,6 +267,7 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
     if evidence.settings.get("credit") == "teacher" or evidence.supervised:
         return  # rewards play no part
     rated = [e for e in evidence.episodes if e.good and e.reward is not None]
+    yield from _rewarded_twice(rated, evidence)
     if len(rated) >= 8 and len({e.reward for e in (*evidence.early, *rated) if e.reward is not None}) == 1:
         yield problem(
             "constant_reward",
@@ -280,6 +299,29 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
         code, why = "no_variance", ". Tasks are either solved every time or never."
         fix = "Set dynamic_sampling=2, raise group_size or temperature, or give partial rewards."
     yield (problem if len(flat) >= 0.95 * len(groups) else warning)(code, words + why, fix, **numbers)
+
+
+def _rewarded_twice(rated: Sequence[Episode], evidence: Evidence) -> Iterator[Finding]:
+    """Rollouts that end with two rewards that differ, of which only the last counts."""
+    if evidence.settings.get("credit", "broadcast") != "broadcast":
+        return  # each reward goes to the calls before it
+    twice = [(e, ends) for e in rated if len(set(ends := _last_rewards(e))) > 1]
+    if twice and len(twice) >= MANY * len(rated):
+        episode, ends = twice[-1]
+        yield warning(
+            "rewarded_twice",
+            f"{share(len(twice), len(rated))} rollouts have several rewards after their last call, such as "
+            f"{' and '.join(f'{value:g}' for value in ends[-2:])}. The last one counts: {episode.reward:g}.",
+            "Give one: return it, or call agl.emit_reward(…) once and return None. Parts of a reward are recorded "
+            "together: agl.emit_reward({…}, primary_key='the one that trains').",
+            rollouts=ids([e for e, _ in twice]),
+        )
+
+
+def _last_rewards(episode: Episode) -> list[float]:
+    """The rewards of everybody's that came after the last call."""
+    last = len(episode.calls) - 1
+    return [r.value for r in episode.rewards if r.agent is None and not r.named and r.call == last and last >= 0]
 
 
 def _out_of_constant(reward: float, evidence: Evidence) -> str:

@@ -35,7 +35,7 @@ _UNPARSED = re.compile(r"<tool_call>|<\|tool_call\|>|<function=|\[TOOL_CALLS\]|<
 
 def text_findings(evidence: Evidence) -> Iterator[Finding]:
     """All findings about the texts that the model sampled."""
-    for check in (_same_answers, _phrases, _length, _without_tools, _unparsed, _failing_tools, _empty):
+    for check in (_history_kept, _same_answers, _phrases, _length, _without_tools, _unparsed, _failing_tools, _empty):
         yield from check(evidence)
 
 
@@ -101,6 +101,30 @@ def _same_answers(evidence: Evidence) -> Iterator[Finding]:
             "go back to an earlier checkpoint.",
             share=same,
             temperatures=temperatures,
+        )
+
+
+def _history_kept(evidence: Evidence) -> Iterator[Finding]:
+    """First prompts that hold an answer of an earlier rollout, and become longer by it."""
+    begins = [(e, talks[0]) for e in evidence.episodes if (talks := evidence.talks.get(e.rollout.rollout_id))]
+    lengths = [len(talk.messages) for _, talk in begins]
+    if len(begins) < 4 or max(lengths) < min(lengths) + 2:
+        return
+    answers: set[str] = set()
+    kept: list[Episode] = []
+    for episode, talk in begins:
+        said = {str(m.get("content")) for m in talk.messages if m.get("role") == "assistant" and m.get("content")}
+        if said & answers:
+            kept.append(episode)
+        answers |= {_content(t) for t in evidence.talks[episode.rollout.rollout_id]}
+    if len(kept) >= 0.2 * len(begins):
+        yield warning(
+            "history_kept",
+            f"{share(len(kept), len(begins))} rollouts begin with answers of earlier rollouts in their prompt, which "
+            f"has grown from {min(lengths)} to {max(lengths)} messages.",
+            "Begin each rollout with an empty history: make the list of messages (or the memory, or the agent object "
+            "of a framework) inside the function, not once at the top of the file.",
+            rollouts=ids(kept),
         )
 
 

@@ -23,7 +23,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from agentlightning.errors import ConfigError, ModelError
 from agentlightning.files import atomic_directory
-from agentlightning.models import resolve_model
+from agentlightning.models import base_of_adapter, resolve_model
+from agentlightning.models.weights import damage_of, damage_of_checkpoint
 
 METADATA_FILE = "agentlightning.json"
 """Beside the weights: what this package needs to know of a model (which renderer, …)."""
@@ -213,12 +214,7 @@ def load_policy(
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, UnpicklingError) as error:
-        hint = (
-            "Check that the directory is whole: config.json, weights and tokenizer, as save_pretrained writes them."
-            if Path(path).is_dir()
-            else "Check the name; a Hugging Face id needs a network connection or an earlier download."
-        )
-        raise ModelError(f"The model '{name}' could not be loaded: {_first_line(error)}\n{hint}") from error
+        raise ModelError(f"The model '{name}' could not be loaded: {_why_not(Path(path), error)}") from error
     if lora is not None and peft_model is None:
         model, peft_model = _add_lora(model, lora)
     model.to(target)  # pyright: ignore[reportArgumentType]
@@ -230,6 +226,23 @@ def load_policy(
         eos_ids=_eos_ids(model, tokenizer),
         peft=peft_model,
         metadata=_metadata(path),
+    )
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    """Why a model could not be loaded, and what to look at."""
+    if not path.is_dir():
+        return (
+            f"{_first_line(error)}\nCheck the name; a Hugging Face id needs a network connection or an earlier "
+            "download."
+        )
+    if path.name == "model" and (words := damage_of_checkpoint(path.parent)) is not None:
+        return words
+    if (words := damage_of(path)) is not None:
+        return f"{words}. Copy or download it again."
+    return (
+        f"{_first_line(error)}\n"
+        "Check that the directory is whole: config.json, weights and tokenizer, as save_pretrained writes them."
     )
 
 
@@ -266,8 +279,8 @@ def load_base(path: str, dtype: str | torch.dtype) -> PreTrainedModel:
 def _load_adapter(path: str, dtype: str | torch.dtype) -> tuple[PreTrainedModel, Any]:
     from peft import PeftModel
 
-    base_name = json.loads((Path(path) / "adapter_config.json").read_text())["base_model_name_or_path"]
-    base = load_base(resolve_model(base_name), dtype)
+    with base_of_adapter(Path(path)) as name:
+        base = load_base(resolve_model(name), dtype)
     with peft_calls_deprecated_names():
         peft_model = PeftModel.from_pretrained(base, path, is_trainable=True)
     return peft_model.get_base_model(), peft_model  # pyright: ignore[reportReturnType]

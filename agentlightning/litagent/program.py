@@ -33,6 +33,7 @@ from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_
 from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
+from agentlightning.litagent.program_words import ended_badly, missing_script, shown, without_reward
 from agentlightning.tracer.trace import current_trace
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
 from agentlightning.types.reward import checked_reward
@@ -132,6 +133,8 @@ class Program(LitAgent[Any]):
         self._env = dict(env or {})
         self._grader_env = dict(grader_env or {})
         self._files = Path(files) if files else None
+        if here and isolation is None and self._files is None:
+            _check_scripts(self.command, self._grader)
         self._workspaces = Path(workspaces) if workspaces else None
         self._limits = limits or Limits()
         self._isolation: Isolation = isolation
@@ -177,7 +180,7 @@ class Program(LitAgent[Any]):
                 return await self._grade(rollout, task, finished, folder)
             if self._reward == "file":
                 return _reward_file(folder)
-            return None if self._reward == "http" else parse_reward(finished.stdout)
+            return None if self._reward == "http" else parse_reward(finished.stdout, finished.stderr)
 
     @staticmethod
     def _prepare(agent: KnownAgent, llm: LLM | None, home: Path, environment: dict[str, str], task: Any) -> list[str]:
@@ -211,7 +214,9 @@ class Program(LitAgent[Any]):
             sizes = {"stdout_bytes": captured.stdout.size, "stderr_bytes": captured.stderr.size}
             emit_annotation({"program": {"command": shlex.join(command), **ended, **written, **sizes}})
         if finished.exit_code != 0:
-            raise AgentError(f"The program ended with {_exit(finished.exit_code)}.\n{finished.stderr[-2000:]}")
+            reward = "grader" if self._grader is not None else self._reward
+            said = finished.stdout, finished.stderr
+            raise AgentError(ended_badly(finished.exit_code, *said, reward=reward, folder=folder, files=self._files))
         return finished
 
     async def _execute(
@@ -255,8 +260,9 @@ class Program(LitAgent[Any]):
                 return checked_reward(await result if inspect.isawaitable(result) else result)
             graded = await self._run_grader(rollout, run)
             if graded.exit_code != 0:
-                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{graded.stderr[-2000:]}")
-            return parse_reward(graded.stdout)
+                said = shown(graded.stderr, folder, self._files)
+                raise JudgeError(f"The grader ended with {_exit(graded.exit_code)}.\n{said}".rstrip())
+            return parse_reward(graded.stdout, graded.stderr)
         except (JudgeError, ExecutorError, DeadlineError):
             raise
         except Exception as error:  # a grader is user code; its failure is not the agent's
@@ -309,10 +315,10 @@ def _temporary_folder(prefix: str) -> Iterator[Path]:
         remove_tree(folder)
 
 
-def parse_reward(output: str) -> float:
+def parse_reward(output: str, errors: str = "") -> float:
     """The reward in the last line that is not empty: a number, or a JSON object with a "reward".
 
-    Raises AgentError if there is none.
+    Raises AgentError if there is none, which says where it is instead: in another line, or in `errors` (its stderr).
     """
     lines = [line for line in output.splitlines() if line.strip()]
     last = lines[-1].strip() if lines else ""
@@ -322,9 +328,7 @@ def parse_reward(output: str) -> float:
     except RewardError as error:
         raise AgentError(f"The last line holds no reward: {last[:200]!r}. {error}") from None
     except (ValueError, KeyError, RecursionError):
-        raise AgentError(
-            f'The last line holds no reward: {last[:200]!r}. Print a number or {{"reward": number}}, or give a grader.'
-        ) from None
+        raise AgentError(without_reward(output, errors)) from None
 
 
 def _reward_file(folder: Path) -> float:
@@ -349,6 +353,16 @@ def _check_known(agent: KnownAgent, *, rewards: bool) -> None:
         raise ConfigError(
             f"{agent.name} prints no reward: give a grader that looks at what it did (--grader COMMAND, or grader=…)."
         )
+
+
+def _check_scripts(command: Sequence[str], grader: object) -> None:
+    """Raises ConfigError for a script that is not there: each attempt would fail for it."""
+    for name, words in (("program", command), ("grader", grader)):
+        if isinstance(words, list) and (script := missing_script(words)) is not None:
+            raise ConfigError(
+                f"The {name} is to run {script!r}, and there is no such file here ({Path.cwd()}). Give its path, or "
+                "the folder that it lies in: --files FOLDER (files=…)."
+            )
 
 
 def _arguments(command: Sequence[str] | str, *, here: bool) -> list[str]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from agentlightning.errors import ModelError
+from agentlightning.models.weights import damage_of_checkpoint
 
 _HERE = Path(__file__).parent
 _OF_PROVIDERS = re.compile(r"(openai|azure|anthropic|google)/(gpt-[345](?!.*oss)|o[1-9]|claude|gemini)", re.IGNORECASE)
@@ -35,6 +39,8 @@ def resolve_model(name: str | Path) -> str:
         if (path / "config.json").is_file() or (path / "adapter_config.json").is_file():
             return str(path.resolve())
         written = sorted(path.glob("checkpoints/step-*/checkpoint.json"))
+        if written and (words := damage_of_checkpoint(written[-1].parent)) is not None:
+            raise ModelError(words)
         inner = (written[-1].parent if written else path) / "model"  # of a run, its last checkpoint's
         if (inner / "config.json").is_file() or (inner / "adapter_config.json").is_file():
             return str(inner.resolve())
@@ -48,6 +54,27 @@ def resolve_model(name: str | Path) -> str:
             f"'Qwen/Qwen3-0.6B', or a model that ships with the package: {', '.join(shipped) or 'none'}."
         )
     return text
+
+
+@contextmanager
+def base_of_adapter(folder: Path) -> Iterator[str]:
+    """The name of the model that an adapter's folder belongs to. What fails within the block says whose base it was.
+
+    Raises ModelError where the adapter does not say.
+    """
+    try:
+        base = str(json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ModelError(
+            f"{folder}/adapter_config.json does not say base_model_name_or_path, its base model."
+        ) from None
+    try:
+        yield base
+    except ModelError as error:
+        raise ModelError(
+            f"{folder} holds an adapter (LoRA) and no whole model. Its base, by adapter_config.json, is '{base}'. "
+            f"{error} Download that model, or write its folder as base_model_name_or_path into adapter_config.json."
+        ) from error
 
 
 def _never_trainable(text: str, path: Path) -> str | None:

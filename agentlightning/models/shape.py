@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentlightning.models import resolve_model
+from agentlightning.models import base_of_adapter, resolve_model
 from agentlightning.models.hub import config_from_hub
 
 BYTES_OF = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -114,7 +114,8 @@ def read_shape(model: str | Path) -> ModelShape | None:
     place = resolve_model(model)
     adapter = Path(place) / "adapter_config.json"
     if adapter.is_file():
-        base = read_shape(json.loads(adapter.read_text())["base_model_name_or_path"])
+        with base_of_adapter(Path(place)) as name:
+            base = read_shape(name)
         return base and replace(base, adapter=True)
     file = Path(place) / "config.json" if Path(place).is_dir() else config_from_hub(place)
     try:

@@ -11,7 +11,7 @@ from typing import Protocol
 from agentlightning.errors import message_of
 from agentlightning.frames import is_library
 from agentlightning.keys import redacted
-from agentlightning.runner.hints import hint_for, hint_if_unheard
+from agentlightning.runner.hints import OWN_KEY, hint_for, hint_if_heard, hint_if_unheard
 from agentlightning.store.operations.codec import readable
 from agentlightning.types import Outcome
 
@@ -97,11 +97,16 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
     if ending.outcome is Outcome.OK:
         outcome = Outcome.TRUNCATED if summary.limit else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
-    hint = hint_if_unheard(ending.exception) if summary.calls == 0 else None
-    if hint and ending.error:
-        message, _, way = ending.error.partition("\n")
-        return replace(ending, error="\n".join(filter(None, (message, hint, way))))
-    return ending
+    return _with_hint(ending, heard=summary.calls > 0)
+
+
+def _with_hint(ending: Ending, *, heard: bool) -> Ending:
+    """With what its exception probably comes from, now that it is known whether the model had answered."""
+    hint = (hint_if_heard if heard else hint_if_unheard)(ending.exception)
+    if not hint or not ending.error:
+        return ending
+    message, _, way = ending.error.replace(f"\n{OWN_KEY}", "" if heard else f"\n{OWN_KEY}").partition("\n")
+    return replace(ending, error="\n".join(filter(None, (message, hint, way))))
 
 
 def _unanswered(ending: Ending, summary: AttemptSummary) -> Ending | None:

@@ -6,9 +6,10 @@ Clients are told apart by the names of their errors: none of them is imported.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from urllib.request import getproxies, proxy_bypass
 
-from agentlightning.errors import message_of
+from agentlightning.errors import AgentError, message_of
 
 OWN_ADDRESS = (
     "Its client talks to another address than the model's. Give it the endpoint of the rollout:  "
@@ -17,6 +18,19 @@ OWN_ADDRESS = (
 OWN_KEY = (
     "No account is needed, and no environment variable: give the client the key of the rollout,  "
     "OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+)
+OTHER_KEY = (
+    "The model in training had answered already, so this client is another one's, of a judge or a tool: give it its "
+    "own address and key. Or name the judge, Trainer(models={'judge': agl.Provider(base_url=…, api_key=…)}), and ask "
+    "for model='judge' at llm.endpoint."
+)
+OTHER_ADDRESS = (
+    "The model in training had answered already, so this is another address, of a judge or a tool, and nothing answers "
+    "there: look at its base_url."
+)
+ADDRESS_OF_A_PROGRAM = (
+    "None of its model calls arrived. A program finds the model in its environment: OPENAI_BASE_URL, OPENAI_API_KEY "
+    "and OPENAI_MODEL (and the same of ANTHROPIC_ and GEMINI_). OpenAI() without arguments reads the first two."
 )
 NO_SUCH_PART = (
     "What the agent is given as llm has three parts: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
@@ -40,7 +54,16 @@ _PYTHONS_WORDS = {
     r"^No module named": NOT_HERE,
 }
 """What Python says of a mistake, and what mends it."""
-_NOT_CONNECTED = ("APIConnectionError", "ConnectError", "ClientConnectorError", "ConnectionError", "APITimeoutError")
+_NOT_CONNECTED = (
+    *("APIConnectionError", "APITimeoutError", "ConnectError", "ConnectTimeout", "ClientConnectorError"),
+    *("ConnectionError", "ConnectTimeoutError", "NewConnectionError", "ProxyError", "ClientProxyConnectionError"),
+    *("URLError", "gaierror"),
+)
+"""Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
+_CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "urllib3", "aiohttp", "google", "litellm")
+_SAID_BY_PROGRAMS = re.compile(
+    rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
+)
 _WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
 
 
@@ -59,10 +82,31 @@ def hint_for(error: BaseException) -> str | None:
 
 def hint_if_unheard(error: BaseException | None) -> str | None:
     """The same for an agent none of whose calls arrived at the gateway: it was somebody else who refused them."""
-    kind = type(error).__name__
-    if kind in _NOT_CONNECTED and _goes_through_a_proxy():
+    if error is None:
+        return None
+    if isinstance(error, AgentError):  # a program, which is known by its words
+        return ADDRESS_OF_A_PROGRAM if _SAID_BY_PROGRAMS.search(message_of(error)) else None
+    sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
+    if sent and _goes_through_a_proxy():
         return BEHIND_A_PROXY
-    return OWN_ADDRESS if kind in (*_NOT_CONNECTED, "AuthenticationError") else None
+    return OWN_ADDRESS if _is(error, (*_NOT_CONNECTED, "AuthenticationError")) else None
+
+
+def hint_if_heard(error: BaseException | None) -> str | None:
+    """The same for an agent whose model had answered: the mistake is with another client of it."""
+    if error is None or isinstance(error, AgentError):
+        return None
+    if hint_for(error) == OWN_KEY or _is(error, ("AuthenticationError",)):
+        return OTHER_KEY
+    return OTHER_ADDRESS if _is(error, _NOT_CONNECTED) else None
+
+
+def _is(error: BaseException, names: Sequence[str]) -> bool:
+    return any(kind.__name__ in names for kind in type(error).__mro__)
+
+
+def _of_a_client(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _CLIENTS
 
 
 def _goes_through_a_proxy() -> bool:

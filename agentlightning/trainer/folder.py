@@ -16,6 +16,7 @@ from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve
 from agentlightning.metrics.jsonl import METRICS_FILE as METRICS_FILE
 from agentlightning.metrics.jsonl import RUN_FILE as RUN_FILE
+from agentlightning.models.weights import damage_of_checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,10 @@ def default_folder(algorithm: Algorithm, resume_from: Path | None) -> Path:
 def checkpoint_of(algorithm: Algorithm, resume: str | Path, run_dir: str | Path | None) -> Path:
     """The newest checkpoint of what to go on from. One at a URL is brought into the run's folder first."""
     if not is_url(resume):
-        return latest_checkpoint(Path(resume))
+        found = latest_checkpoint(Path(resume))
+        if (words := damage_of_checkpoint(found, resuming=True)) is not None:
+            raise ConfigError(f"{words} Give the checkpoint to go on from: --resume CHECKPOINT (resume=…).")
+        return found
     return fetch_newest(str(resume), Path(run_dir) if run_dir else default_folder(algorithm, None))
 
 

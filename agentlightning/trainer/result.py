@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.types.html import fields_html
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,12 @@ class RunResult:
     """The user stopped it before its end."""
     metrics: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
     """A row per step, as in `metrics.jsonl`: `step`, `reward`, `val_reward`, …"""
+
+    def __await__(self) -> Generator[None, None, RunResult]:
+        """`await trainer.fit(…)` gives the result too: `fit` has come to its end by then."""
+        logger.warning("fit() had come to its end before this await. In an event loop: await trainer.fit_async(…)")
+        return self
+        yield
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

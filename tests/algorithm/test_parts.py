@@ -255,6 +255,13 @@ def test_preflight_names_the_most_common_failure(reporter: Reporter) -> None:
         Preflight(reporter, CreditRule()).check(failed)
 
 
+def test_preflight_tells_when_the_model_is_called_no_longer(reporter: Reporter) -> None:
+    preflight = Preflight(reporter, CreditRule())
+    preflight.check([episode("g", reward) for reward in (0.0, 1.0)])
+    with pytest.raises(AgentError, match="keeps answers"):
+        preflight.check([episode("g", reward, tokens=()) for reward in (0.0, 1.0)])
+
+
 def test_preflight_tells_when_the_model_is_never_called(reporter: Reporter) -> None:
     silent = [episode("g", 1.0, tokens=()), episode("g", 0.0, tokens=())]
     with pytest.raises(AgentError, match=r"never called the model.*base_url=llm.endpoint"):
@@ -393,5 +400,7 @@ async def test_a_runs_folder_is_a_model(tmp_path: Path) -> None:
     backend = CountingBackend()
     for step in (1, 12):
         await save_checkpoint(tmp_path, backend, CheckpointInfo(step=step, base_model="m", seed=0))
-        (tmp_path / "checkpoints" / f"step-{step:06d}" / "model" / "config.json").write_text("{}")
+        model = tmp_path / "checkpoints" / f"step-{step:06d}" / "model"
+        (model / "config.json").write_text("{}")
+        (model / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
     assert resolve_model(tmp_path) == str((tmp_path / "checkpoints" / "step-000012" / "model").resolve())

@@ -45,6 +45,8 @@ class Said:
     tools: bool = False
     results: Sequence[str] = ()
     """Tool results in its prompt."""
+    history: Sequence[str] = ()
+    """Earlier answers of the model in its prompt."""
     cause: str | None = None
     temperature: float = 1.0
     asked: float | None = None
@@ -171,6 +173,7 @@ def _call(said: Said, number: int, *, rollout_id: str, attempt_id: str) -> CallR
 
 def _span(said: Said, info: CallInfo) -> Span:
     asked: list[dict[str, Any]] = [{"role": "user", "parts": [{"type": "text", "content": "What is 2 + 2?"}]}]
+    asked += [{"role": "assistant", "parts": [{"type": "text", "content": text}]} for text in said.history]
     asked += [
         {"role": "tool", "parts": [{"type": "tool_call_response", "id": "c", "response": r}]} for r in said.results
     ]

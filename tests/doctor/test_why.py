@@ -19,6 +19,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, Rollout
 from agentlightning.types.left_out import LeftOut
 from agentlightning.types.names import CALL_ID, LEFT_OUT
+from agentlightning.types.reward import reward_attributes
 
 from .recorded import Recording, Said, Told, write
 
@@ -112,6 +113,21 @@ SICK: dict[str, tuple[str, str, Recording]] = {
     "times out": ("rollouts_fail", "timeout_seconds", Recording(groups=failing(Outcome.TIMEOUT, "stopped after 60 s"))),
     "judge": ("rollouts_fail", "Mend the grader", Recording(groups=failing(Outcome.JUDGE_ERROR, "judge is down"))),
     "infra": ("rollouts_fail", "not the agent's failure", Recording(groups=failing(Outcome.INFRA_ERROR, "no store"))),
+    "keeps answers": (
+        "answers_kept",
+        "functools.cache",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(Said(),) if m < 2 else ()))),
+    ),
+    "keeps its history": (
+        "history_kept",
+        "empty history",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), calls=(Said(history=["The answer is 4."] * g),)))),
+    ),
+    "two rewards": (
+        "rewarded_twice",
+        "primary_key",
+        Recording(groups=groups(lambda g, m: replace(mixed(g, m), spans=(reward_attributes(0.25),)))),
+    ),
     "never asks": ("never_called", "base_url=llm.endpoint", Recording(groups=told(calls=()))),
     "asks another": (
         "calls_not_captured",

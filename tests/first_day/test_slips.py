@@ -11,8 +11,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.errors import RewardError
+from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
+from agentlightning.runner.endings import Ending, describe, with_gateway
 from agentlightning.runner.hints import hint_for, hint_if_unheard
+from agentlightning.types import Outcome
 from agentlightning.types.reward import checked_reward
 
 NAMES: dict[str, Any] = {"agl": sys.modules["agentlightning"], "Path": Path}
@@ -182,8 +185,24 @@ def test_an_array_as_a_reward(reward: Any) -> None:
         checked_reward(reward)
 
 
-class APIConnectionError(Exception):
-    """Named as the error of a client whose call arrived nowhere."""
+def like(name: str, *above: str, module: str = "client") -> BaseException:
+    """An error of a class that a client calls so, or that is one of classes called so."""
+    kind: type[BaseException] = Exception
+    for each in (*reversed(above), name):
+        kind = type(each, (kind,), {"__module__": module})
+    return kind("It did not answer.")
+
+
+ARRIVED_NOWHERE = [
+    like("APIConnectionError", module="openai"),
+    like("APITimeoutError", "APIConnectionError", module="anthropic"),
+    like("ConnectError", module="httpx"),
+    like("ProxyError", "ConnectionError", module="requests.exceptions"),
+    like("ClientProxyConnectionError", module="aiohttp"),
+    like("NewConnectionError", module="urllib3.exceptions"),
+    like("URLError", module="urllib.error"),
+    ConnectionRefusedError("refused"),
+]
 
 
 @pytest.mark.parametrize(
@@ -195,13 +214,55 @@ class APIConnectionError(Exception):
         ({"HTTP_PROXY": "http://proxy:8080", "NO_PROXY": "127.0.0.1"}, "base_url=llm.endpoint"),
     ],
 )
-def test_a_call_that_goes_to_a_proxy(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str) -> None:
+@pytest.mark.parametrize("error", ARRIVED_NOWHERE, ids=lambda error: type(error).__name__)
+def test_a_call_that_goes_to_a_proxy(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], words: str, error: BaseException
+) -> None:
+    set_proxies(monkeypatch, environment)
+    assert words in (hint_if_unheard(error) or "")
+
+
+@pytest.mark.parametrize("module", ["requests.exceptions", "openai", "httpx", "urllib.error"])
+def test_what_a_proxy_answers_itself(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+    refused = like("HTTPError", module=module)
+    set_proxies(monkeypatch, {"HTTP_PROXY": "http://proxy:8080"})
+    assert "NO_PROXY" in (hint_if_unheard(refused) or "")
+    set_proxies(monkeypatch, {})
+    assert hint_if_unheard(refused) is None
+
+
+def set_proxies(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name in ("HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert words in (hint_if_unheard(APIConnectionError()) or "")
+
+
+NO_KEY = "Missing credentials. Please pass an `api_key`"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        *((error, "look at its base_url") for error in ARRIVED_NOWHERE),
+        (type("OpenAIError", (Exception,), {"__module__": "openai"})(NO_KEY), "models={'judge': agl.Provider("),
+        (like("AuthenticationError", module="openai"), "models={'judge': agl.Provider("),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_another_client_of_an_agent_whose_model_had_answered(error: BaseException, words: str) -> None:
+    """A judge's, for example: the endpoint of the policy is none of its business."""
+    ending = Ending(Outcome.AGENT_ERROR, describe(error), exception=error)
+    said = with_gateway(ending, AttemptSummary(calls=1)).error or ""
+    assert words in said
+    assert "api_key=llm.api_key" not in said
+
+
+def test_a_client_without_a_key_of_an_agent_that_was_not_heard() -> None:
+    error = type("OpenAIError", (Exception,), {"__module__": "openai"})(NO_KEY)
+    ending = Ending(Outcome.AGENT_ERROR, describe(error), exception=error)
+    assert "api_key=llm.api_key" in (with_gateway(ending, AttemptSummary()).error or "")
 
 
 class ChatCompletion:

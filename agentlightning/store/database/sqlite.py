@@ -325,9 +325,10 @@ def _acquire(path: Path) -> IO[str] | None:
         owner = lock.read().strip() or "unknown"
         lock.close()
         raise StoreError(
-            f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. A run that "
-            "goes on is looked at with `agl show` and `agl store statistics`; to share a store, serve it from the "
-            f"start (`agl store --path {path}`) and connect with LightningStoreClient(url)."
+            f"The store '{path}' is already open (process {owner}), and one process owns a SQLite store. For a second "
+            "training give another folder (run_dir=…, --run-dir). A run that goes on is looked at with `agl show` and "
+            f"`agl watch`. To share a store, serve it from the start (`agl store --path {path}`) and connect with "
+            "LightningStoreClient(url)."
         ) from None
     lock.truncate(0)
     lock.write(str(os.getpid()))
@@ -367,6 +368,11 @@ def translate(error: Exception, path: Path) -> Exception:
     elif isinstance(error, sqlite3.Error):
         name = _error_name(error)
         step = next((text for code, text in _NEXT_STEPS.items() if name.startswith(code)), "")
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")) and (path.parent / "checkpoints").is_dir():
+            step = (
+                "The file is damaged, and the run's checkpoints beside it hold what was learned. Move it away "
+                f"(mv {path} {path}.damaged) and go on with --resume {path.parent}: a new store is made."
+            )
         translation = StoreUnavailableError(f"The store '{path}' failed: {error}. {step}".rstrip())
     elif isinstance(error, OverflowError | UnicodeEncodeError):
         translation = StoreError(f"A value cannot be stored: {error}. Numbers have 64 bits, and texts are Unicode.")

@@ -1,0 +1,104 @@
+"""What is said of a program that failed, or whose reward was not found: its own words, shortened, and what to do.
+
+A program runs in a temporary folder that is gone when its message is read, and its traceback is mostly libraries'.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentlightning.frames import is_library
+
+LONGEST = 2000
+"""Characters of a program's stderr that are shown: its end."""
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File "([^"]+)", line \d+')
+_GRADERS_FOLDER = re.compile(r"[^\s'\"]*/agl-grader-\w+/")
+_SCRIPTS = re.compile(r"(python[\d.]*|node|ruby|perl|bash|sh|Rscript|php|deno|bun|tsx|ts-node)$")
+_SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
+
+
+def ended_badly(code: int, stdout: str, stderr: str, *, reward: str, folder: Path, files: Path | None) -> str:
+    """The message of a program that ended with another exit code than 0."""
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    said = [f"The program ended with {how}.", shown(stderr, folder, files), *_advice(stdout, stderr, reward)]
+    return "\n".join(filter(None, said))
+
+
+def shown(stderr: str, folder: Path, files: Path | None = None) -> str:
+    """The end of what a program wrote to stderr, with the user's own paths and without the frames of libraries."""
+    text = _own_frames(stderr.rstrip()).replace(f"{folder}/", f"{files}/" if files else "./")
+    text = _GRADERS_FOLDER.sub("./", text)
+    if len(text) <= LONGEST:
+        return text
+    return f"…\n{text[-LONGEST:].partition(chr(10))[2] or text[-LONGEST:]}"
+
+
+def _own_frames(text: str) -> str:
+    """The last traceback of Python's in it without the frames of libraries; other text is left as it is."""
+    before, found, last = text.rpartition(_TRACEBACK)
+    if not found:
+        return text
+    before = before.split(_TRACEBACK)[0]
+    kept: list[str] = []
+    dropping = False
+    for line in last.splitlines()[1:]:
+        frame = _FRAME.match(line)
+        dropping = is_library(frame[1]) if frame else dropping and line.startswith("    ")
+        if not dropping:
+            kept.append(line)
+    return "\n".join([before.rstrip(), found, *kept]).lstrip("\n")
+
+
+def _advice(stdout: str, stderr: str, reward: str) -> Sequence[str]:
+    if "AGL_REWARD_URL" in stderr and "403" in stderr and reward != "http":
+        return ["AGL_REWARD_URL takes a reward only where it is asked for:  --reward http,  or  reward='http'."]
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    if reward == "last_line" and lines and (value := _number(lines[-1])) is not None:
+        return [f"Its last line holds a reward, {value:g}, which does not count: a program must end with exit code 0."]
+    return []
+
+
+def without_reward(stdout: str, stderr: str) -> str:
+    """What to say where the last line of stdout holds no reward: where it is instead, if it is anywhere."""
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    last = lines[-1] if lines else ""
+    said = f"The last line holds no reward: {last[:200]!r}."
+    errors = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if errors and _number(errors[-1]) is not None:
+        return f"{said} The last line of stderr is {errors[-1]!r}: print the reward to stdout."
+    earlier = [(n, line) for n, line in enumerate(lines[:-1], start=1) if _number(line) is not None]
+    if earlier:
+        number, line = earlier[-1]
+        return f"{said} Line {number} of {len(lines)} is {line!r}: print the reward last."
+    if (value := re.search(r"[-+]?\d+(\.\d+)?\s*$", last)) is not None:
+        return f'{said} Print the number alone, {value[0].strip()}, or {{"reward": number}}.'
+    return f'{said} Print a number or {{"reward": number}}, or give a grader.'
+
+
+def _number(line: str) -> float | None:
+    """The reward that a line is; None for any other line."""
+    try:
+        found: Any = json.loads(line)
+        found = found["reward"] if isinstance(found, dict) else found
+        return None if isinstance(found, bool) else float(found)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def missing_script(command: Sequence[str]) -> str | None:
+    """The script that an interpreter is given and that is not there; None where nothing is missing.
+
+    Only a relative path with the ending of a script is looked for: others may be options, or files of an image.
+    """
+    if len(command) < 2 or not _SCRIPTS.match(command[0].rpartition("/")[2]):
+        return None
+    script = next((argument for argument in command[1:] if not argument.startswith("-")), "")
+    before = command[1:][: command[1:].index(script)] if script else ()
+    if {"-m", "-c", "-e"} & {*before} or not _SCRIPT_FILE.match(script) or Path(script).is_absolute() or "{" in script:
+        return None
+    return None if Path(script).exists() else script

@@ -1,0 +1,82 @@
+"""Whether the weights in a folder are whole, told from names, sizes and headers of files. Loads nothing.
+
+A disk that was full, a copy that was cut off, a file that git-lfs did not fetch: each leaves a folder that looks like a
+model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_LARGEST_HEADER = 100_000_000
+"""Bytes; as the safetensors library has it."""
+
+
+def damage_of(folder: Path) -> str | None:
+    """What is missing or broken of the weights in a model's folder; None where nothing is seen."""
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return None
+    files = [file for pattern in _WEIGHTS for file in folder.glob(pattern)]
+    if not files:
+        return "it has no weights (no *.safetensors)"
+    listed: set[str] = set()
+    for index in folder.glob("*.index.json"):
+        try:
+            listed |= set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, KeyError, AttributeError):
+            return f"{index.name} cannot be read"
+    missing = sorted(name for name in listed if not (folder / name).is_file())
+    if missing:
+        return f"{missing[0]} is missing"
+    return next((words for file in sorted(files) if (words := _damage_of_file(file)) is not None), None)
+
+
+def _damage_of_file(file: Path) -> str | None:
+    size = file.stat().st_size
+    if size == 0:
+        return f"{file.name} is empty"
+    with file.open("rb") as opened:
+        begin = opened.read(64)
+        if begin.startswith(b"version https://git-lfs"):
+            return f"{file.name} is a git-lfs pointer, not the file itself: run  git lfs pull"
+        if file.suffix != ".safetensors":
+            return None
+        length = int.from_bytes(begin[:8], "little")
+        if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+            return f"{file.name} is cut off or is no safetensors file ({size:,} bytes)"
+        opened.seek(8)
+        try:
+            header = json.loads(opened.read(length))
+            end = max((t["data_offsets"][1] for name, t in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return f"the header of {file.name} cannot be read"
+    whole = 8 + length + end
+    return None if size >= whole else f"{file.name} is cut off ({size:,} of {whole:,} bytes)"
+
+
+def damage_of_checkpoint(checkpoint: Path, *, resuming: bool = False) -> str | None:
+    """What is broken of a run's checkpoint, and the newest older one that is whole; None for a whole checkpoint.
+
+    To go on from it takes the optimiser's state as well.
+    """
+    words = _damage(checkpoint, resuming)
+    if words is None:
+        return None
+    older = [
+        written.parent
+        for written in sorted(checkpoint.parent.glob("step-*/checkpoint.json"))
+        if written.parent.name < checkpoint.name and _damage(written.parent, resuming) is None
+    ]
+    way = f"An older one is whole: {older[-1]}" if older else "No older one is whole: begin a new run"
+    return f"The checkpoint {checkpoint} is not whole: {words}. {way}."
+
+
+def _damage(checkpoint: Path, resuming: bool) -> str | None:
+    model, optimizer = checkpoint / "model", checkpoint / "optimizer"
+    folders = [model, *(inner for inner in model.glob("*") if inner.is_dir())]
+    found = next((words for folder in folders if (words := damage_of(folder)) is not None), None)
+    if found is None and resuming and optimizer.is_dir() and not any(optimizer.rglob("*.*")):
+        return "the state of its optimizer is missing"
+    return found
