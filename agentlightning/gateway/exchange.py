@@ -27,7 +27,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
     mode: str = "auto"
     name: str | None = None
     among: tuple[str, ...] = ()
-    """The tools that may be called, where these are not all; they are only held to where calls are."""
+    """The tools that may be called, where these are not all."""
 
 
 class AnswerSchema(msgspec.Struct, frozen=True):
@@ -70,6 +70,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: bool = False
     top_logprobs: int = 0
     return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    """Whether log-probs name tokens by their ids ("token_id:7") and not by their texts."""
+    skips_special: bool = False
+    """Whether the text of an answer to a raw prompt is without special tokens."""
     schema: AnswerSchema | None = None
     """Of an answer, as far as it is not a tool call."""
     asked: Mapping[str, Any] = {}

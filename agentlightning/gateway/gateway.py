@@ -237,9 +237,9 @@ class Gateway:
         """The gateway as an ASGI application, for another server in front of it."""
         await self._app(scope, receive, send)
 
-    def answers(self, path: str, query: str) -> bool:
-        """Whether calls of models are sent there."""
-        return self._app.answers(path, query)
+    def dialect_of(self, path: str, query: str) -> Dialect | None:
+        """The wire format of the calls that are sent there; None if none are."""
+        return self._app.dialect_of(path, query)
 
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health: those have connections in reserve."""

@@ -251,13 +251,13 @@ async def test_sessions_end_unused_and_by_number(store: InMemoryLightningStore) 
     sessions = Sessions(0.01, most=2, clock=lambda: now)
     started = list[str]()
     for name in "abcd":
-        async with sessions.attempt(store, end, "key", name, "/v1") as (rollout_id, _):
+        async with sessions.attempt(store, end, "key", name, "/v1") as (_, (rollout_id, _)):
             started.append(rollout_id)
     async with asyncio.timeout(20):
         await another.acquire()
         await another.acquire()
         assert ended == started[:2], "the oldest of too many"
-        async with sessions.attempt(store, end, "key", "c", "/v1") as (rollout_id, _):
+        async with sessions.attempt(store, end, "key", "c", "/v1") as (_, (rollout_id, _)):
             assert rollout_id == started[2]
             now = 1.0
             await another.acquire()
@@ -279,3 +279,67 @@ async def test_without_time_each_request_is_its_own(store: InMemoryLightningStor
         async with Sessions().attempt(store, end, "key", "s", "/v1"):
             pass
     assert len(set(ended)) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("by", ["previous", "reference", "items"])
+async def test_answers_that_go_on_by_ids_are_one_attempt_token_by_token(
+    server: Server, store: InMemoryLightningStore, by: str, stream: bool
+) -> None:
+    """A chain of ids is a session, in which no text is encoded anew; another chain and another key are others."""
+    server.engine.script = lambda _prompt, _params: "It  is   5 ."
+    async with server.client("mine") as client, server.client("other") as other:
+        items: list[Any] = [{"role": "user", "content": QUESTION}]
+        last: Any = None
+        for _ in range(3):
+            sent: dict[str, Any] = {"input": items}
+            if by == "previous" and last is not None:
+                sent = {"input": items[-1:], "previous_response_id": last.id}
+            last = await whole_answer(client, stream, **sent)
+            (said,) = last.output
+            again = {"type": "item_reference", "id": said.id} if by == "reference" else said.to_dict()
+            items += [again, {"role": "user", "content": "Sure?"}]
+        await whole_answer(client, stream, input=QUESTION)
+        await whole_answer(other, stream, input=QUESTION)
+    found = sorted(await calls_of(store, 5), key=len)
+    assert [len(calls) for calls in found] == [1, 1, 3]
+    for before, call in zip(found[-1], found[-1][1:], strict=False):
+        assert call.info.parent_call_id == before.info.call_id
+        known = [*before.prompt_ids.tolist(), *before.response_ids.tolist()]
+        assert call.prompt_ids.tolist()[: len(known)] == known
+
+
+async def test_an_answer_that_is_not_stored_ends_its_attempt(server: Server, store: InMemoryLightningStore) -> None:
+    async with server.client() as client:
+        kept = await respond(client, input=QUESTION)
+        unkept = await respond(client, input=QUESTION, store=False)
+        ids = {c.info.response_id: c.info.rollout_id for calls in await calls_of(store, 2) for c in calls}
+        (done,) = await store.wait_for_rollouts(rollout_ids=[ids[unkept.id]], timeout=20)
+        waits = await store.get_rollout_by_id(ids[kept.id])
+    assert (done.rollout_id, done.status) == (ids[unkept.id], RolloutStatus.SUCCEEDED)
+    assert waits is not None
+    assert waits.status is RolloutStatus.RUNNING
+
+
+async def whole_answer(client: openai.AsyncOpenAI, stream: bool, **fields: Any) -> Any:
+    if not stream:
+        return await respond(client, **fields)
+    events = [event async for event in await respond(client, stream=True, **fields)]
+    return events[-1].response
+
+
+async def test_two_chains_in_one_body_belong_to_the_one_that_it_continues(
+    server: Server, store: InMemoryLightningStore
+) -> None:
+    async with server.client() as client:
+        first, second = await respond(client, input=QUESTION), await respond(client, input="And 3 + 4?")
+        reference = {"type": "item_reference", "id": second.output[0].id}
+        await respond(
+            client,
+            previous_response_id=first.id,
+            input=[result(first.output[0]), reference, result(second.output[0])],
+        )
+    by_response = {call.info.response_id: call for calls in await calls_of(store, 3) for call in calls}
+    (third,) = [call for name, call in by_response.items() if name not in (first.id, second.id)]
+    assert third.info.rollout_id == by_response[first.id].info.rollout_id
+    assert third.info.rollout_id != by_response[second.id].info.rollout_id

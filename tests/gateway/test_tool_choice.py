@@ -23,6 +23,7 @@ from agentlightning.gateway import Gateway
 from agentlightning.rendering import RenderersRendering
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types.call import Int32Array
+from agentlightning.types.left_out import left_out_of
 from tests.gateway.conftest import Site
 from tests.gateway.families import FAMILIES, TAGGED, rendering_of
 from tests.gateway.scripted import ScriptedEngine
@@ -196,3 +197,61 @@ async def test_a_strict_tool_whose_schema_cannot_be_enforced_is_refused(store: I
         with pytest.raises(openai.BadRequestError, match="haiku") as caught:
             await client.chat.completions.create(model="policy", messages=ASK, tools=tools)
         assert caught.value.param == "tools[0].parameters"
+
+
+def some(api: str, mode: str, *names: str) -> Any:
+    """OpenAI's choice among some of the tools, as its two APIs write it."""
+    if api == "responses":
+        return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+    listed = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": listed}}
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_only_tools_that_are_allowed_are_called(store: InMemoryLightningStore, api: str, mode: str) -> None:
+    flat: Any = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    async with served(store, "qwen3") as site:
+        called: list[str] = []
+        async with site.client() as client:
+            for _ in range(12):
+                choice = some(api, mode, "forecast")
+                if api == "responses":
+                    response: Any = await client.responses.create(
+                        model="policy", input="?", tools=flat, tool_choice=choice
+                    )
+                    called += [item.name for item in response.output if item.type == "function_call"]
+                else:
+                    create: Any = client.chat.completions.create
+                    got = await create(model="policy", messages=ASK, tools=TOOLS, tool_choice=choice)
+                    called += [call.function.name for call in got.choices[0].message.tool_calls or ()]
+            grammars = [params.grammar or "" for params in site.engine.params]
+            assert all("forecast" in grammar and "weather" not in grammar for grammar in grammars)
+            assert set(called) <= {"forecast"}
+            assert len(called) >= 12 or mode == "auto"
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(
+                    model="policy", messages=ASK, tools=TOOLS, tool_choice=some("chat", mode, "poem")
+                )
+            assert refused.value.param == "tool_choice"
+        calls = await site.close()
+        site.check_exact(calls)
+        assert not left_out_of(await site.spans())
+
+
+async def test_where_nothing_holds_a_model_to_some_tools_that_is_told(store: InMemoryLightningStore) -> None:
+    """A chat format that says nothing of what is no call."""
+    free = next(
+        f
+        for f in sorted(FAMILIES)
+        if rendering_of(f).call_grammar(TOOLS, in_reasoning=False, required=False, several=True) is None
+    )
+    engine = ScriptedEngine(rendering_of(free), lambda *_: "No.")
+    async with Gateway(store, engine, rendering_of(free)) as gateway:
+        claimed = await store.start_rollout(input={})
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        async with site.client() as client:
+            create: Any = client.chat.completions.create
+            await create(model="policy", messages=ASK, tools=TOOLS, tool_choice=some("chat", "auto", "forecast"))
+        await site.close()
+        assert [(one.field, one.kind) for one in left_out_of(await site.spans())] == [("tool_choice", "unavailable")]

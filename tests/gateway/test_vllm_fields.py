@@ -119,10 +119,10 @@ async def test_the_rest_is_left_out_and_told(site: Site) -> None:
     }
     neutral = {"ignore_eos": False, "add_generation_prompt": True, "continue_final_message": False, "min_tokens": 0}
     await ask(site, "chat", neutral)
-    await ask(site, "chat", {**fields, "skip_special_tokens": False})
+    await ask(site, "chat", {**fields, "priority": 1, "skip_special_tokens": False})
     await site.close()
     told = {one.field: one.kind for one in left_out_of(await site.spans())}
-    assert told == {**dict.fromkeys(fields, "unavailable"), "skip_special_tokens": "harmless"}
+    assert told == {**dict.fromkeys(fields, "unavailable"), "priority": "harmless"}
 
 
 def thinks(_prompt: str, _params: object) -> str:
@@ -139,3 +139,24 @@ async def test_reasoning_tokens_are_counted(site: Site) -> None:
         counted = call.response_ids.tolist().index(close) + 1
         assert chat.usage.completion_tokens_details.reasoning_tokens == counted
         assert response.usage.output_tokens_details.reasoning_tokens == counted
+
+
+async def test_special_tokens_are_left_out_of_a_raw_text_on_request(site: Site) -> None:
+    """And only of the text: the tokens stay those that were sampled."""
+    site.engine.script = lambda _prompt, _params: "One<|im_start|> two."
+    ids = site.engine.rendering.encode("One<|im_start|> two.").tolist()
+    ask_raw: dict[str, Any] = {"model": "policy", "prompt": "Well?", "logprobs": 0}
+    async with site.client() as client:
+        create: Any = client.completions.create
+        for skips, text in ((True, "One two."), (False, "One<|im_start|> two.")):
+            extra = {"skip_special_tokens": skips, "return_token_ids": True, "return_tokens_as_token_ids": True}
+            whole = (await create(**ask_raw, extra_body=extra)).choices[0]
+            parts = [chunk.choices[0] async for chunk in await create(**ask_raw, extra_body=extra, stream=True)]
+            assert whole.text == "".join(part.text for part in parts) == text
+            assert whole.token_ids[: len(ids)] == ids
+            assert whole.logprobs.tokens == [f"token_id:{token}" for token in whole.token_ids]
+        chat: Any = await client.chat.completions.create(
+            model="policy", messages=ASK, logprobs=True, extra_body={"return_tokens_as_token_ids": True}
+        )
+    assert [row.token for row in chat.choices[0].logprobs.content][: len(ids)] == [f"token_id:{i}" for i in ids]
+    site.check_exact(await site.close())

@@ -5,6 +5,7 @@ A new wire format is one file and one entry in `dialects.DIALECTS`, or one objec
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,9 @@ class Dialect(ABC):
     """Where the provider's own client describes a request ("module:TypedDict"), for the table of fields in the docs."""
     conversation_fields: ClassVar[tuple[str, ...]] = ()
     """The fields of a request that hold the conversation; enough for `parse`."""
+    refers: ClassVar[re.Pattern[bytes] | None] = None
+    """Finds in a body what names earlier answers that a request goes on from: the random part of their ids. None for
+    formats that send the whole conversation."""
     keep_alive: ClassVar[bytes] = b": keep-alive\n\n"
     """What is sent in a stream while there is nothing to say; the format's clients must skip it."""
 
@@ -190,8 +194,8 @@ def sse(data: Any, event: str | None = None) -> bytes:
     return head + b"data: " + msgspec.json.encode(data) + b"\n\n"
 
 
-def logprob_rows(tokens: Choice | Delta, top: int, rendering: Rendering) -> list[msgspec.Raw]:
-    """OpenAI's list of log-probs, one entry per sampled token, each with its `top` alternatives.
+def logprob_rows(tokens: Choice | Delta, request: CallRequest, rendering: Rendering) -> list[msgspec.Raw]:
+    """OpenAI's list of log-probs, one entry per sampled token, each with the alternatives that are asked for.
 
     Each is encoded at once: of many choices they are millions of objects, which would hold up everything else.
     """
@@ -200,17 +204,22 @@ def logprob_rows(tokens: Choice | Delta, top: int, rendering: Rendering) -> list
     rows: list[msgspec.Raw] = []
     for at, (token, logprob) in enumerate(zip(tokens.ids.tolist(), tokens.logprobs.tolist(), strict=True)):
         others: list[dict[str, Any]] = []
-        if top and tokens.top_ids is not None and tokens.top_logprobs is not None:
+        if request.top_logprobs and tokens.top_ids is not None and tokens.top_logprobs is not None:
             pairs = zip(tokens.top_ids[at].tolist(), tokens.top_logprobs[at].tolist(), strict=True)
-            others = [_token(rendering, i, p) for i, p in pairs]
-        row = {**_token(rendering, token, logprob), "top_logprobs": others}
+            others = [_token(request, rendering, i, p) for i, p in pairs]
+        row = {**_token(request, rendering, token, logprob), "top_logprobs": others}
         rows.append(msgspec.Raw(msgspec.json.encode(row)))
     return rows
 
 
-def _token(rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
-    text = rendering.token_text(token)
-    return {"token": text, "logprob": max(logprob, -9999.0), "bytes": [*text.encode()]}
+def token_name(request: CallRequest, rendering: Rendering, token: int) -> str:
+    """How log-probs name a token."""
+    return f"token_id:{token}" if request.tokens_as_ids else rendering.token_text(token)
+
+
+def _token(request: CallRequest, rendering: Rendering, token: int, logprob: float) -> dict[str, Any]:
+    name, text = token_name(request, rendering, token), rendering.token_text(token)
+    return {"token": name, "logprob": max(logprob, -9999.0), "bytes": [*text.encode()]}
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:

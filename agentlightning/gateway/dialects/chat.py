@@ -120,6 +120,7 @@ class ChatDialect(Dialect):
             logprobs=typed(body, "logprobs", bool, False),
             top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
             schema=json_schema_of(body.get("response_format"), "response_format", reading)
             or guided_schema(body, reading),
             asked=asked,
@@ -364,4 +365,4 @@ def _usage(reply: Answer) -> dict[str, Any]:
 
 
 def _logprobs(tokens: Choice | Delta, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
-    return {"content": logprob_rows(tokens, request.top_logprobs, rendering), "refusal": None}
+    return {"content": logprob_rows(tokens, request, rendering), "refusal": None}

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
-from agentlightning.gateway.dialects.base import Answered, Body, Dialect, StreamWriter, openai_error, sse
+from agentlightning.gateway.dialects.base import (
+    Answered,
+    Body,
+    Dialect,
+    StreamWriter,
+    openai_error,
+    sse,
+    token_name,
+)
 from agentlightning.gateway.dialects.fields import (
     Reading,
     asked_settings,
@@ -73,6 +83,8 @@ class CompletionsDialect(Dialect):
             logprobs=logprobs is not None,
             top_logprobs=between(body, "logprobs", 0, 0, 20),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
+            skips_special=typed(body, "skip_special_tokens", bool, False),
             schema=guided_schema(body, reading),
             asked=asked,
             shows_stop=typed(body, "include_stop_str_in_output", bool, False),
@@ -169,17 +181,15 @@ def _choice(request: CallRequest, choice: Choice, text: str, rendering: Renderin
 
 
 def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
-    tokens = [rendering.token_text(token) for token in choice.ids.tolist()]
-    offsets, at = [], 0
-    for token in tokens:
-        offsets.append(at)
-        at += len(token)
+    ids = choice.ids.tolist()
+    name = partial(token_name, request, rendering)
+    offsets = [0, *accumulate(len(rendering.token_text(token)) for token in ids)][: len(ids)]
     top: list[dict[str, float]] | None = None
     if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
         rows = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)
-        top = [{rendering.token_text(i): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
+        top = [{name(i): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
     return {
-        "tokens": tokens,
+        "tokens": [name(token) for token in ids],
         "token_logprobs": choice.logprobs.tolist(),
         "top_logprobs": top,
         "text_offset": offsets,

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from agentlightning.gateway.dialects.base import Fields, Kinds
-from agentlightning.gateway.dialects.tables.common import CHOICE, FORMAT, FORMATS
+from agentlightning.gateway.dialects.tables.common import ALLOWED, CHOICE, FORMAT, FORMATS, MEDIA
 from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice, unsupported
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.left_out import LeftOut
@@ -165,7 +165,7 @@ def part_text(part: Any, where: str, parts: Kinds, reading: Reading) -> str:
         return part
     kind = reading.known(part, parts, where)
     if kind is None:
-        return f"[{part[parts.by]} left out: it is no text]" if parts.why(part.get(parts.by)) else ""
+        return f"[{part[parts.by]} left out: it is no text]" if parts.why(part.get(parts.by)) == MEDIA else ""
     text = part.get("refusal" if kind == "refusal" else "text")
     if not isinstance(text, str):
         raise Refusal(f"'{where}' has no text.", code="invalid_type", param=where)
@@ -213,21 +213,43 @@ def tool_choice_of(choice: Any, tools: ToolSet, reading: Reading) -> ToolChoice:
         case "function" | "custom" as kind:
             named = typed(choice, kind, dict, {"name": choice.get("name")})
             reading.check(named, _NAMED, f"tool_choice.{kind}")
-            name = required(named, "name", str)
-            name = next((flat for flat, origin in tools.origins.items() if origin.name == name), name)
+            name = _declared(required(named, "name", str), tools)
             return required_choice(ToolChoice("required", name), names, tools.all_given, reading)
         case "allowed_tools":
-            reading.unavailable("tool_choice:allowed_tools", "the model may choose from all tools, or must call one")
-            mode = typed(choice, "allowed_tools", dict, choice).get("mode")
-            return (
-                required_choice(ToolChoice("required"), names, False, reading) if mode == "required" else ToolChoice()
-            )
+            return _allowed(choice, names, tools, reading)
         case kind:
             reading.unavailable(f"tool_choice:{kind}", "the tool is not among those that the model is given")
             return ToolChoice()
 
 
 _NAMED = Fields(honoured=("name",))
+
+
+def _declared(name: str, tools: ToolSet) -> str:
+    """The name that the model knows a tool by."""
+    return next((flat for flat, origin in tools.origins.items() if origin.name == name), name)
+
+
+def _allowed(choice: Mapping[str, Any], names: Sequence[str], tools: ToolSet, reading: Reading) -> ToolChoice:
+    """A choice among some of the tools (OpenAI's two APIs put them at different depths)."""
+    given = typed(choice, "allowed_tools", dict, choice)
+    if given is not choice:
+        reading.check(given, ALLOWED, "tool_choice.allowed_tools")
+    mode = typed(given, "mode", str, "auto")
+    if mode not in ("auto", "required"):
+        raise Refusal("'tool_choice.mode' must be auto or required.", code="invalid_value", param="tool_choice")
+    meant: set[str] = set()
+    for one in typed(given, "tools", list, []):
+        inner = one.get(one.get("type")) if isinstance(one, Mapping) else None
+        name = (inner if isinstance(inner, Mapping) else one if isinstance(one, Mapping) else {}).get("name")
+        meant |= {_declared(name, tools)} if isinstance(name, str) else set()
+    among = tuple(name for name in names if name in meant)
+    if not among:
+        if tools.all_given:
+            raise Refusal("'tool_choice' allows no tool that 'tools' has.", code="invalid_value", param="tool_choice")
+        reading.unavailable("tool_choice", "the tools that it allows were left out")
+        return ToolChoice("none") if names else ToolChoice()
+    return ToolChoice(mode, among=among if len(among) < len(names) else ())
 
 
 def required_choice(choice: ToolChoice, names: Sequence[str], all_given: bool, reading: Reading) -> ToolChoice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -79,6 +80,7 @@ class ResponsesDialect(Dialect):
     nested = NESTED
     client_params = "openai.types.responses.response_create_params:ResponseCreateParamsNonStreaming"
     conversation_fields = ("input", "instructions", "tools")
+    refers = re.compile(rb'"(?:resp|rs|msg|fc|ctc)_([0-9a-f]{%d})[0-9]*"' % _ID_LENGTH)
 
     def parse(self, body: Body, answered: Answered) -> CallRequest:
         reading = Reading()
@@ -428,7 +430,7 @@ def _items(choice: Choice, response_id: str, request: CallRequest, rendering: Re
     if choice.reasoning:
         items.append(_text_item("reasoning", response_id, choice.reasoning))
     if choice.content or not choice.tool_calls:
-        logprobs = logprob_rows(choice, request.top_logprobs, rendering) if request.logprobs else []
+        logprobs = logprob_rows(choice, request, rendering) if request.logprobs else []
         items.append(_text_item("message", response_id, choice.content, logprobs))
     for number, call in enumerate(choice.tool_calls):
         items.append(_call(call, number, response_id, request.private["origins"]))

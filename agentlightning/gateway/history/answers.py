@@ -20,6 +20,7 @@ _OVERHEAD = 100
 @dataclass(frozen=True, slots=True)
 class _Kept:
     messages: Messages
+    session: str
     size: int
     until: float
 
@@ -42,19 +43,25 @@ class RecentAnswers:
         self._kept: OrderedDict[tuple[bytes, str], _Kept] = OrderedDict()
         self._held = 0
 
-    def of(self, key: bytes) -> MutableMapping[str, Messages]:
-        """Those of the clients that send this key."""
-        return _Own(self, hashlib.blake2b(key, digest_size=16).digest())
+    def of(self, key: bytes, session: str = "") -> OwnAnswers:
+        """Those of the clients that send this key; what is added is an answer of this session."""
+        return OwnAnswers(self, hashlib.blake2b(key, digest_size=16).digest(), session)
 
     def find(self, owner: bytes, response_id: str) -> Messages | None:
         self._forget_old()
         found = self._kept.get((owner, response_id))
         return None if found is None else found.messages
 
-    def keep(self, owner: bytes, response_id: str, messages: Messages) -> None:
+    def session(self, owner: bytes, response_id: str) -> str | None:
+        """In which session a response was given."""
+        self._forget_old()
+        found = self._kept.get((owner, response_id))
+        return None if found is None else found.session
+
+    def keep(self, owner: bytes, response_id: str, messages: Messages, session: str = "") -> None:
         self.forget(owner, response_id)
         size = sum(_OVERHEAD + len(str(value)) for message in messages for value in message.values())
-        self._kept[owner, response_id] = _Kept(messages, size, self._clock() + self.seconds)
+        self._kept[owner, response_id] = _Kept(messages, session, size, self._clock() + self.seconds)
         self._held += size
         self._forget_old()
 
@@ -76,12 +83,19 @@ class RecentAnswers:
             self.forget(*key)
 
 
-class _Own(MutableMapping[str, Messages]):
+class OwnAnswers(MutableMapping[str, Messages]):
     """Those of one owner."""
 
-    def __init__(self, answers: RecentAnswers, owner: bytes) -> None:
+    def __init__(self, answers: RecentAnswers, owner: bytes, session: str) -> None:
         self._answers = answers
         self._owner = owner
+        self._session = session
+        self.grew = False
+        """Whether an answer was added by this mapping."""
+
+    def session(self, response_id: str) -> str | None:
+        """In which session a response was given."""
+        return self._answers.session(self._owner, response_id)
 
     def __getitem__(self, response_id: str) -> Messages:
         found = self._answers.find(self._owner, response_id)
@@ -90,7 +104,8 @@ class _Own(MutableMapping[str, Messages]):
         return found
 
     def __setitem__(self, response_id: str, messages: Messages) -> None:
-        self._answers.keep(self._owner, response_id, messages)
+        self._answers.keep(self._owner, response_id, messages, self._session)
+        self.grew = True
 
     def __delitem__(self, response_id: str) -> None:
         self[response_id]

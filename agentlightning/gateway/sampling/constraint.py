@@ -60,7 +60,7 @@ def constraint_of(request: CallRequest) -> Constraint | None:
             schema=request.schema,
             raw=request.prompt is not None,
         )
-    if tools and request.strict:
+    if tools and (request.strict or choice.among):
         meant = [_spare(tool) if _name(tool) in request.strict else _loose(tool) for tool in tools]
         return Constraint(tools=meant, required=False, several=request.parallel_tool_calls, strict=request.strict)
     return None

@@ -172,8 +172,14 @@ class Sampler:
             )
             async for chunk in stream:
                 chunks.append(chunk)
-                emit(_delta(index, chunk, reader.feed(chunk.ids.tolist())))
+                emit(_delta(index, chunk, reader.feed(self._shown(request, chunk.ids).tolist())))
         return reader
+
+    def _shown(self, request: CallRequest, ids: Int32Array) -> Int32Array:
+        """The tokens of an answer that its text is made of."""
+        if not request.skips_special:
+            return ids
+        return ids[~np.isin(ids, [*self.rendering.odd_ids, *self.rendering.stop_token_ids])]
 
     def _params(self, asked: Asked, index: int, room: int) -> SamplingParams:
         top_logprobs = asked.arrival.request.top_logprobs
@@ -188,7 +194,7 @@ class Sampler:
         request = asked.arrival.request
         if request.prompt is not None:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
-            text = self.rendering.decode(_without_stop(whole.ids, stops))
+            text = self.rendering.decode(self._shown(request, _without_stop(whole.ids, stops)))
             return Parsed(_cut(text, whole.stop_string, request.shows_stop))
         prompt_ids, begun = _split(asked)
         ids = _without_stop(whole.ids, request.asked.get("stop_token_ids", ()))

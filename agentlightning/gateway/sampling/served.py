@@ -24,6 +24,9 @@ def as_served(request: CallRequest, rendering: Rendering) -> CallRequest:
     if several and not request.parallel_tool_calls:
         why = f"with the renderer '{rendering.name}' nothing ends an answer after its first call"
         left_out.append(LeftOut("parallel_tool_calls", why, "unavailable"))
+    if not _holds_to_some(request, rendering):
+        why = f"with the renderer '{rendering.name}' a model that may answer otherwise is held to no tools"
+        left_out.append(LeftOut("tool_choice", why, "unavailable"))
     if not arguments and not left_out:
         return request
     return msgspec.structs.replace(
@@ -35,6 +38,14 @@ def _ends_after_a_call(request: CallRequest, rendering: Rendering) -> bool:
     if not request.tools or request.tool_choice.mode == "required":
         return True
     return rendering.markers is not None and rendering.markers.tool_close is not None
+
+
+def _holds_to_some(request: CallRequest, rendering: Rendering) -> bool:
+    """Whether a model that may call some of the tools, and need not, is kept from calling the others."""
+    choice = request.tool_choice
+    if not choice.among or choice.mode == "required" or request.schema is not None:
+        return True
+    return rendering.call_grammar(request.tools or [], in_reasoning=False, required=False, several=True) is not None
 
 
 def _arguments(request: CallRequest, rendering: Rendering) -> tuple[dict[str, Any], list[LeftOut]]:

@@ -1,7 +1,7 @@
 """Anonymous access, for clients that belong to no rollout: each of their requests becomes an attempt of its own.
 
 The requests of a session, which its program's header names, are one attempt (`sessions`). A request may go on from an
-earlier answer by its id (`previous_response_id`, `item_reference`), for a while.
+earlier answer by its id (`previous_response_id`, `item_reference`), for a while: it belongs to the session of that one.
 
 For serving models to anybody (`agl serve`, `agl gateway`). Who holds the key of an attempt is let through to it.
 """
@@ -12,12 +12,15 @@ import hmac
 from collections.abc import MutableMapping
 from typing import Any, Protocol
 
-from agentlightning.gateway.dialects import refused_in_shape
+from agentlightning.gateway.dialects import Dialect, refused_in_shape
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.answers import RecentAnswers
+from agentlightning.gateway.limits import in_background
 from agentlightning.gateway.serving.agent_names import session_name
+from agentlightning.gateway.serving.ahead import ReadAhead, earlier_ids, replayed
 from agentlightning.gateway.serving.http import (
     KEY_HEADERS,
+    DisconnectedError,
     Receive,
     Send,
     api_key,
@@ -40,8 +43,8 @@ class AttemptGateway(Protocol):
 
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None: ...
 
-    def answers(self, path: str, query: str) -> bool:
-        """Whether calls of models are sent there."""
+    def dialect_of(self, path: str, query: str) -> Dialect | None:
+        """The wire format of the calls that are sent there; None if none are."""
         ...
 
     async def close_attempt(self, rollout_id: str, attempt_id: str) -> Any: ...
@@ -65,6 +68,7 @@ class AnonymousAccess:
         """
         self._sessions = sessions or Sessions()
         self._answers = answers or RecentAnswers()
+        self._ahead = ReadAhead()
         self._gateway = gateway
         self._store = store
         self._api_key = not_empty(api_key, "The key that clients must send (--api-key)")
@@ -80,17 +84,43 @@ class AnonymousAccess:
         if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
             await _refuse(scope, send)
             return
-        if not self._gateway.answers(scope["path"], scope["query_string"].decode("latin-1")):
+        dialect = self._gateway.dialect_of(scope["path"], scope["query_string"].decode("latin-1"))
+        if dialect is None:
             await self._gateway.app(scope, receive, send)  # which says what there is: nothing is recorded
             return
-        session = session_name(headers_of(scope))
-        of_request = self._sessions.attempt(self._store, self._gateway.close_attempt, given, session, scope["path"])
-        async with of_request as (rollout_id, attempt_id):
-            self._gateway.goes_on(rollout_id, attempt_id, self._answers.of(given.encode()))
+        name = session_name(headers_of(scope))
+        if name is None and dialect.refers is not None:
+            try:
+                body = await self._ahead.read(given.encode(), headers_of(scope), receive)
+            except Refusal as refusal:
+                await send_body(with_request_id(send), refusal.status, dialect.refuse(refusal))
+                return
+            except DisconnectedError:
+                return
+            if body is not None:
+                receive = replayed(body, receive)
+                name = await self._continued(given.encode(), dialect, body)
+        await self._answer(given, name, scope, receive, send)
+
+    async def _continued(self, client: bytes, dialect: Dialect, body: bytes) -> str | None:
+        """The session of the answer that a request goes on from."""
+        answers = self._answers.of(client)
+        work = earlier_ids, dialect, body
+        ids = await in_background(*work) if self._ahead.limits.is_large(body) else earlier_ids(dialect, body)
+        return next((found for found in map(answers.session, ids) if found), None)
+
+    async def _answer(self, client: str, name: str | None, scope: Any, receive: Receive, send: Send) -> None:
+        of_request = self._sessions.attempt(self._store, self._gateway.close_attempt, client, name, scope["path"])
+        async with of_request as (session, (rollout_id, attempt_id)):
+            answered = self._answers.of(client.encode(), session.name)
+            self._gateway.goes_on(rollout_id, attempt_id, answered)
             key = self._gateway.key_for(rollout_id, attempt_id).encode()
             others = [(name, value) for name, value in scope["headers"] if name not in KEY_HEADERS]
             named = {**scope, "headers": [*others, (b"authorization", b"Bearer " + key)]}
-            await self._gateway.app(named, receive, send)
+            try:
+                await self._gateway.app(named, receive, send)
+            finally:
+                session.kept = session.kept or answered.grew
 
     async def close(self) -> None:
         """End the attempts of all sessions."""

@@ -150,10 +150,11 @@ class GatewayApp:
         record_refusal(self._recorder, live, _place(live, headers, match["agent"]), "unknown", refusal, time.time())
         return True
 
-    def answers(self, path: str, query: str) -> bool:
-        """Whether calls of models are sent there."""
+    def dialect_of(self, path: str, query: str) -> Dialect | None:
+        """The wire format of the calls that are sent there; None if none are."""
         match = _PATH.fullmatch(path)
-        return match is not None and self._paths.find(match["rest"], query) is not None
+        route = None if match is None else self._paths.find(match["rest"], query)
+        return None if route is None else route.dialect
 
     def trusts(self, scope: Scope) -> bool:
         """Whether a request is a runner's, or asks for health."""

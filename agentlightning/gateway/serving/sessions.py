@@ -1,8 +1,9 @@
 """Attempts of clients that belong to no rollout: one for each request, or one for all requests of a session.
 
-A session is named by its program's header (`agent_names.session_name`). Its requests are calls of one attempt, so that
-each goes on from the tokens that were sampled before it. Who sends another key has another session of that name.
-An attempt ends when its session was not used for a while, when there are too many, or with the server.
+A session is named by its program's header (`agent_names.session_name`), or made of a chain of answers of which each
+request names an earlier one. Its requests are calls of one attempt, so that each goes on from the tokens that were
+sampled before it. Who sends another key has another session of that name. An attempt ends when its session was not used
+for a while, when there are too many, or with the server.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import time
+import uuid
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -32,7 +34,10 @@ End = Callable[[str, str], Awaitable[object]]
 
 
 @dataclass(eq=False)
-class _Session:
+class Session:
+    name: str
+    kept: bool
+    """Whether another request may come."""
     ids: Ids | None = None
     requests: int = 0
     used: float = 0.0
@@ -46,35 +51,36 @@ class Sessions:
         self._seconds = seconds
         self._most = most
         self._clock = clock
-        self._open: OrderedDict[bytes, _Session] = OrderedDict()
+        self._open: OrderedDict[bytes, Session] = OrderedDict()
         self._sweeping: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def attempt(
         self, store: LightningStore, end: End, client: str, session: str | None, path: str
-    ) -> AsyncIterator[Ids]:
-        """The attempt of a request; `end` tells the gateway that one is over. It ends here unless a session has it."""
-        if session is None or not self._seconds:
-            ids = await _start(store, path)
-            try:
-                yield ids
-            finally:
-                await _end(store, end, ids)
-            return
-        key = hashlib.blake2b(f"{client}\0{session}".encode()).digest()
-        found = self._open.setdefault(key, _Session())
+    ) -> AsyncIterator[tuple[Session, Ids]]:
+        """The session of a request, a new one without a name, and its attempt; `end` tells the gateway that one is
+        over. It ends here unless the session has a name, or is `kept` because one was given to it.
+        """
+        name = session or uuid.uuid4().hex
+        key = hashlib.blake2b(f"{client}\0{name}".encode()).digest()
+        if not self._seconds:
+            name, key = "", uuid.uuid4().bytes
+        found = self._open.setdefault(key, Session(name, kept=session is not None))
         self._open.move_to_end(key)
         found.requests += 1
         try:
             async with found.starting:
                 if found.ids is None or not await _goes_on(store, found.ids):
                     found.ids = await _start(store, path)
-            yield found.ids
+            yield found, found.ids
         finally:
             found.requests -= 1
             found.used = self._clock()
-            if self._sweeping is None or self._sweeping.done():
+            if not self._seconds or not found.kept:
+                if key in self._open:  # else the server is being closed, which ends it
+                    await asyncio.shield(self._finish(store, end, key))
+            elif self._sweeping is None or self._sweeping.done():
                 self._sweeping = asyncio.create_task(self._sweep(store, end))
 
     async def close(self, store: LightningStore, end: End) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 from agentlightning.gateway.dialects.tables.common import (
+    ALLOWED,
     CHOICE,
     EXTRAS_HARMLESS,
     EXTRAS_HONOURED,
@@ -66,6 +67,9 @@ FIELDS = Fields(
         "web_search_options": Unavailable(HOSTED),
         "functions": Unavailable("it is the old name of 'tools'; use that", neutral=([],), needed=True),
         "function_call": Unavailable("it is the old name of 'tool_choice'; use that", neutral=("none", "auto")),
+        "skip_special_tokens": Unavailable(
+            "the marks of the chat format are in no answer's text", neutral=(True, False)
+        ),
     },
 )
 
@@ -114,6 +118,7 @@ NESTED = {
     "tools[].function": FUNCTION,
     "tools[].custom": CUSTOM,
     "tool_choice": CHOICE,
+    "tool_choice.allowed_tools": ALLOWED,
     "response_format": FORMATS,
     "stream_options": STREAM_OPTIONS,
     "thinking": THINKING,

@@ -6,6 +6,8 @@ from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 
 HOSTED = "the provider runs this tool itself, and here nobody does; give the agent a function of its own"
 MEDIA = "this model reads text only"
+COMPACTS = "the agent has to summarise its conversation itself"
+TOOLS_LATER = "the tools of a request hold for its whole conversation; declare them all in 'tools'"
 STATE = "nothing is stored under this id here; send the conversation with the request"
 
 _SCHEMA = ("name", "description", "strict")
@@ -18,11 +20,14 @@ FORMATS = Kinds(
 )
 FORMAT = Fields(honoured=("schema",), harmless=_SCHEMA)
 CHOICE = Fields(
-    honoured=("type", "name", "function", "custom"), harmless=("allowed_tools", "mode", "tools", "server_label")
+    honoured=("type", "name", "function", "custom", "allowed_tools", "mode", "tools"), harmless=("server_label",)
 )
+ALLOWED = Fields(honoured=("mode", "tools"))
 
 _TEMPLATE = "the model's chat template is used as it is"
 _ENGINE = "the engines here have no such setting"
+_SPACE = "white space between the values of a JSON answer is free"
+_THOUGHTS = "thoughts always come as the answer's reasoning_content"
 GUIDED = {
     "guided_json": "json",
     "guided_regex": "regex",
@@ -35,8 +40,15 @@ GUIDED = {
 """The fields of vLLM and SGLang that say what an answer looks like, and as what."""
 STRUCTURED = Fields(
     honoured=("json", "regex", "choice", "grammar", "json_object"),
-    harmless=("disable_any_whitespace", "disable_additional_properties", "disable_fallback", "whitespace_pattern"),
-    unavailable={"structural_tag": Unavailable("the form of a part of an answer is not held")},
+    harmless=("disable_fallback",),
+    unavailable={
+        "structural_tag": Unavailable("the form of a part of an answer is not held"),
+        "disable_additional_properties": Unavailable(
+            "write additionalProperties: false in the schema", neutral=(False,)
+        ),
+        "disable_any_whitespace": Unavailable(_SPACE, neutral=(False,)),
+        "whitespace_pattern": Unavailable(_SPACE),
+    },
 )
 THINKING = Fields(honoured=("type",), harmless=("budget_tokens", "display", "block_binding"))
 EXTRAS_HONOURED = (
@@ -44,6 +56,7 @@ EXTRAS_HONOURED = (
     "min_tokens",
     "ignore_eos",
     "include_stop_str_in_output",
+    "return_tokens_as_token_ids",
     "structured_outputs",
     "chat_template_kwargs",
     "enable_thinking",
@@ -51,18 +64,11 @@ EXTRAS_HONOURED = (
 )
 EXTRAS_HARMLESS = (
     "guided_decoding_backend",
-    "guided_whitespace_pattern",
-    "skip_special_tokens",
     "spaces_between_special_tokens",
     "priority",
     "request_id",
     "cache_salt",
     "kv_transfer_params",
-    "add_special_tokens",
-    "return_tokens_as_token_ids",
-    "include_reasoning",
-    "separate_reasoning",
-    "stream_reasoning",
     "rid",
     "session_id",
 )
@@ -79,5 +85,10 @@ EXTRAS_UNAVAILABLE = {
     "allowed_token_ids": Unavailable("use logit_bias", neutral=([],)),
     "echo": Unavailable("the prompt is not repeated in the answer", neutral=(False,)),
     "best_of": Unavailable("ask for n answers and choose one", neutral=(1,)),
+    "add_special_tokens": Unavailable("a prompt is taken as it is written, its first token included", neutral=(False,)),
+    "guided_whitespace_pattern": Unavailable(_SPACE),
+    **dict.fromkeys(
+        ("include_reasoning", "separate_reasoning", "stream_reasoning"), Unavailable(_THOUGHTS, neutral=(True,))
+    ),
 }
 """vLLM's and SGLang's own fields beside OpenAI's."""

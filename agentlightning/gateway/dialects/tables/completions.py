@@ -25,6 +25,7 @@ FIELDS = Fields(
         "max_tokens",
         "stop",
         "seed",
+        "skip_special_tokens",
         *EXTRAS_HONOURED,
     ),
     harmless=("user", "continue_final_message", "add_generation_prompt", *EXTRAS_HARMLESS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
-from agentlightning.gateway.dialects.tables.common import FORMATS, HOSTED, MEDIA, THINKING
+from agentlightning.gateway.dialects.tables.common import COMPACTS, FORMATS, HOSTED, MEDIA, THINKING, TOOLS_LATER
 
 FIELDS = Fields(
     honoured=(
@@ -40,7 +40,7 @@ FIELDS = Fields(
     unavailable={
         "container": Unavailable(HOSTED),
         "mcp_servers": Unavailable("the agent has to ask these servers itself", neutral=([],)),
-        "compaction": Unavailable("the agent has to summarise its conversation itself"),
+        "compaction": Unavailable(COMPACTS),
         "thread": Unavailable("nothing is kept between requests here; send the whole conversation", needed=True),
     },
 )
@@ -61,11 +61,15 @@ _RESULTS = (
 )
 TEXT = Fields(honoured=("type", "text"), harmless=(*_MARKS, "citations"))
 _MEDIA = ("image", "document", "search_result", "container_upload", "browser_state", "web_search_result")
-_NO_TEXT: dict[str, str] = dict.fromkeys(_MEDIA, MEDIA)
+_NO_TEXT: dict[str, str] = {
+    **dict.fromkeys(_MEDIA, MEDIA),
+    **dict.fromkeys(("tool_addition", "tool_removal"), TOOLS_LATER),
+    "mid_conv_system": "send it as a message of the system",
+}
 PARTS = Kinds(
     known={"text": TEXT},
     unavailable=_NO_TEXT,
-    harmless=("tool_reference", "mid_conv_system", "tool_addition", "tool_removal", "mcp_tool_listing", "fallback"),
+    harmless=("tool_reference", "mcp_tool_listing", "fallback"),
     default="text",
 )
 RESULT = Fields(honoured=("type", "tool_use_id", "content"), harmless=(*_MARKS, "is_error", "toolset", "toolset_name"))
@@ -83,11 +87,19 @@ SAID = Kinds(
             honoured=("type", "id", "name", "input"), harmless=(*_MARKS, "caller", "toolset", "toolset_name")
         ),
     },
-    unavailable=dict.fromkeys(("image", "document"), MEDIA),
-    harmless=("redacted_thinking", "compaction", *_RESULTS, *PARTS.harmless),
+    unavailable={
+        **_NO_TEXT,
+        **dict.fromkeys(_RESULTS, "it was made by a tool that is not to be had here"),
+        "compaction": "send the summary as a text of its own",
+    },
+    harmless=("redacted_thinking", *PARTS.harmless),
     default="text",
 )
-MESSAGE = Fields(honoured=("role", "content"), harmless=("clear_at", "output_config"))
+MESSAGE = Fields(
+    honoured=("role", "content"),
+    harmless=("output_config",),
+    unavailable={"clear_at": Unavailable("a message is shown for as long as it is sent", neutral=("never",))},
+)
 TOOLS = Kinds(
     known={
         "custom": Fields(
@@ -108,7 +120,7 @@ EDITS = Kinds(
         ),
         "clear_thinking_20251015": Fields(("type", "keep")),
     },
-    unavailable={"compact_*": "the agent has to summarise its conversation itself"},
+    unavailable={"compact_*": COMPACTS},
 )
 TOOL_CHOICE = Fields(honoured=("type", "name", "disable_parallel_tool_use"))
 OUTPUT_CONFIG = Fields(honoured=("format", "effort"), harmless=("task_budget",))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
-from agentlightning.gateway.dialects.tables.common import CHOICE, FORMATS, HOSTED, MEDIA, STATE
+from agentlightning.gateway.dialects.tables.common import CHOICE, COMPACTS, FORMATS, HOSTED, MEDIA, STATE, TOOLS_LATER
 
 FIELDS = Fields(
     honoured=(
@@ -43,7 +43,7 @@ FIELDS = Fields(
     unavailable={
         "background": Unavailable("nothing is answered later; ask without it", neutral=(False,), needed=True),
         "truncation": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)", ("disabled",)),
-        "context_management": Unavailable("the agent has to compact its conversation itself", neutral=([],)),
+        "context_management": Unavailable(COMPACTS, neutral=([],)),
         "conversation": Unavailable(STATE, needed=True),
         "prompt": Unavailable(STATE, needed=True),
     },
@@ -94,8 +94,13 @@ ITEMS = Kinds(
             Fields(("type", "call_id", "output"), (*_CALL, "name", "namespace")),
         ),
     },
-    unavailable=dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
-    harmless=("compaction", "compaction_trigger", "additional_tools", "configuration_update"),
+    unavailable={
+        **dict.fromkeys(_RUN, "it was made by a tool that is not to be had here"),
+        "additional_tools": TOOLS_LATER,
+        "compaction": "only its provider can read it; send the conversation itself",
+        "compaction_trigger": COMPACTS,
+        "configuration_update": "what holds for an answer is read from its own request",
+    },
     default="message",
 )
 _OF_TOOLS = ("allowed_callers", "async", "defer_loading", "output_schema")
