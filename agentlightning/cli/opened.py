@@ -13,6 +13,7 @@ from agentlightning.cli.store import location_of
 from agentlightning.doctor import Evidence, find_run, gather
 from agentlightning.doctor.evidence import learned_steps
 from agentlightning.metrics import read_metrics
+from agentlightning.metrics.standing import Standing, is_alive, standing_of
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.folder import METRICS_FILE
 from agentlightning.trainer.live import RUN_FILE
@@ -31,6 +32,11 @@ class OpenedRun:
     @property
     def name(self) -> str:
         return self.folder.name or str(self.folder.resolve().name)
+
+    @property
+    def standing(self) -> Standing:
+        """How the run stands, in the words of `agl runs` and the dashboard."""
+        return Standing("ended") if self.run is None else standing_of(self.run, alive=is_alive(self.folder))
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -90,7 +90,7 @@ def page(
 ) -> str:
     """The whole page."""
     run, name = opened.run, opened.name
-    words = [] if run is None else [run.algorithm, f"agent {run.agent}" if run.agent else "", run.status.value]
+    words = [] if run is None else [run.algorithm, f"agent {run.agent}" if run.agent else "", str(opened.standing)]
     parts = [
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +101,6 @@ def _listed(folder: Path) -> Listed:
     validated = [m for m in metrics if m.get("val_reward") is not None]
     best = max(validated, key=lambda m: m["val_reward"], default={})
     low, high = _of_best(best, len(validated))
-    times = [m["time"] for m in learned if "time" in m]
     heard = max((folder / name).stat().st_mtime for name in (RUN_FILE, METRICS_FILE) if (folder / name).is_file())
     going_on, stands = run_sync(_goes_on(folder)), standing_in(folder)
     return Listed(
@@ -117,9 +119,19 @@ def _listed(folder: Path) -> Listed:
         val_best_low=low,
         val_best_high=high,
         validations=len(validated),
-        seconds_per_step=(times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None,
+        seconds_per_step=_seconds_per_step(learned),
         last_heard=heard,
     )
+
+
+def _seconds_per_step(learned: Sequence[Mapping[str, Any]]) -> float | None:
+    """The mean time from the end of one step to that of the next. A pause before a run went on is no step's: there
+    only the time counts since the step itself began to sample."""
+    taken: list[float] = []
+    for before, row in pairwise(row for row in learned if "time" in row):
+        own = row["time"] - row["sampling_from"] if "sampling_from" in row else math.inf
+        taken.append(min(row["time"] - before["time"], own))
+    return statistics.mean(taken) if taken else None
 
 
 def _of_best(best: Mapping[str, Any], looks: int) -> tuple[float, float] | tuple[None, None]:

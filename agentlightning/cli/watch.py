@@ -19,6 +19,7 @@ from agentlightning.cli.curve import plot
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.console import one_line, safe, terminal
 from agentlightning.errors import StoreError
+from agentlightning.metrics.standing import Standing
 from agentlightning.metrics.svg import points_of
 from agentlightning.store.base import LightningStore
 from agentlightning.trainer.sync import run_sync
@@ -28,7 +29,7 @@ OPEN_SHOWN, SAID_SHOWN = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class Watched:
     """How a run stands."""
 
     run: Run | None
@@ -53,7 +54,7 @@ async def _watch(path: Path, run_id: str | None, seconds: float, once: bool, as_
     async with opened_run(path, run_id) as opened:
         now = await _look(opened)
         if as_json:
-            terminal().print_json(json.dumps(_record(now), default=repr))
+            terminal().print_json(json.dumps(_record(now, opened.standing), default=repr))
             return
         if once or now.over:
             terminal().print(_frame(opened, now))
@@ -68,7 +69,7 @@ async def _watch(path: Path, run_id: str | None, seconds: float, once: bool, as_
                 live.update(_frame(opened, now), refresh=True)
 
 
-async def _look(opened: OpenedRun) -> Standing:
+async def _look(opened: OpenedRun) -> Watched:
     store, run = opened.store, opened.run
     if run is not None:
         run = await store.get_run_by_id(run.run_id) or run
@@ -76,7 +77,7 @@ async def _look(opened: OpenedRun) -> Standing:
     waiting = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
     page = await store.query_rollouts(run_id_in=runs, status_in=waiting, sort_by="start_time", limit=OPEN_SHOWN)
     said = [] if run is None else (await store.query_run_events(run.run_id, kind_in=["warning", "verdict"])).items
-    return Standing(
+    return Watched(
         run,
         await opened.steps(),
         [(rollout, await _last_heard(store, rollout)) for rollout in page],
@@ -92,12 +93,13 @@ async def _last_heard(store: LightningStore, rollout: Rollout) -> str:
     return page[0].name if len(page) else "it was claimed"
 
 
-def _record(now: Standing) -> dict[str, Any]:
+def _record(now: Watched, standing: Standing) -> dict[str, Any]:
     """As JSON values."""
     last: Mapping[str, Any] = now.steps[-1] if now.steps else {}
     return {
         "run_id": now.run and now.run.run_id,
         "status": now.run and now.run.status.value,
+        "standing": now.run and standing.word,
         "doing": now.run and now.run.state.get("doing"),
         "error": now.run and now.run.error,
         "step": last.get("step", 0),
@@ -115,7 +117,7 @@ def _record(now: Standing) -> dict[str, Any]:
     }
 
 
-def _frame(opened: OpenedRun, now: Standing) -> RenderableType:
+def _frame(opened: OpenedRun, now: Watched) -> RenderableType:
     """What is shown of it."""
     curves = {"reward": points_of(now.steps, "reward"), "validation": points_of(now.steps, "val_reward")}
     parts: list[RenderableType] = [
@@ -131,7 +133,7 @@ def _head(opened: OpenedRun, run: Run | None, steps: Sequence[Mapping[str, Any]]
     last: Mapping[str, Any] = steps[-1] if steps else {}
     text = Text(safe(opened.name), style="bold")
     if run is not None:
-        text.append(f"  {run.algorithm}  {run.status.value}", style="cyan")
+        text.append(f"  {run.algorithm}  {opened.standing.word}", style="cyan")
     done, total, left = last.get("step", 0), last.get("steps"), last.get("seconds_left")
     text.append(f"\nstep {done}" + (f"/{total}" if total else ""))
     if left:
@@ -145,7 +147,7 @@ def _head(opened: OpenedRun, run: Run | None, steps: Sequence[Mapping[str, Any]]
     return text
 
 
-def _open(now: Standing) -> Table:
+def _open(now: Watched) -> Table:
     oldest = f", the oldest {len(now.open)} of them" if now.open_total > len(now.open) else ""
     title = f"under way: {now.open_total}{oldest}"
     table = Table("rollout", "for", "last heard", "task", title=title, title_justify="left", box=None)

@@ -19,23 +19,11 @@ from agentlightning.doctor import Break, Diagnosis, Finding, Severity, diagnose,
 from agentlightning.doctor.breaks import Decode
 from agentlightning.doctor.template import Template
 from agentlightning.errors import AgentLightningError
+from agentlightning.metrics.catalogue import find_measured
 from agentlightning.trainer.sync import run_sync
 
 STYLES = {Severity.PROBLEM: "bold red", Severity.WARNING: "yellow", Severity.NOTE: "dim"}
 MARKS = {Severity.PROBLEM: "✗", Severity.WARNING: "!", Severity.NOTE: "·"}
-
-_SHARES = frozenset(
-    (
-        *("flat_groups", "failed", "truncated", "masked", "same_answers", "repeated_phrases", "prompt_tokens_lost"),
-        *("rewarded_without_tools", "clip_fraction", "corrected_to_zero", "effective_sample_size"),
-    )
-)
-"""What is measured as a part of a whole, and shown in percent."""
-_UNITS = {
-    **dict.fromkeys(("loss_first", "loss_last", "entropy", "kl_old", "kl_reference", "kl_engine"), "nats per token"),
-    **dict.fromkeys(("logprob_gap_max", "sync_gap"), "nats"),
-    "staleness": "steps",
-}
 
 
 def explain_run(path: Path, run_id: str | None, *, as_json: bool, breaks: bool) -> int:
@@ -142,23 +130,24 @@ def _numbers(measured: Any) -> Table:
     table.add_column()
     for name, value in measured.items():
         if value is not None and value != {}:
-            table.add_row(name.replace("_", " "), _value(value, name))
+            metric = find_measured(name)
+            title = metric.title if metric else name.replace("_", " ").capitalize()
+            table.add_row(title, _value(value, name, metric.unit if metric else ""))
     return table
 
 
-def _value(value: Any, name: str = "") -> str:
+def _value(value: Any, name: str = "", unit: str = "") -> str:
     if name.endswith("_bytes"):
         return f"{value / 2**30:,.2f} GiB" if value >= 2**27 else f"{value / 2**20:,.1f} MiB"
     if "seconds" in name:
         return f"{value:,.1f} s"
-    if name in _SHARES and isinstance(value, int | float):
+    if unit == "share" and isinstance(value, int | float):
         return f"{value:.1%}"
     if isinstance(value, dict):
         inner = {k: v["groups"] if isinstance(v, dict) and "groups" in v else v for k, v in value.items()}
-        of = {"outcomes": " rollouts", "reward_by_difficulty": " groups"}.get(name, "")
-        return ", ".join(f"{k}: {_value(v)}{of}" for k, v in inner.items() if v)
+        return ", ".join(f"{k}: {_value(v, unit=unit)}" for k, v in inner.items() if v)
     shown = f"{value:.3g}" if isinstance(value, float) else str(value)
-    return f"{shown} {_UNITS[name]}" if name in _UNITS else shown
+    return f"{shown} {unit}".rstrip()
 
 
 def _table_of_breaks(breaks: list[Break]) -> RenderableType:

@@ -14,7 +14,7 @@ from agentlightning.dashboard.neighbours import neighbours
 from agentlightning.dashboard.plain import shown
 from agentlightning.errors import NotFoundError, StoreError
 from agentlightning.metrics.catalogue import described
-from agentlightning.metrics.standing import standing
+from agentlightning.metrics.standing import standing_of
 from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import Run, RunEventKind
 
@@ -63,7 +63,7 @@ def _head(run: Run, live: bool) -> dict[str, Any]:
         "algorithm": run.algorithm,
         "agent": run.agent,
         "status": run.status,
-        "standing": standing(run.status, run.error, alive=live)._asdict(),
+        "standing": standing_of(run, alive=live)._asdict(),
         "error": run.error,
         "start_time": run.start_time,
         "end_time": run.end_time,

@@ -131,6 +131,24 @@ _MEASURED_ALONE = (
     Metric("signal_to_noise", "Signal to noise of the gradient", STABLE, "", "The size of the gradient against its noise, from two halves of a step."),
 )  # fmt: skip
 
+COUNTED = (
+    Metric("steps", "Steps learned", INTERNALS, "steps", "How many steps were learned."),
+    Metric("reward_first", "Reward at first", REWARD, "", "The mean reward of the first steps."),
+    Metric("reward_last", "Reward at the last", REWARD, "", "The mean reward of the last steps."),
+    Metric("loss_first", "Loss at first", STABLE, "nats per token", "The loss of the first step of supervised training."),
+    Metric("loss_last", "Loss at the last", STABLE, "nats per token", "The loss of the last step of supervised training."),
+    Metric("rollouts_read", "Rollouts that were read", INTERNALS, "rollouts", "How many of the last rollouts were read."),
+    Metric("groups", "Groups that were read", INTERNALS, "groups", "How many groups of siblings were read."),
+    Metric("reward_by_difficulty", "Groups by how often they succeed", REWARD, "groups", "How many groups never, seldom, often and always earn what is best."),
+    Metric("calls_per_rollout", "Calls of a rollout", TOKENS, "calls", "The mean number of model calls of a rollout."),
+    Metric("sampled_tokens_per_rollout", "Sampled tokens of a rollout", TOKENS, "tokens", "The mean number of tokens that a rollout samples."),
+    Metric("longest_call_tokens", "Longest call", TOKENS, "tokens", "The most tokens of a call, prompt and response together."),
+    Metric("prefix_breaks", "Breaks of token histories", TOKENS, "calls", "How many calls did not continue the call before them."),
+    Metric("tokens_lost_per_step", "Tokens computed twice", TOKENS, "tokens per step", "The prompt tokens of a step that are computed again because of breaks."),
+    Metric("seconds_lost_per_step", "Time lost to breaks", TIME, "s per step", "The time of a step that breaks of token histories cost."),
+)  # fmt: skip
+"""What the doctor counts besides; pages do not show it."""
+
 _BY_NAME = {metric.name: place for place, metric in enumerate(METRICS)}
 _PATTERNS = [
     (re.compile(re.escape(metric.name).replace("…", "(.+)")), place)
@@ -150,6 +168,11 @@ def find_metric(name: str) -> Metric | None:
     Where several policies learn, `solver/loss` is the loss of the policy `solver`.
     """
     return None if (found := _find(name)) is None else found[1]
+
+
+def find_measured(name: str) -> Metric | None:
+    """What the doctor measures by this name; None for a number that is in no table."""
+    return next((m for m in (*MEASURED, *COUNTED) if m.name == name), None) or find_metric(name)
 
 
 def described(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:

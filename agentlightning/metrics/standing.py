@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from agentlightning.files import atomic_write
 from agentlightning.metrics.jsonl import RUN_FILE
-from agentlightning.types import RunStatus
+from agentlightning.types import Run, RunStatus
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,11 @@ def standing(status: str | None, error: str | None, *, alive: bool) -> Standing:
     if status == RunStatus.FAILED:
         return Standing("failed", error)
     return Standing("ended" if status is None else "succeeded")
+
+
+def standing_of(run: Run, *, alive: bool) -> Standing:
+    """The state of a run by its row in a store."""
+    return standing(run.status, run.error, alive=alive)
 
 
 def standing_in(folder: Path) -> Standing:

@@ -10,6 +10,7 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentError, AgentLightningError, EngineError, JudgeError
 from agentlightning.installation import command_name
+from agentlightning.litagent import LitAgent
 from agentlightning.metrics import Console, Reporter
 from agentlightning.models.memory import refuse_what_does_not_fit
 from agentlightning.models.shape import ModelShape, count_of
@@ -94,7 +95,9 @@ def resuming(
     return f"Goes on after step {step}{of}, from {checkpoint}.{again}{others}"
 
 
-def conclude(console: Console, algorithm: Algorithm, result: RunResult, resumed_at: int | None = None) -> None:
+def conclude(
+    console: Console, algorithm: Algorithm, agent: LitAgent[Any], result: RunResult, resumed_at: int | None = None
+) -> None:
     """After the last step. `resumed_at`: the step after which the run went on."""
     if not isinstance(algorithm, TrainingSettings):
         return
@@ -104,7 +107,7 @@ def conclude(console: Console, algorithm: Algorithm, result: RunResult, resumed_
             f"give more steps: --steps {2 * resumed_at}, or steps={2 * resumed_at} in the script."
         )
         return
-    console.note(closing(command_name(), result))
+    console.note(closing(command_name(), result, agent_known=agent.origin[1] is not None))
     if not result.learned:
         console.warn(NOTHING_LEARNED)
 
@@ -152,8 +155,11 @@ def _context(settings: TrainingSettings, shape: ModelShape | None) -> str:
     return f"; contexts of at most {shape.max_context} tokens, which is all that the model can do{asked}"
 
 
-def closing(command: str, result: RunResult) -> str:
-    """How the reward went, and what to type next; `command` is how `agl` is called here."""
+def closing(command: str, result: RunResult, *, agent_known: bool) -> str:
+    """How the reward went, and what to type next.
+
+    `command` is how `agl` is called here; `agent_known`: the run's folder says which file its agent is in.
+    """
     metrics, run_dir, checkpoint = result.metrics, result.run_dir, result.checkpoint
     rewards = [m["reward"] for m in metrics if m.get("reward") is not None]
     validated = [m["val_reward"] for m in metrics if m.get("val_reward") is not None]
@@ -174,9 +180,10 @@ def closing(command: str, result: RunResult) -> str:
         lines.append(f"Stopped. {again}")
     lines += ["Next:", f"  {command} show {run_dir}     read what was said in its rollouts"]
     if checkpoint is not None:
-        tasks = "" if validated else " --tasks FILE"
+        tasks = f"{'' if agent_known else ' --agent AGENT'}{'' if validated else ' --tasks FILE'}"
+        tasks += " --trust" if agent_known else ""
         lines += [
-            f"  {command} eval {checkpoint}{tasks} --trust     compare it with the model it came from",
+            f"  {command} eval {checkpoint}{tasks}     compare it with the model it came from",
             f"  {command} serve {checkpoint}     serve it over the OpenAI API",
         ]
     return "\n".join(lines)

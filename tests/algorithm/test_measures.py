@@ -22,7 +22,7 @@ from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio
 from agentlightning.cli.evaluate import Wanted
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import read_metrics
-from agentlightning.metrics.catalogue import GROUPS, MEASURED, METRICS, described, find_metric
+from agentlightning.metrics.catalogue import COUNTED, GROUPS, MEASURED, METRICS, described, find_metric
 from agentlightning.metrics.intervals import expected_best
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import REWARD
@@ -162,7 +162,7 @@ def test_the_documentation_lists_the_table() -> None:
 
 
 def test_no_title_occurs_twice_and_each_metric_has_its_sentence() -> None:
-    both = dict.fromkeys((*METRICS, *MEASURED))
+    both = dict.fromkeys((*METRICS, *MEASURED, *COUNTED))
     titles = Counter(metric.title.casefold() for metric in both)
     assert [title for title, count in titles.items() if count > 1] == []
     assert [m.name for m in both if not re.fullmatch(r"\S.*\.", m.sentence) or m.group not in GROUPS] == []

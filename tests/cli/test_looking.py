@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agentlightning.cli.app import app
+from agentlightning.cli.runs import _seconds_per_step
 from agentlightning.errors import ConfigError
+from agentlightning.metrics.catalogue import find_measured
 from agentlightning.metrics.intervals import mean_interval
 from agentlightning.store import SqliteLightningStore
-from agentlightning.types import Outcome
+from agentlightning.types import Outcome, RunStatus
 from tests.doctor.recorded import Recording, Said, Told, write
 from tests.doctor.test_why import SICK, WELL
 
@@ -71,6 +74,53 @@ def test_why_names_the_problem_and_exits_with_1(sick: Path) -> None:
     assert "First thing to try: Return a number" in " ".join(result.stdout.split())
     assert result.exit_code == 1
     assert as_json("why", sick)["findings"][0]["code"] == "no_reward"
+
+
+def test_why_gives_every_number_a_title_and_a_unit(well: Path) -> None:
+    measured = as_json("why", well)["measured"]
+    printed = agl("why", well).stdout
+    for name, value in measured.items():
+        metric = find_measured(name)
+        assert metric is not None, name
+        if value not in (None, {}):
+            assert metric.title in printed
+    assert re.search(r"Rollouts that were read +\d+ rollouts", printed)
+    assert re.search(r"Groups without a difference +[\d.]+%", printed)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "word"),
+    [
+        (RunStatus.RUNNING, None, "died"),
+        (RunStatus.STOPPED, None, "stopped by you"),
+        (RunStatus.STOPPED, "nothing to learn", "stopped"),
+        (RunStatus.FAILED, "no disk", "failed"),
+        (RunStatus.SUCCEEDED, None, "succeeded"),
+    ],
+)
+def test_a_run_stands_in_the_same_words_everywhere(
+    tmp_path: Path, status: RunStatus, error: str | None, word: str
+) -> None:
+    (run_id,) = record(tmp_path, WELL)
+
+    async def end() -> None:
+        store = SqliteLightningStore(tmp_path / "store.db")
+        await store.update_run(run_id, status=status, error=error)
+        await store.close()
+
+    if status is not RunStatus.RUNNING:
+        asyncio.run(end())
+    assert as_json("watch", tmp_path, "--once")["standing"] == word
+    assert word in agl("watch", tmp_path, "--once").stdout
+    agl("report", tmp_path, "--to", tmp_path / "report.html")
+    assert word in (tmp_path / "report.html").read_text()
+
+
+def test_a_pause_before_a_run_went_on_is_no_step() -> None:
+    rows = [{"step": n, "time": 10.0 * n, "sampling_from": 10.0 * n - 9} for n in (1, 2, 3)]
+    rows += [{"step": n, "time": 5000 + 10.0 * n, "sampling_from": 5000 + 10.0 * n - 9} for n in (4, 5)]
+    assert _seconds_per_step(rows) == pytest.approx((10 + 10 + 9 + 10) / 4, abs=1)
+    assert _seconds_per_step(rows[:1]) is None
 
 
 def test_why_shows_breaks(tmp_path: Path) -> None:

@@ -47,19 +47,29 @@ def test_the_rate_falls_from_what_is_taken() -> None:
 def test_the_last_words_can_be_pasted() -> None:
     rows = [{"step": 0, "val_reward": 0.2}, {"step": 1, "reward": 0.25, "val_reward": 0.5, "updates": 1}]
     result = agl.RunResult(Path("runs/x"), Path("runs/x/checkpoints/step-000001"), False, rows)
-    said = closing("agl", result)
+    said = closing("agl", result, agent_known=True)
     for words in (
         "Validation reward 0.200 before training, 0.500",
         "  agl show runs/x ",
-        "  agl eval runs/x/checkpoints/step-000001 ",
+        "  agl eval runs/x/checkpoints/step-000001 --trust ",
         "  agl serve runs/x/checkpoints/step-000001 ",
     ):
         assert words in said
     assert result.learned
     stopped = agl.RunResult(Path("runs/x"), result.checkpoint, True, rows)
-    assert "--resume runs/x " in closing("agl", stopped)
+    assert "--resume runs/x " in closing("agl", stopped, agent_known=True)
     stopped = agl.RunResult(Path("runs/x"), None, True)
-    assert closing("agl", stopped).endswith("nothing is learned yet.")
+    assert closing("agl", stopped, agent_known=True).endswith("nothing is learned yet.")
+
+
+@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize("agent_known", [True, False])
+def test_the_advice_to_compare_asks_for_what_the_run_does_not_know(validated: bool, agent_known: bool) -> None:
+    rows = [{"step": 1, "loss": 0.25, "updates": 1, **({"val_reward": 0.5} if validated else {})}]
+    said = closing("agl", agl.RunResult(Path("x"), Path("x/c"), False, rows), agent_known=agent_known)
+    assert ("--tasks FILE" in said) is not validated
+    assert ("--agent AGENT" in said) is not agent_known
+    assert ("--trust" in said) is agent_known
 
 
 def test_a_run_whose_steps_changed_nothing_did_not_learn() -> None:

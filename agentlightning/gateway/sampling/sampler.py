@@ -123,7 +123,7 @@ class Sampler:
             await turns.take()
             reader = await self._sample(asked, self._params(asked, index, room), index, chunks, emit)
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
-                raise EngineError("the engine ended the response before it was finished")
+                raise EngineError("The engine ended the response before it was finished.")
             await turns.take()
         except asyncio.CancelledError:
             self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client went away")
