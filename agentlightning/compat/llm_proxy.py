@@ -7,6 +7,7 @@ requests that belong to no rollout are recorded as attempts of their own.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
@@ -199,6 +200,7 @@ class LLMProxy:
             await gateway.stop()
             raise
         self._gateway, self._front = gateway, front
+        logger.info("The LLMProxy serves agents at %s", self.endpoint)
 
     async def stop(self) -> None:
         """Idempotent."""

@@ -8,22 +8,7 @@ from pydantic import BaseModel
 
 from agentlightning.types import names
 
-
-class _Annotation(str):
-    """Rewards were annotations; today their spans have a name of their own. Equal to both names."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return str(self) == other or other == names.REWARD
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    __hash__ = str.__hash__
-
-
-AGL_ANNOTATION = _Annotation(names.ANNOTATION)
+AGL_ANNOTATION = names.ANNOTATION
 AGL_MESSAGE = names.MESSAGE
 AGL_OBJECT = names.OBJECT
 AGL_EXCEPTION = names.EXCEPTION

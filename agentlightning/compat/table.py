@@ -35,6 +35,11 @@ _NO_LAUNCHER = "Servers run inside the event loop that starts them: LightningSto
 _NO_METRICS = "The store's counters are at /metrics of `agl store`, in Prometheus' format; nothing is set up for them."
 _NO_SCAN = "The store's watchdog runs by itself and ends what is unhealthy; there is nothing to scan."
 _NO_STATUS = "The store decides by itself what an attempt's end means for its rollout: read rollout.status."
+_NO_VERL_PARTS = (
+    "verl's classes are not patched. VERL(config) reads verl's configuration; GRPO(…, backend='ray') with "
+    "backend_options={'learner': 'verl'} has verl's workers learn."
+)
+_NO_PARTS = "build_component makes a part from its description."
 _NO_PROCESSOR = "OtelTracer gives each attempt its spans; add a processor of your own to the global TracerProvider."
 
 MODULES = (
@@ -43,6 +48,7 @@ MODULES = (
     Old("agentlightning.algorithm.fast", "agentlightning.algorithm"),
     Old("agentlightning.algorithm.utils", "agentlightning.compat.algorithms"),
     Old("agentlightning.algorithm.verl", "agentlightning.compat.verl"),
+    Old("agentlightning.algorithm.verl.interface", "agentlightning.compat.verl"),
     Old("agentlightning.client", None, _FIRST),
     Old("agentlightning.config", "agentlightning.compat.commands"),
     Old("agentlightning.emitter.annotation", "agentlightning.emitter"),
@@ -74,6 +80,7 @@ MODULES = (
     Old("agentlightning.store.utils", "agentlightning.compat.stores"),
     Old("agentlightning.trainer.init_utils", "agentlightning.compat.components"),
     Old("agentlightning.trainer.legacy", None, _FIRST),
+    Old("agentlightning.trainer.registry", "agentlightning.compat.components"),
     Old("agentlightning.types.core", "agentlightning.types"),
     Old("agentlightning.types.resources", "agentlightning.types"),
     Old("agentlightning.types.tracer", "agentlightning.types"),
@@ -84,6 +91,12 @@ MODULES = (
     Old("agentlightning.utils.otlp", "agentlightning.compat.utils"),
     Old("agentlightning.utils.server_launcher", None, _NO_LAUNCHER),
     Old("agentlightning.verl", "agentlightning.compat.verl"),
+    Old("agentlightning.verl.__main__", "agentlightning.compat.verl"),
+    Old("agentlightning.verl.async_server", None, _NO_VERL_PARTS),
+    Old("agentlightning.verl.daemon", None, _NO_VERL_PARTS),
+    Old("agentlightning.verl.dataset", None, _NO_VERL_PARTS),
+    Old("agentlightning.verl.entrypoint", None, _NO_VERL_PARTS),
+    Old("agentlightning.verl.trainer", None, _NO_VERL_PARTS),
 )
 
 NAMES = (
@@ -221,6 +234,11 @@ NAMES = (
         "agentlightning.compat.components:build_component",
         "give the object itself",
     ),
+    Old("agentlightning.trainer.init_utils:OptionalDefaults", None, _NO_PARTS),
+    Old("agentlightning.trainer.init_utils:instantiate_component", None, _NO_PARTS),
+    Old("agentlightning.trainer.init_utils:instantiate_from_spec", None, _NO_PARTS),
+    Old("agentlightning.trainer.init_utils:load_class", None, _NO_PARTS),
+    Old("agentlightning.trainer.registry:ExecutionStrategyRegistry", "agentlightning.compat.components:REGISTRY"),
     # ---- types ----
     Old("agentlightning:Attributes", "agentlightning.types:Attributes"),
     Old("agentlightning:SpanContext", "agentlightning.types:SpanContext"),
@@ -258,6 +276,18 @@ NAMES = (
     # ---- servers and OTLP ----
     Old("agentlightning.utils:PythonServerLauncher", None, _NO_LAUNCHER),
     Old("agentlightning.utils:PythonServerLauncherArgs", None, _NO_LAUNCHER),
+    Old("agentlightning.utils.id:generate_id", "agentlightning.compat.utils:generate_id"),
+    *(
+        Old(f"agentlightning.verl:{name}", None, _NO_VERL_PARTS)
+        for name in (
+            "AgentDataset",
+            "AgentLightningTrainer",
+            "AgentModeDaemon",
+            "LoadedDataset",
+            "TaskRunner",
+            "run_ppo",
+        )
+    ),
     Old(
         "agentlightning.utils.otlp:LightningStoreOTLPExporter",
         None,

@@ -23,7 +23,6 @@ from agentlightning.types.names import (
     OBJECT,
     OBJECT_JSON,
     OBJECT_TYPE,
-    REWARD,
     REWARD_AGENT,
     REWARD_RESPONSE,
 )
@@ -51,7 +50,7 @@ def emit_reward(
     if trace is None:
         return None
     named = {key: value for key, value in whose.items() if value is not None}
-    return record(trace, REWARD, {**plain(attributes), **named, **rewards})
+    return record(trace, ANNOTATION, {**plain(attributes), **named, **rewards})
 
 
 @explained

@@ -18,7 +18,7 @@ from agentlightning.adapter.tools import ToolOutcome, tool_outcomes
 from agentlightning.arguments import explained_class
 from agentlightning.errors import AgentError
 from agentlightning.types import Span
-from agentlightning.types.names import REWARD, REWARD_RESPONSE
+from agentlightning.types.names import ANNOTATION, REWARD_RESPONSE
 from agentlightning.types.reward import reward_attributes
 
 logger = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _span(value: Any, rule: Rule, response_id: str | None, rollout_id: str, atte
     attributes[RULE] = getattr(rule, "__name__", "rule")
     # A reward that names no call would count as the rollout's own.
     attributes[REWARD_RESPONSE] = response_id or "none"
-    return [Span.from_attributes(name=REWARD, attributes=attributes, rollout_id=rollout_id, attempt_id=attempt_id)]
+    return [Span.from_attributes(name=ANNOTATION, attributes=attributes, rollout_id=rollout_id, attempt_id=attempt_id)]
 
 
 def _call_before(spans: Sequence[Span], span: Span) -> str | None:

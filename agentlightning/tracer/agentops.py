@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.util import find_spec
+from typing import Any
 
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -16,13 +19,15 @@ from agentlightning.arguments import explained_class
 from agentlightning.errors import missing_extra
 from agentlightning.tracer.base import FLUSH_SECONDS
 from agentlightning.tracer.otel import OtelTracer
+from agentlightning.tracer.trace import Trace
 
 logger = logging.getLogger(__name__)
 
 
 @explained_class
 class AgentOpsTracer(OtelTracer):
-    """Collects the spans of AgentOps' instrumentation and decorators, and all others of the global provider.
+    """Collects the spans of AgentOps' instrumentation and decorators, and all others of the global provider, inside one
+    span for the whole trace, as AgentOps has its sessions.
 
     Nothing leaves the process. A class that derives from this one does what `OtelTracer` does where the package
     `agentops` (the extra of that name) is missing: enough for frameworks that record spans themselves.
@@ -38,6 +43,17 @@ class AgentOpsTracer(OtelTracer):
     def init(self) -> None:
         super().init()
         _instrument()
+
+    @asynccontextmanager
+    async def trace_context(self, name: str | None = None, **of_attempt: Any) -> AsyncIterator[Trace]:
+        title = name or of_attempt.get("rollout_id")
+        async with super().trace_context(name, **of_attempt) as trace:
+            if title is None or find_spec("agentops") is None:
+                yield trace
+                return
+            attributes = {"agentops.span.kind": "session", "operation.name": title}
+            with otel_trace.get_tracer("agentops").start_as_current_span(f"{title}.session", attributes=attributes):
+                yield trace
 
     def teardown(self) -> None:
         _uninstrument()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ANNOTATION = "agentlightning.annotation"
-"""Span: attributes the agent attaches to its attempt."""
+"""Span: attributes the agent attaches to its attempt, among them its rewards (see `types.reward`)."""
 MESSAGE = "agentlightning.message"
 """Span: a line of text; key `MESSAGE_BODY`."""
 OBJECT = "agentlightning.object"
@@ -13,7 +13,7 @@ EXCEPTION = "agentlightning.exception"
 OPERATION = "agentlightning.operation"
 """Span: a piece of the agent's work with a start and an end; keys `OPERATION_NAME`, `_INPUT`, `_OUTPUT`."""
 REWARD = "agentlightning.reward"
-"""Span: one or more named rewards (see `types.reward`). Also the prefix of their attribute keys."""
+"""The prefix of the attribute keys of rewards. Also the name of their spans in 0.2, and of those that others send."""
 REWARD_AGENT = "agentlightning.reward.agent"
 """On a reward: the agent it is for, where agents of one rollout are rewarded apart from each other."""
 REWARD_RESPONSE = "agentlightning.reward.response_id"

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE  # pyright: ignore[reportMissingImports]
+from agentlightning.semconv import AGL_ANNOTATION, AGL_MESSAGE, AGL_OPERATION  # pyright: ignore[reportMissingImports]
 from opentelemetry import trace as otel_trace
 
 import agentlightning as agl
@@ -88,15 +91,44 @@ async def test_a_trace_is_drawn_by_its_older_words(tmp_path: Path) -> None:
     assert "other" not in drawn
 
 
-async def test_reward_spans_are_found_by_their_older_name() -> None:
+FILTERS: dict[str, Callable[[str], object]] = {
+    "==": lambda name: name == AGL_ANNOTATION,
+    "== the text": lambda name: name == "agentlightning.annotation",
+    "in a set": lambda name: name in {AGL_ANNOTATION, AGL_OPERATION},
+    "in a tuple": lambda name: name in (AGL_ANNOTATION, AGL_OPERATION),
+    "a key": lambda name: {AGL_ANNOTATION: True}.get(name),
+    "startswith": lambda name: name.startswith(AGL_ANNOTATION),
+    "endswith": lambda name: name.endswith(".annotation"),
+    "re": lambda name: re.fullmatch(re.escape(AGL_ANNOTATION), name),
+    "fnmatch": lambda name: fnmatch(name, "*.annotation"),
+    "as JSON": lambda name: json.loads(json.dumps(name)) == AGL_ANNOTATION,
+}
+"""How scripts choose spans by a name."""
+
+
+@pytest.mark.parametrize("chosen", FILTERS.values(), ids=FILTERS)
+async def test_reward_spans_are_annotations_however_one_looks_for_them(chosen: Callable[[str], object]) -> None:
     tracer = agl.OtelTracer()
     async with tracer.trace_context():
         agl.emit_reward(0.5)
         agl.emit_annotation({"a": 1})
         agl.emit_message("x")
     spans = tracer.get_last_trace()
-    assert [agl.get_reward_value(span) for span in spans if span.name == AGL_ANNOTATION] == [0.5, None]
-    assert [span.name for span in spans if span.name != AGL_ANNOTATION] == [AGL_MESSAGE]
+    assert [agl.get_reward_value(span) for span in spans if chosen(span.name)] == [0.5, None]
+    assert [span.name for span in spans if not chosen(span.name)] == [AGL_MESSAGE]
+
+
+async def test_a_store_finds_reward_spans_by_the_name_of_annotations() -> None:
+    store, tracer = agl.InMemoryLightningStore(), agl.OtelTracer()
+    rollout = await store.start_rollout("task")
+    ids = {"rollout_id": rollout.rollout_id, "attempt_id": rollout.attempt.attempt_id}
+    async with tracer.trace_context(store=store, **ids):
+        agl.emit_reward(0.5)
+        agl.emit_message("x")
+    for asked in ({"name": AGL_ANNOTATION}, {"name_contains": "annotation"}):
+        (span,) = await store.query_spans(rollout.rollout_id, **asked)
+        assert agl.get_reward_value(span) == 0.5
+    await store.close()
 
 
 async def test_what_stores_and_their_pages_were_asked_for() -> None:

@@ -52,7 +52,7 @@ async def record(function: Callable[..., Any], *args: Any, **kwargs: Any) -> lis
 @pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.25), np.int64(3)])
 async def test_a_reward_is_a_span(value: float) -> None:
     (span,) = await record(emit_reward, value)
-    assert span.name == "agentlightning.reward"
+    assert span.name == "agentlightning.annotation"
     assert span.attributes == {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": float(value)}
     assert (span.rollout_id, span.attempt_id) == ("r", "a")
     assert is_reward_span(span)

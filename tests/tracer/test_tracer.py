@@ -94,7 +94,7 @@ async def test_threads_started_with_the_context_belong_to_the_attempt(tracer: Ot
 
     with ThreadPoolExecutor(4) as pool:
         for i, spans in enumerate(await asyncio.gather(*(rollout(i, pool) for i in range(50)))):
-            assert names(spans) == ["agentlightning.reward", f"work{i}"] * 2
+            assert names(spans) == ["agentlightning.annotation", f"work{i}"] * 2
             assert {s.rollout_id for s in spans} == {f"r{i}"}
 
 
@@ -110,7 +110,7 @@ async def test_agents_in_an_event_loop_of_their_own_belong_to_their_attempts(tra
         return trace.spans
 
     for i, spans in enumerate(await asyncio.gather(*(rollout(i) for i in range(50)))):
-        assert names(spans) == ["agentlightning.reward", f"work{i}"]
+        assert names(spans) == ["agentlightning.annotation", f"work{i}"]
         assert find_final_reward(spans) == i
 
 
@@ -237,7 +237,7 @@ async def test_without_opentelemetry_the_emitters_still_record(kind: type[Tracer
         library().start_span("not collected").end()
     tracer.teardown_worker(0)
     tracer.teardown()
-    assert names(trace.spans) == ["agentlightning.reward", "agentlightning.operation"]
+    assert names(trace.spans) == ["agentlightning.annotation", "agentlightning.operation"]
     assert tracer.get_last_trace() == trace.spans
 
 

@@ -48,7 +48,7 @@ async def test_spans_are_stored_in_order_when_the_attempt_ends(store: InMemoryLi
 
     for rollout, reward in await asyncio.gather(*(run(i) for i in range(20))):
         stored = (await store.query_spans(rollout.rollout_id, "latest")).items
-        assert [s.name for s in stored] == ["first", "agentlightning.reward", "last"]
+        assert [s.name for s in stored] == ["first", "agentlightning.annotation", "last"]
         assert [s.sequence_id for s in stored] == [1, 2, 3]
         assert find_final_reward(stored) == reward
 

@@ -22,7 +22,7 @@ from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import trace_id_of
 from agentlightning.keys import CLOSE, REWARDS, AttemptKey
 from agentlightning.types import Span
-from agentlightning.types.names import REWARD
+from agentlightning.types.names import ANNOTATION
 from agentlightning.types.reward import reward_attributes
 
 PATHS = ("/reward", "/close")
@@ -76,7 +76,7 @@ class AttemptApi:
         except AgentError as error:
             raise Refusal(str(error), code="invalid_reward", param="reward") from None
         span = Span.from_attributes(
-            name=REWARD,
+            name=ANNOTATION,
             attributes=attributes,
             rollout_id=key.rollout_id,
             attempt_id=key.attempt_id,
