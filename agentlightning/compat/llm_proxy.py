@@ -27,6 +27,8 @@ from agentlightning.serving import LoopServer
 from agentlightning.store.base import LightningStore
 from agentlightning.types import LLM, ProxyLLM
 
+logger = logging.getLogger(__name__)
+
 
 class ModelConfig(TypedDict):
     """An entry of LiteLLM's model list."""
