@@ -26,6 +26,7 @@ from agent_lightning.runtime import air, current_config
 from agentlightning.errors import ConfigError
 from agentlightning.keys import not_empty
 from agentlightning.litagent import LitAgent
+from agentlightning.local_keys import find_key
 from agentlightning.metrics.notebook import default_console
 from agentlightning.outgoing import http_session
 from agentlightning.runner.remote import Address, serve_rollouts
@@ -128,7 +129,8 @@ class Client:
 
     Args:
         url: Of the server; AGENT_LIGHTNING_SERVER_URL, else this machine, unless given.
-        api_key: The server's key; AGENT_LIGHTNING_API_KEY unless given.
+        api_key: The server's key; AGENT_LIGHTNING_API_KEY unless given. One that a server of yours on this machine
+            made for itself is found.
     """
 
     def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
@@ -249,7 +251,8 @@ class Client:
     async def _answer(
         self, path: str, body: dict[str, Any], seconds: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        key = self._key or find_key(self.url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
         timeout = aiohttp.ClientTimeout(total=seconds, sock_read=330.0)
         try:
             async with (

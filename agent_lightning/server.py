@@ -36,6 +36,7 @@ from agentlightning.algorithm.checkpoint import model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
 from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
+from agentlightning.local_keys import kept_key, made_key
 from agentlightning.serving import LoopServer
 from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutConfig
@@ -115,22 +116,32 @@ async def serve(
     api_key: str | None,
     runs: Path | None = None,
     client_seconds: float = CLIENT_SECONDS,
+    open_to_all: bool = False,
 ) -> None:
-    """Serve until cancelled, or until SIGINT or SIGTERM; what runs then ends at once."""
+    """Serve until cancelled, or until SIGINT or SIGTERM; what runs then ends at once.
+
+    On loopback without a key one is made, which clients of the same user find, unless it is `open_to_all`.
+    """
     not_empty(api_key, "AGENT_LIGHTNING_API_KEY")
+    if open_to_all and api_key is not None:
+        raise ConfigError("--no-key lets everybody on this machine in; unset AGENT_LIGHTNING_API_KEY, or leave it out.")
     if not is_local_name(host) and api_key is None:
         raise ConfigError(f"Listening on {host} lets others in: set AGENT_LIGHTNING_API_KEY, or listen on 127.0.0.1.")
     make_algorithm(settings, RolloutConfig())  # what is wrong with the settings shows now
     trainings = Trainings(settings, host, runs or Path("runs"), client_seconds)
-    server = LoopServer(create_app(trainings, api_key), host, port, what="server", error=AgentLightningError)
+    made = made_key(api_key, host, open_to_all=open_to_all)
+    server = LoopServer(create_app(trainings, made or api_key), host, port, what="server", error=AgentLightningError)
     await server.start()
     print(f"Agent Lightning trains {settings.name} at http://{host}:{server.port}", flush=True)  # noqa: T201
+    if made is not None:
+        print(f"Clients of yours on this machine find its key; others send {made}", flush=True)  # noqa: T201
     ended = asyncio.Event()
     with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; a loop that is not the main thread's
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     try:
-        await ended.wait()
+        with kept_key(server.port, made):
+            await ended.wait()
     finally:
         await trainings.close()
         await server.stop()
@@ -162,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default=CLIENT_SECONDS,
         help="a run whose clients were not heard of for so many seconds is stopped (%(default)g)",
     )
+    parser.add_argument("--no-key", action="store_true", help="let everybody on this machine in")
     given = parser.parse_args(arguments)
     try:
         settings = read_settings(given.config)
@@ -170,7 +182,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             check_gpus(given.gpus)
         settings = replace(settings, name=given.model or settings.name, algorithm=given.algorithm or settings.algorithm)
         key = os.environ.get("AGENT_LIGHTNING_API_KEY")
-        run_sync(serve(settings, given.host, given.port, key, client_seconds=given.client_timeout))
+        seconds = given.client_timeout
+        run_sync(serve(settings, given.host, given.port, key, client_seconds=seconds, open_to_all=given.no_key))
     except AgentLightningError as error:
         parser.exit(1, f"{error}\n")
     except KeyboardInterrupt:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from agentlightning.algorithm import Baseline
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
-from agentlightning.keys import derived_secret
+from agentlightning.keys import derived_secret, new_key
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import read_metrics
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
@@ -196,7 +195,7 @@ class Trainings:
         return {"store": run.server.endpoint, "key": run.key, **runtime}
 
     async def _start(self, algorithm: Algorithm, asked: Any, train: Sequence[Any], test: Sequence[Any] | None) -> Run:
-        key = secrets.token_hex(32)
+        key = new_key()
         folder = _new_folder(self.runs / f"{type(algorithm).__name__.lower()}-{time.strftime('%Y%m%d-%H%M%S')}")
         folder.mkdir(parents=True)
         store = SqliteLightningStore(folder / "store.db")

@@ -39,6 +39,11 @@ class Console(rich.console.Console):
         """JSON that programs read back as what it was, but for keys."""
         self.out(safe_json(json if json is not None else _dumped(data)), highlight=False)
 
+    def show_key(self, before: str, key: str, after: str) -> None:
+        """A line with the key of a server that this user starts, whole: here is where it is given out."""
+        self.file.write(f"{before} {key} ({after})\n")
+        self.file.flush()
+
 
 class SafeFormatter(logging.Formatter):
     """What is logged, with texts of others written out."""

@@ -17,6 +17,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urlsplit
 
 from agentlightning.errors import ConfigError
+from agentlightning.keys import redacted
 
 try:
     import fcntl
@@ -80,12 +81,12 @@ def atomic_directory(path: Path, *, shared: bool = False) -> Iterator[Path]:
 
 
 def atomic_write(path: Path, text: str) -> None:
-    """Replace the content of a file in one step."""
+    """Replace the content of a file in one step. A key that was given out stands in none whole."""
     make_folder(path.parent)
     work = path.with_name(f".{path.name}.{os.getpid()}")
     work.unlink(missing_ok=True)
     with open_private(work, "x") as file:
-        file.write(text)
+        file.write(redacted(text))
     work.replace(path)
 
 

@@ -76,6 +76,14 @@ def new_secret() -> bytes:
     return secrets.token_bytes(32)
 
 
+def new_key() -> str:
+    """A random key for a server. It has the form of attempts' keys, so that `redacted` shortens it too."""
+    while True:
+        text = secrets.token_urlsafe(24)
+        if any(letter.isupper() for letter in text):  # by which it is told from a name
+            return PREFIX + text
+
+
 def derived_secret(key: str) -> bytes:
     """The secret that everybody knows who knows a store's admin key, so that runners elsewhere need one key only."""
     not_empty(key, "The store's key")

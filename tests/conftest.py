@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,10 @@ from agentlightning.compat import notice
 settings.register_profile("no clock", deadline=None)  # how long an example takes says how busy the machine is
 settings.load_profile("no clock")
 notice.logger.disabled = True  # older names are used here on purpose, and nobody reads what is said at the end
+
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="agl-state-")  # the keys of servers that tests start
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

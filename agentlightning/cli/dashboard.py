@@ -12,6 +12,7 @@ from agentlightning.cli.store import Location
 from agentlightning.console import Console
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
+from agentlightning.local_keys import kept_key, made_key
 from agentlightning.store.http.server import PAGES
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE, Live, announced, find_live, served_file
@@ -54,14 +55,18 @@ async def _show(
         _tell(dashboard_url(live.url), browser)
         return
     beside = location.path and location.path.parent.parent if _is_of_a_run(location) else None
+    made = made_key(key, host)  # the pages are to be read by everybody here; what is behind them is not
     async with location.opened() as store:
         live = location.dsn is not None
         server = served_with_dashboard(
-            store, host, port, admin_key=key, live=live, folder=beside, allow_hosts=allow_hosts
+            store, host, port, admin_key=made or key, live=live, folder=beside, allow_hosts=allow_hosts
         )
         await server.start()
         try:
-            with nullcontext() if location.path is None else announced(location.path, server.endpoint, key):
+            with (
+                kept_key(server.port, made),
+                nullcontext() if location.path is None else announced(location.path, server.endpoint, made or key),
+            ):
                 console.print(f"{location}  (Ctrl-C stops)")
                 _tell(dashboard_url(server.endpoint), browser)
                 await interrupted()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
@@ -24,6 +23,7 @@ from agentlightning.gateway.serving.sessions import Sessions
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.guard import is_local_name
 from agentlightning.keys import derived_secret, not_empty
+from agentlightning.local_keys import find_key, kept_key, made_key
 from agentlightning.serving import LoopServer
 from agentlightning.store import LightningStoreClient, SqliteLightningStore
 from agentlightning.store.base import LightningStore
@@ -64,21 +64,20 @@ def run_gateway(
     models = read_upstreams(upstreams, upstream_key, upstream_prices, upstream_limits)
     if open_to_all and api_key is not None:
         raise ConfigError("--no-key lets everybody on this machine in, and --api-key only those who have the key.")
-    made = api_key is None and not open_to_all and any(provider.api_key for provider in models.values())
-    if made:
-        api_key = secrets.token_urlsafe(24)
+    spends = any(provider.api_key for provider in models.values())
+    made = made_key(api_key, host, open_to_all=open_to_all or not spends)
     if model is None and not models:
         raise ConfigError("Say what to serve: --model MODEL, or --upstream NAME=URL of another provider.")
     if strict and model is None:
         raise ConfigError("--strict is of a model that is served here (--model): other providers check for themselves.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)
+    store_key = store_key or (find_key(server) if server else None)
     if secret is None and server and store_key:
         secret = derived_secret(store_key)  # as runners of this store do
     store = LightningStoreClient(server, key=store_key) if server else SqliteLightningStore(path)
     answers, place = RecentAnswers(seconds=60 * keep_answers), server or str(path)
-    key = f"\nClients send the key {api_key} (made for this start; --api-key gives one that stays, --no-key none)"
-    place += key if made else ""
-    run_sync(_serve(store, model, name, models, secret, host, port, api_key, strict, answers, place, path, allow_hosts))
+    keys = api_key, made
+    run_sync(_serve(store, model, name, models, secret, host, port, keys, strict, answers, place, path, allow_hosts))
 
 
 async def _serve(
@@ -89,13 +88,14 @@ async def _serve(
     secret: bytes | None,
     host: str,
     port: int,
-    api_key: str | None,
+    keys: tuple[str | None, str | None],
     strict: bool,
     answers: RecentAnswers,
     place: str,
     path: Path,
     allow_hosts: Sequence[str],
 ) -> None:
+    given, made = keys
     async with AsyncExitStack() as stack:
         stack.push_async_callback(store.close)
         await store.statistics()  # is it there, and may we?
@@ -111,7 +111,7 @@ async def _serve(
             gateway = (
                 await serve_models(stack, store, policy, models=served, any_model_name=True, secret=secret)
             ).gateway
-        app = AnonymousAccess(gateway, store, api_key, answers=answers, sessions=Sessions(answers.seconds))
+        app = AnonymousAccess(gateway, store, made or given, answers=answers, sessions=Sessions(answers.seconds))
         stack.push_async_callback(app.close)
         front = LoopServer(
             app, host, port, what="gateway", error=GatewayError, trusted=gateway.trusts, allow_hosts=allow_hosts
@@ -122,5 +122,9 @@ async def _serve(
             f"Serving [bold]{', '.join(gateway.names())}[/bold] at [bold]http://{host}:{front.port}/v1[/bold] "
             f"(Ctrl-C stops)\nCalls are recorded in {place}"
         )
+        stack.enter_context(kept_key(front.port, made))
+        if made is not None:
+            stays = "made for this start; --api-key gives one that stays, --no-key none"
+            console.show_key("Clients send the key", made, stays)
         await interrupted()
         console.print("Stopped.")

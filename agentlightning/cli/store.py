@@ -21,6 +21,7 @@ from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import ConfigError
 from agentlightning.files import open_private
 from agentlightning.keys import ALL_SCOPES, new_secret, sign_attempt_key
+from agentlightning.local_keys import kept_key, made_key
 from agentlightning.store import (
     InMemoryLightningStore,
     PostgresLightningStore,
@@ -158,31 +159,48 @@ def serve(
     key: str | None,
     secret_file: Path | None,
     allow_hosts: Sequence[str] = (),
+    open_to_all: bool = False,
 ) -> None:
-    """Serve until Ctrl-C or SIGTERM."""
+    """Serve until Ctrl-C or SIGTERM. On loopback without a key one is made, unless it is `open_to_all`."""
+    if open_to_all and key is not None:
+        raise ConfigError("--no-key lets everybody on this machine in, and --key only those who have the key.")
     secret = None if secret_file is None else read_secret(secret_file, create=True)
-    run_sync(_serve(location, host, port, key, secret, allow_hosts))
+    made = made_key(key, host, open_to_all=open_to_all)
+    run_sync(_serve(location, host, port, key, made, secret, allow_hosts))
 
 
 async def _serve(
-    location: Location, host: str, port: int, key: str | None, secret: bytes | None, allow_hosts: Sequence[str]
+    location: Location,
+    host: str,
+    port: int,
+    key: str | None,
+    made: str | None,
+    secret: bytes | None,
+    allow_hosts: Sequence[str],
 ) -> None:
+    key = made or key
     async with location.opened(create=True) as store, AsyncExitStack() as stack:
         server = served_with_dashboard(store, host, port, admin_key=key, secret=secret, allow_hosts=allow_hosts)
         await server.start()
+        stack.enter_context(kept_key(server.port, made))
         owned = location.path if location.dsn is None and location.backend != "memory" else None
         if owned is not None:
             stack.enter_context(announced(owned, server.endpoint, key))
         try:
             console.print(
                 f"Serving the store [bold]{location}[/bold] at [bold]{server.endpoint}[/bold]  (Ctrl-C stops)\n"
-                f"\n  use it       LightningStoreClient({server.endpoint!r}{', key=…' if key else ''})"
+                f"\n  use it       LightningStoreClient({server.endpoint!r}{', key=…' if key and not made else ''})"
                 f"\n  REST         {server.endpoint}/docs"
                 f"\n  traces       {server.otlp_traces_endpoint()}  (OTLP over HTTP)"
                 f"\n  metrics      {server.endpoint}/metrics"
                 f"\n  dashboard    {dashboard_url(server.endpoint)}",
                 markup=True,
             )
+            if made is not None:
+                stays = (
+                    "made for this start, and found by your programs here; --key gives one that stays, --no-key none"
+                )
+                console.show_key("  key         ", made, stays)
             await interrupted()
         finally:
             await server.stop()

@@ -36,10 +36,13 @@ def root(
     dsn: StoreDsn = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 4747,
-    key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key that clients must send.")] = None,
+    key: Annotated[
+        str | None, key_option("AGL_STORE_KEY", "Admin key that clients must send; one is made on loopback.")
+    ] = None,
     secret_file: Annotated[
         Path | None, typer.Option(help="File with the secret of attempt keys; made if it is not there. Needs --key.")
     ] = None,
+    no_key: Annotated[bool, typer.Option("--no-key", help="Let everybody on this machine read and write it.")] = False,
     allow_host: AllowHost = None,
     backend: Annotated[
         str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
@@ -67,7 +70,7 @@ def root(
     context.obj = Location(path, dsn, "mongo" if mongo_uri else backend)
     log_at(log_level)
     if context.invoked_subcommand is None:
-        serve(context.obj, host, port, key, secret_file, allow_host or [])
+        serve(context.obj, host, port, key, secret_file, allow_host or [], no_key)
 
 
 @store_app.command("statistics")

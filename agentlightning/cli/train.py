@@ -16,6 +16,7 @@ from agentlightning.console import Console
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Provider
 from agentlightning.litagent import LitAgent
+from agentlightning.local_keys import find_key
 from agentlightning.store import LightningStoreClient
 from agentlightning.trainer import RunResult, Trainer
 from agentlightning.trainer.strategy import Strategy
@@ -39,18 +40,18 @@ def show_config(
     typer.echo(json.dumps(told_settings(made), indent=2))
 
 
-def store_key(file: Path | None) -> str | None:
-    """The key of a store that somebody else serves: from a file, or from the environment. Raises ConfigError where the
-    file cannot be read."""
+def store_key(server: str | None, file: Path | None) -> str | None:
+    """The key of a store that somebody else serves: from a file, from the environment, or where a server of this
+    machine keeps it. Raises ConfigError where the file cannot be read."""
     if file is None:
-        return os.environ.get("AGL_STORE_KEY") or None
+        return os.environ.get("AGL_STORE_KEY") or (find_key(server) if server else None)
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The key of the store cannot be read from {file}: {error}") from None
 
 
-def with_store(strategy: str | None, key_file: Path | None) -> Strategy:
+def with_store(server: str, strategy: str | None, key_file: Path | None) -> Strategy:
     """Where the runners of a run are whose store somebody else serves. Raises ConfigError for those that the trainer
     would have to serve it to."""
     if strategy in ("processes", "ray"):
@@ -58,7 +59,7 @@ def with_store(strategy: str | None, key_file: Path | None) -> Strategy:
             f"Runners that are started here are served by this run's own store: leave out --server, or --strategy "
             f"{strategy}. Without --agent the runners of that store run it (agl runner --server URL)."
         )
-    key = store_key(key_file)
+    key = store_key(server, key_file)
     own = {"AGL_MANAGED_STORE": "0", **({"AGL_STORE_KEY": key} if key else {})}
     return Strategy.read(strategy or "inline", {**os.environ, **own})
 
@@ -91,12 +92,12 @@ def train_agent(
     chosen = make_algorithm(algorithm, model, config, settings, trust=trust, **others)
     if agent is None and strategy != "remote" and (chosen.samples or val_tasks is not None):
         raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
-    store = None if server is None else LightningStoreClient(server, key=store_key(key_file))
+    store = None if server is None else LightningStoreClient(server, key=store_key(server, key_file))
     trainer = Trainer(
         algorithm=chosen,
         concurrency=concurrency,
         n_runners=n_runners,
-        strategy=strategy if store is None else with_store(strategy, key_file),
+        strategy=strategy if server is None else with_store(server, strategy, key_file),
         store=store,
         models=models,
         run_dir=run_dir,

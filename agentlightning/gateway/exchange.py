@@ -207,6 +207,14 @@ class Refusal(GatewayError):
         self.param = param
 
 
+def unusable(error: Exception) -> Refusal:
+    """The refusal of a request with a value that JSON can say and nobody here can hold."""
+    return Refusal(
+        f"The request holds a value that cannot be used: {error}. Integers have 64 bits, and texts are Unicode.",
+        code="invalid_value",
+    )
+
+
 def unsupported(param: str, why: str) -> Refusal:
     """The refusal of a field that the gateway cannot honour."""
     return Refusal(f"'{param}' is not supported here: {why}", code="unsupported_parameter", param=param)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from agentlightning.errors import ConfigError, ModelError
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError
 from agentlightning.files import atomic_directory
 from agentlightning.models import base_of_adapter, resolve_model
 from agentlightning.models.weights import damage_of, damage_of_checkpoint
@@ -213,7 +212,10 @@ def load_policy(
         adapter = (Path(path) / "adapter_config.json").is_file()
         model, peft_model = _load_adapter(path, dtype) if adapter else (load_base(path, dtype), None)
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError, UnpicklingError) as error:
+        metadata = _metadata(path)
+    except AgentLightningError:
+        raise
+    except Exception as error:  # the libraries have no kind of error in common for files that are damaged
         raise ModelError(f"The model '{name}' could not be loaded: {_why_not(Path(path), error)}") from error
     if lora is not None and peft_model is None:
         model, peft_model = _add_lora(model, lora)
@@ -225,7 +227,7 @@ def load_policy(
         tokenizer=tokenizer,
         eos_ids=_eos_ids(model, tokenizer),
         peft=peft_model,
-        metadata=_metadata(path),
+        metadata=metadata,
     )
 
 
@@ -338,7 +340,10 @@ def _eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 def _metadata(path: str) -> dict[str, Any]:
     file = Path(path) / METADATA_FILE
-    return json.loads(file.read_text()) if file.is_file() else {}
+    found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{file} holds no JSON object")
+    return found
 
 
 def _first_line(error: BaseException) -> str:

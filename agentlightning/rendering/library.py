@@ -195,7 +195,7 @@ class RenderersRendering:
             return Parsed(content, reasoning)
         if not tools:
             return self._unparsed(response_ids, reasoning)
-        calls = tuple(ParsedCall(c.name, _json_text(c.arguments)) for c in parsed.tool_calls if c.status == "ok")
+        calls = tuple(ParsedCall(c.name, _json_text(c.arguments)) for c in parsed.tool_calls if _is_call(c))
         # What the model got wrong stays visible to the agent (and to whoever reads the run).
         broken = [self.decode(response_ids[slice(*c.token_span)]) for c in parsed.tool_calls if _shown(c)]
         return Parsed("\n".join([content, *broken]).strip(), reasoning, calls)
@@ -312,5 +312,10 @@ def _json_text(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
+def _is_call(call: Any) -> bool:
+    """Whether a call was read whole. The library takes whatever stands as a name, numbers and lists too."""
+    return call.status == "ok" and isinstance(call.name, str) and bool(call.name)
+
+
 def _shown(call: Any) -> bool:
-    return call.status != "ok" and call.token_span is not None
+    return not _is_call(call) and call.token_span is not None

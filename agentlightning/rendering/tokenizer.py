@@ -36,7 +36,12 @@ class FileTokenizer:
 
         self.name_or_path = name_or_path
         self._directory = directory
-        self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        try:
+            self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        except Exception as error:  # the library has no kind of its own for a damaged file
+            raise ModelError(
+                f"{directory / 'tokenizer.json'} cannot be read: {error}. Get the model's file anew."
+            ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._config: dict[str, Any] = read_json(directory / _CONFIG_FILE)
@@ -202,9 +207,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {error}. Save the model again.") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{file} holds no JSON object. Save the model again.")
+    return found
 
 
 def _rendered(template: str, messages: Any, tools: Any, options: dict[str, Any]) -> str:

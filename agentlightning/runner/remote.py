@@ -30,6 +30,7 @@ from agentlightning.keys import (
     sign_url_key,
 )
 from agentlightning.litagent import LitAgent
+from agentlightning.local_keys import find_key
 from agentlightning.outgoing import RedirectError, http_session
 from agentlightning.runner.runner import LitAgentRunner
 from agentlightning.store import LightningStoreClient
@@ -68,7 +69,8 @@ class Address:
     @property
     def signing_secret(self) -> bytes:
         """Without a key nothing is known that a gateway would accept; a secret of one's own opens nothing."""
-        return self.secret or (derived_secret(self.key) if self.key else new_secret())
+        key = self.key or find_key(self.url)
+        return self.secret or (derived_secret(key) if key else new_secret())
 
 
 class _Summary(msgspec.Struct, frozen=True):

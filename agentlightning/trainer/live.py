@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -24,6 +23,7 @@ from agentlightning.algorithm.league import League
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
+from agentlightning.keys import new_key
 from agentlightning.litagent import LitAgent
 from agentlightning.metrics import StoreSink
 from agentlightning.metrics.standing import LIVE_FILE as LIVE_FILE
@@ -148,7 +148,7 @@ async def open_door(stack: AsyncExitStack, store: LightningStore, address: Addre
     if address is None:
         if not isinstance(store, SqlLightningStore):
             return None  # it is read there
-        key = secrets.token_hex(32)
+        key = new_key()
         server = served_with_dashboard(store, port=0, admin_key=key, folder=run_dir.parent)
         await server.start()
         stack.push_async_callback(server.stop)
@@ -191,7 +191,7 @@ def announced(store: Path, url: str, key: str | None) -> Iterator[None]:
 
 async def readable_by_others(stack: AsyncExitStack, store: SqlLightningStore, file: Path) -> None:
     """Serve a store on this machine alone, until `stack` ends, so that `agl show FILE` reads it meanwhile."""
-    key = secrets.token_hex(32)
+    key = new_key()
     server = served_with_dashboard(store, port=0, admin_key=key)
     await server.start()
     stack.push_async_callback(server.stop)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agentlightning.console import SafeFormatter
 from agentlightning.files import open_private
 
 LOG_FILE = "log.txt"
@@ -21,12 +22,12 @@ class _PrivateFile(logging.FileHandler):
 
 @contextmanager
 def logged(path: Path) -> Iterator[None]:
-    """Append what is logged from INFO on; other handlers get what they got before."""
+    """Append what is logged from INFO on, with keys shortened; other handlers get what they got before."""
     package, root = logging.getLogger(_PACKAGE), logging.getLogger()
     level, before = package.level, package.getEffectiveLevel()
     file = _PrivateFile(path, encoding="utf-8", delay=True)
     file.setLevel(logging.INFO)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    file.setFormatter(SafeFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def as_before(record: logging.LogRecord) -> bool:
         return record.levelno >= before or not record.name.startswith(_PACKAGE)

@@ -13,7 +13,6 @@ that is served by somebody else.
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from typing import Literal, get_args
 
 from agentlightning.dashboard import served_with_dashboard
 from agentlightning.errors import ConfigError, VariableError
-from agentlightning.keys import derived_secret
+from agentlightning.keys import derived_secret, new_key
 from agentlightning.runner.remote import Address
 from agentlightning.store.base import LightningStore
 from agentlightning.store.sql import SqlLightningStore
@@ -100,7 +99,7 @@ class Strategy:
         """Runners that the trainer starts are told a key that is made for this run."""
         if self.runners not in ("processes", "ray"):
             return self
-        return replace(self, host="127.0.0.1", port=0, key=secrets.token_hex(32))
+        return replace(self, host="127.0.0.1", port=0, key=new_key())
 
     def at(self, host: str) -> Strategy:
         """With this machine's address on the cluster that runners reach it from."""

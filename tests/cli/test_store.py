@@ -114,7 +114,8 @@ def test_stats_and_prune(filled: Path) -> None:
         (["prune", "--older-than", "soon"], "not a duration"),
         (["import", "nothing.jsonl"], "There is no 'nothing.jsonl'"),
         (["--host", "0.0.0.0"], "Give an admin_key"),
-        (["--secret-file", "s"], "give an admin_key too"),
+        (["--no-key", "--secret-file", "s"], "give an admin_key too"),
+        (["--no-key", "--key", "k"], "only those who have the key"),
         (["key", "r", "a", "--secret-file", "none"], "There is no secret"),
     ],
 )

@@ -54,6 +54,31 @@ async def test_integers_of_a_schema_beyond_64_bits_are_no_fault_of_ours(site: Si
     assert code in (200, 400), text
 
 
+ODD: Any = {"type": "object", "properties": {"a": {"enum": [BIG]}}, "patternProperties": {"^x": {"const": -BIG}}}
+
+
+@pytest.mark.parametrize("padding", [0, 300_000])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": ODD}}]},
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": ODD}}], "tool_choice": "required"},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ODD}}},
+        {"seed": BIG},
+        {"metadata": {"a": BIG}},
+        {"logit_bias": {"5": BIG}},
+        {"chat_template_kwargs": {"a": BIG}},
+    ],
+)
+async def test_integers_beyond_64_bits_are_no_fault_of_the_process_for_large_requests(
+    site: Site, fields: Any, padding: int
+) -> None:
+    """A schema that is not simple and a request that is large are read in a process beside the gateway."""
+    body = {**PATHS["/chat/completions"], **fields, "user": "x" * padding}
+    code, text = await status(site, "/chat/completions", json.dumps(body).encode())
+    assert code in (200, 400), text
+
+
 @pytest.mark.parametrize("path", PATHS)
 async def test_corrupted_requests(site: Site, path: str) -> None:
     """Bytes cut out, doubled, and replaced, of requests of each wire format."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.files import make_folder, open_private
+from agentlightning.keys import redacted
 
 
 class Journal:
@@ -33,11 +34,12 @@ class Journal:
         return self._known.get(key)
 
     def put(self, key: str, entry: Mapping[str, Any]) -> None:
-        """Write an entry; returns when the disk has it."""
-        self._file.write(json.dumps({"key": key, **entry}).encode() + b"\n")
+        """Write an entry, with keys of attempts shortened; returns when the disk has it."""
+        line = redacted(json.dumps({"key": key, **entry}))
+        self._file.write(line.encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._known[key] = dict(entry)
+        self._known[key] = {name: value for name, value in json.loads(line).items() if name != "key"}
 
     def close(self) -> None:
         self._file.close()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import logging
 import os
-import secrets
 import shutil
 import socket
 from pathlib import Path
@@ -18,6 +17,7 @@ from agentlightning.backend.ray.cluster import this_machine
 from agentlightning.backend.ray.folder import Packed, checksums, digest_of, pack, unpack_once
 from agentlightning.backend.ray.machine import machine_of
 from agentlightning.backend.vllm.worker.agl_vllm_worker import sums_of
+from agentlightning.keys import new_key
 
 WAIT_SECONDS = 300.0
 """How long it waits for whoever tells it what to do."""
@@ -32,7 +32,7 @@ class Host:
         """`folder` is for files on their way, of the same name on every machine."""
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
         self._name = name
-        self._key = secrets.token_hex(32)
+        self._key = new_key()
         self._door: socket.socket | None = None
         self._folder = Path(folder)
         self._weights = self._folder

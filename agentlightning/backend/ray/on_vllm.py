@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from agentlightning.backend.vllm.replica import Bring, Replica
 from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.errors import AgentLightningError, BackendDied, ConfigError, EngineError
+from agentlightning.keys import new_key
 
 
 class VLLMServer(Host):
@@ -135,7 +135,7 @@ def vllm_servers(
     spec: ModelSpec, options: RayOptions, served: Served, info: EngineInfo, weights: Weights, place: Place
 ) -> Servers:
     """What samples for the policies; not started yet."""
-    key = secrets.token_hex(32)
+    key = new_key()
 
     def replica(number: int, bring: Bring) -> Replica:
         async def launch() -> tuple[str, PlacedServer]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import shutil
 import tempfile
 from contextlib import AsyncExitStack
@@ -27,6 +26,7 @@ from agentlightning.backend.vllm.servers import Servers
 from agentlightning.engine.base import EngineInfo
 from agentlightning.engine.limits import MIN_CONTEXT
 from agentlightning.errors import ConfigError
+from agentlightning.keys import new_key
 from agentlightning.models import resolve_model
 from agentlightning.models.memory import memory_of
 from agentlightning.models.shape import BYTES_OF, ModelShape, read_shape
@@ -86,7 +86,7 @@ class VLLMBackend(EmbeddedBackend):
                 for url in options.urls
             ]
 
-        key = options.api_key or secrets.token_hex(32)
+        key = options.api_key or new_key()
 
         def replica(number: int) -> Replica:
             log = self._log_folder() / f"vllm-{number}.log"

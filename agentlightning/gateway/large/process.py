@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 from agentlightning.beside import ProcessBeside
-from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.exchange import Refusal, unusable
 from agentlightning.gateway.large.wire import (
     Answer,
     Broken,
@@ -162,6 +162,8 @@ class _Running:
         if self._stopped:
             self._say_stop()
         answer = answer_of.decode(await self.process.receive())
+        if isinstance(answer, Broken) and answer.is_request:
+            raise unusable(ValueError(answer.why))
         if isinstance(answer, Broken):
             logger.error("Work on a large request failed: %s", answer.why)
             raise Refusal(

@@ -180,9 +180,10 @@ class Unloadable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
-    """A bug."""
+    """What cannot be answered: by a bug, or because of a value in the request that nothing here can hold."""
 
     why: str
+    is_request: bool = False
 
 
 Answer = Taken | Counted | Wanted | Unmeasured | Refused | Ids | Said | Grammar | Impossible | Unloadable | Broken

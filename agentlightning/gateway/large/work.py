@@ -37,6 +37,7 @@ from agentlightning.gateway.large.wire import (
     Unmeasured,
     Wanted,
 )
+from agentlightning.gateway.large.wire import encoded as as_sent
 from agentlightning.gateway.limits import checked
 from agentlightning.gateway.prompts import KINDS, Injected, with_prompts
 from agentlightning.gateway.sampling.constraint import constraint_of, encoded, grammar_of
@@ -94,17 +95,22 @@ class _Answered(Mapping[str, Sequence[Message]]):
         return self._known[str(response_id)]
 
 
-def answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> Answer:
-    """The answer to a question; what goes wrong is one, too. What takes long gives up when it is `stopped`."""
+def answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> bytes:
+    """The answer to a question, as it is sent; what goes wrong is one, too. What takes long gives up when it is
+    `stopped`.
+    """
     try:
-        return _answer(question, body, stopped)
+        return as_sent(_answer(question, body, stopped))
     except _UnloadableError as error:
-        return Unloadable(str(error))
+        failure = Unloadable(str(error))
     except ModelError as error:
-        return Impossible(str(error))
+        failure = Impossible(str(error))
+    except (OverflowError, UnicodeError) as error:  # JSON can say what nobody here can hold
+        failure = Broken(str(error), is_request=True)
     except Exception as error:  # the process lives on, and the gateway says what happened
         logger.exception("Work on a large request failed.")
-        return Broken(f"{type(error).__name__}: {error}")
+        failure = Broken(f"{type(error).__name__}: {error}")
+    return as_sent(failure)
 
 
 def _answer(question: Question, body: bytes | bytearray, stopped: Stopped) -> Answer:

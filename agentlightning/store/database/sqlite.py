@@ -376,6 +376,9 @@ def translate(error: Exception, path: Path) -> Exception:
         translation = StoreUnavailableError(f"The store '{path}' failed: {error}. {step}".rstrip())
     elif isinstance(error, OverflowError | UnicodeEncodeError):
         translation = StoreError(f"A value cannot be stored: {error}. Numbers have 64 bits, and texts are Unicode.")
+    elif isinstance(error, ValueError):  # a status, a number or a record that nobody wrote like that
+        step = _NEXT_STEPS["SQLITE_CORRUPT"]
+        translation = StoreError(f"What the store '{path}' holds cannot be read: {error}. {step}")
     else:
         return error
     translation.__cause__ = error

@@ -79,7 +79,8 @@ _read_events = TypeAdapter(PaginatedResult[RunEvent]).validate_json
 
 
 class LightningStoreClient:
-    """A `LightningStore` served at `url`. `key` is the server's admin key, if it has one.
+    """A `LightningStore` served at `url`. `key` is the server's admin key; one that a server of yours on this machine
+    made for itself is found without being given.
 
     `retry_seconds` is how long an operation is tried while the server cannot be reached, before it fails.
     """

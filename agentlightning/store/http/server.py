@@ -89,6 +89,11 @@ class LightningStoreServer:
         self._server = LoopServer(app, host, port, **named, allow_hosts=allow_hosts)
 
     @property
+    def port(self) -> int:
+        """The port that it listens on."""
+        return self._server.port
+
+    @property
     def endpoint(self) -> str:
         """The URL for `LightningStoreClient`."""
         host = self._server.host

@@ -27,6 +27,7 @@ from agentlightning.errors import (
     StoreUnavailableError,
 )
 from agentlightning.keys import not_empty
+from agentlightning.local_keys import find_key
 from agentlightning.outgoing import RedirectError, http_session
 from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
 
@@ -51,7 +52,7 @@ class Http:
             )
         self.url = url.rstrip("/")
         not_empty(key, f"The key for the store at {url}")
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._key = key
         self._retry_seconds = retry_seconds
         self._request_seconds = request_seconds
         self._sessions: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, aiohttp.ClientSession]] = (
@@ -90,7 +91,9 @@ class Http:
         self, method: str, path: str, body: bytes | None, content_type: str, wait: float, pool: str
     ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=self._request_seconds + wait)
-        headers = {"Content-Type": content_type} if body is not None else None
+        headers = {"Content-Type": content_type} if body is not None else {}
+        if (key := self._key or find_key(self.url)) is not None:
+            headers["Authorization"] = f"Bearer {key}"
         # aiohttp wants large bodies as files, which it sends piece by piece.
         data = io.BytesIO(body) if body is not None and len(body) > PIECEMEAL_BYTES else body
         url = self.url + PREFIX + path
@@ -106,7 +109,7 @@ class Http:
         sessions = self._sessions.setdefault(asyncio.get_running_loop(), {})
         if pool not in sessions:
             connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS[pool], keepalive_timeout=60.0)
-            sessions[pool] = http_session(connector=connector, headers=self._headers)
+            sessions[pool] = http_session(connector=connector)
         return sessions[pool]
 
     def _unreachable(self, error: Exception) -> StoreError:

@@ -123,8 +123,13 @@ def _readable(value: Any) -> Any:
 
 
 def decode(text: str, *, type: Any = Any) -> Any:
-    """What a column of JSON holds; older versions wrote keys into some."""
-    return msgspec.json.decode(redacted(text), type=type)
+    """What a column of JSON holds; older versions wrote keys into some. Raises StoreError where that is damaged."""
+    try:
+        return msgspec.json.decode(redacted(text), type=type)
+    except (msgspec.DecodeError, TypeError, RecursionError) as error:
+        raise StoreError(
+            f"A value in the store is damaged: {error}. Keep a copy of the store, and repair it."
+        ) from error
 
 
 def encode_metadata(metadata: Mapping[str, Any] | None) -> str | None:

@@ -1,0 +1,67 @@
+"""Files that a disk has damaged: read as far as they can be, or refused with an error of ours that says what to do."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from agentlightning.errors import ModelError, StoreError
+from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
+from agentlightning.store import SqliteLightningStore
+from scripts.damage import damaged, read_all
+
+
+async def a_store(path: Path) -> None:
+    store = SqliteLightningStore(path)
+    for number in range(3):
+        claim = await store.start_rollout(input={"number": number}, metadata={"é": number})
+        await store.update_worker(f"w{number}", {"cpu": 1}, attempt_ids=[claim.attempt.attempt_id])
+    await store.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_a_damaged_database_is_read_or_refused(tmp_path: Path, seed: int) -> None:
+    await a_store(tmp_path / "whole.db")
+    chance = random.Random(seed)
+    for number in range(4):
+        (tmp_path / f"{number}.db").write_bytes(damaged((tmp_path / "whole.db").read_bytes(), chance))
+        await read_all(tmp_path / f"{number}.db")
+
+
+@pytest.mark.parametrize("value", ["{", "", None, "[1", b"\xff\xfe", '{"a": 1'])
+async def test_a_damaged_value_is_a_store_error(tmp_path: Path, value: object) -> None:
+    await a_store(tmp_path / "store.db")
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute("UPDATE rollouts SET metadata = ?, input = coalesce(?, '{')", (value, value))
+    database.close()
+    store = SqliteLightningStore(tmp_path / "store.db")
+    with pytest.raises(StoreError):
+        await store.query_rollouts()
+    await store.close()
+
+
+@pytest.mark.parametrize("value", ["sleeping", "", "5"])
+async def test_a_status_that_there_is_not_is_a_store_error(tmp_path: Path, value: str) -> None:
+    await a_store(tmp_path / "store.db")
+    with sqlite3.connect(tmp_path / "store.db") as database:
+        database.execute("PRAGMA ignore_check_constraints=ON")
+        database.execute("UPDATE attempts SET status = ?", (value,))
+    database.close()
+    store = SqliteLightningStore(tmp_path / "store.db")
+    with pytest.raises(StoreError, match="recover"):
+        await store.query_rollouts()
+    await store.close()
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "agentlightning.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"5", b"[]", b'{"a": '])
+def test_a_damaged_model_is_a_model_error(tmp_path: Path, name: str, content: bytes) -> None:
+    shutil.copytree(resolve_model("calc"), tmp_path / "model")
+    (tmp_path / "model" / name).write_bytes(content)
+    with pytest.raises(ModelError):
+        load_rendering(str(tmp_path / "model"))
