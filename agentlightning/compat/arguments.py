@@ -51,7 +51,6 @@ def _wrap(module: ModuleType, path: str, rows: dict[str, Old]) -> None:
         if type(owner).__call__ is not type.__call__:  # its metaclass looks at the words before there is an object
             _of_class[owner] = rows
             _translate_first(type(owner))
-            return
     original = getattr(owner, name)
     setattr(owner, name, _with_words(original, rows))
 
@@ -68,7 +67,8 @@ def _translate_first(metaclass: Any) -> None:
 
     @functools.wraps(original)
     def make(cls: type, *args: Any, **kwargs: Any) -> Any:
-        rows = _of_class.get(cls)
+        # A derived class with an __init__ of its own may have words of its own; it hands older ones on by itself.
+        rows = next((_of_class[c] for c in cls.__mro__ if c in _of_class and c.__init__ is cls.__init__), None)
         if rows is None or rows.keys().isdisjoint(kwargs):
             return original(cls, *args, **kwargs)
         return _with_words(functools.wraps(cls.__init__)(functools.partial(original, cls)), rows)(*args, **kwargs)

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import pytest
 
@@ -66,6 +67,15 @@ async def test_spans_of_a_tracer(world: World, package: str) -> None:
         seen = [str(span.attributes.get("gen_ai.response.id")) for span in theirs]
         assert sorted(seen) == sorted(calls), "a span for each call, and none of another rollout's"
         assert wanted <= {span.name for span in spans}
+
+
+async def test_older_words_of_weaves_tracer_change_nothing() -> None:
+    pytest.importorskip("weave")
+    taking: Any = WeaveTracer
+    for words in ({"project_name": "x"}, {"weave_user_settings": None}, {"instrument_managed": True}):
+        assert isinstance(taking(**words), WeaveTracer)
+    with pytest.raises(agl.ConfigError, match="instrument_managed=False would have no effect"):
+        taking(instrument_managed=False)
 
 
 async def test_agent_framework_workflow_is_told_apart_by_its_executors(world: World) -> None:
