@@ -23,12 +23,35 @@ sys.path.insert(0, str(ROOT))
 from tests.compat.provider import serving  # noqa: E402
 
 ORIGINAL = ["--no-deps", "agentlightning==0.3.0"]
-NEEDED = """
-    agentops==0.4.21 aiohttp aiologic==0.16.0 autogen-agentchat==0.7.5 autogen-ext[openai]==0.7.5 fastapi flask gpustat
-    graphviz gunicorn langchain==1.1.2 langchain-openai==1.1.0 langgraph==1.0.4 litellm[proxy]==1.80.0 openai==2.8.0
-    opentelemetry-api==1.38.0 opentelemetry-exporter-otlp==1.38.0 opentelemetry-sdk==1.38.0 poml==0.0.8 portpicker
-    psutil pydantic==2.12.4 rich setproctitle setuptools<81 uvicorn uvicorn-worker
-""".split()
+NEEDED = [
+    "agentops==0.4.21",
+    "aiohttp",
+    "aiologic==0.16.0",
+    "autogen-agentchat==0.7.5",
+    "autogen-ext[openai]==0.7.5",
+    "fastapi",
+    "flask",
+    "gpustat",
+    "graphviz",
+    "gunicorn",
+    "langchain==1.1.2",
+    "langchain-openai==1.1.0",
+    "langgraph==1.0.4",
+    "litellm[proxy]==1.80.0",
+    "openai==2.8.0",
+    "opentelemetry-api==1.38.0",
+    "opentelemetry-exporter-otlp==1.38.0",
+    "opentelemetry-sdk==1.38.0",
+    "poml==0.0.8",
+    "portpicker",
+    "psutil",
+    "pydantic==2.12.4",
+    "rich",
+    "setproctitle",
+    "setuptools<81",
+    "uvicorn",
+    "uvicorn-worker",
+]
 """What it imports, in versions of its time."""
 SECONDS = 150
 
