@@ -46,6 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """The same seed, prompt and weights give the same response, whatever else the engine is doing."""
     top_logprobs: int = 0
     """How many alternatives to report per token."""
+    prompt_logprobs: int | None = None
+    """How many alternatives to report per token of the prompt, beside its log-prob (`Chunk.prompt`); None: nothing."""
     grammar: str | None = None
     """What the response must look like, as a grammar of the `llguidance` library."""
     keeps: bool = False
@@ -57,6 +59,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def shifts_logits(self) -> bool:
         """Whether the logits of some tokens are moved."""
         return bool(self.presence_penalty or self.frequency_penalty or self.logit_bias or self.min_tokens)
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model makes of a prompt's tokens but the first, at temperature 1. Arrays have shape [T]."""
+
+    logprobs: Float32Array
+    top_ids: Int32Array | None = None
+    """Shape [T, K]: alternatives by falling probability, where some were asked for."""
+    top_logprobs: Float32Array | None = None
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +91,8 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """The stop string that ended the response, if one did."""
     cached_tokens: int = 0
     """How many prompt tokens were not computed again."""
+    prompt: PromptLogprobs | None = None
+    """Where it was asked for, of a prompt with more than one token; on a response's last chunk."""
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +107,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     eos_ids: tuple[int, ...]
     version: int
+    scores_prompts: bool = False
+    """Whether it tells log-probs of a prompt's tokens (`SamplingParams.prompt_logprobs`)."""
 
 
 class Engine(Protocol):

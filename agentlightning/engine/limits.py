@@ -96,6 +96,9 @@ def check_params(params: SamplingParams) -> None:
             and all(-100 <= bias <= 100 for bias in params.logit_bias.values()),
             f"max_tokens must be 1 or more, not {params.max_tokens}": params.max_tokens is None
             or params.max_tokens > 0,
+            f"prompt_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {params.prompt_logprobs}": (
+                0 <= (params.prompt_logprobs or 0) <= MAX_TOP_LOGPROBS
+            ),
             f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {top}": 0 <= top <= MAX_TOP_LOGPROBS,
             "stop must not hold an empty string": all(params.stop),
             f"stop may hold {MAX_STOPS} strings, not {len(params.stop)}": len(params.stop) <= MAX_STOPS,

@@ -59,17 +59,24 @@ class OwnCacheModel:
     def prefill(self, tokens: list[np.ndarray], slots: np.ndarray, starts: np.ndarray) -> torch.Tensor:
         """Compute `tokens[r]` in slot `slots[r]`, which holds `starts[r]` tokens; logits after the last, [R, V]."""
         rows = zip(tokens, slots.tolist(), starts.tolist(), strict=True)
-        return torch.cat([self._pass(ids, slot, anew=start == 0) for ids, slot, start in rows])
+        return torch.cat([self._pass(ids, slot, anew=start == 0)[:, -1] for ids, slot, start in rows])
+
+    def score(self, tokens: np.ndarray, slot: int, start: int) -> torch.Tensor:
+        """Compute `tokens` in a slot, which holds `start` tokens; logits after each of them, [Q, V]."""
+        return self._pass(tokens, slot, anew=start == 0, keep=len(tokens))[0]
 
     def decode(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """Compute one token in each slot of `rows`, `ids` by slot; logits after it, [R, V]."""
-        return torch.cat([self._pass(ids[slot : slot + 1], slot, anew=positions[slot] == 0) for slot in rows.tolist()])
+        slots = rows.tolist()
+        return torch.cat([self._pass(ids[s : s + 1], s, anew=positions[s] == 0)[:, -1] for s in slots])
 
-    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool) -> torch.Tensor:
+    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool, keep: int = 1) -> torch.Tensor:
+        """Logits after the last `keep` tokens, [1, keep, V]."""
         if anew:
             self.cache.slots[slot] = DynamicCache(config=self.model.config)
         given = torch.from_numpy(ids.astype(np.int64))[None].to(self.model.device)
-        return self.model(input_ids=given, use_cache=True, **self._fields(self.cache.slots[slot])).logits[:, -1]
+        fields = self._fields(self.cache.slots[slot], keep)
+        return self.model(input_ids=given, use_cache=True, **fields).logits[:, -keep:]
 
     @torch.inference_mode()
     def self_check(self) -> int:
@@ -110,19 +117,19 @@ class OwnCacheModel:
 class RecomputedModel(OwnCacheModel):
     """No cache at all: every pass computes a whole context with the plain forward. Exact by construction."""
 
-    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool) -> torch.Tensor:
+    def _pass(self, ids: np.ndarray, slot: int, *, anew: bool, keep: int = 1) -> torch.Tensor:
         known = ids.copy() if anew else np.concatenate([self.cache.slots[slot], ids])
         self.cache.slots[slot] = known
         given = torch.from_numpy(known.astype(np.int64))[None].to(self.model.device)
-        return self.model(input_ids=given, use_cache=False).logits[:, -1]
+        return self.model(input_ids=given, use_cache=False).logits[:, -keep:]
 
 
 def _fields(model: PreTrainedModel) -> Any:
-    """How the model's forward takes a cache, as a function of the cache."""
+    """How the model's forward takes a cache, as a function of the cache and of how many logits are wanted."""
     known = inspect.signature(model.forward).parameters
     name = next((name for name in ("past_key_values", "cache_params") if name in known), "past_key_values")
-    more = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
-    return lambda cache: {name: cache, **more}
+    keeps = "logits_to_keep" in known
+    return lambda cache, keep: {name: cache, **({"logits_to_keep": keep} if keeps else {})}
 
 
 def _bytes(thing: Any) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
-from agentlightning.engine.base import SamplingParams
+from agentlightning.engine.base import PromptLogprobs, SamplingParams
 from agentlightning.engine.events import Request, Sampled
 from agentlightning.engine.grammar import Matcher
 from agentlightning.engine.sampler import Draw, alternatives
-from agentlightning.engine.slots import Slots
+from agentlightning.engine.slots import Placement, Slots
 from agentlightning.types.call import Float32Array, Int32Array
 from agentlightning.types.kept import kept_array
 
@@ -24,6 +25,48 @@ class Counters:
     sampled: int = 0
     prefilled: int = 0
     cached: int = 0
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """The log-probs of a prompt's tokens but the first, as they are computed piece by piece."""
+
+    prompt_ids: Int32Array
+    count: int
+    """Alternatives of each token."""
+    pieces: list[PromptLogprobs] = field(default_factory=list)
+    known: int = 1
+    """Tokens of the prompt that need no more: the first one has nothing before it."""
+
+    @property
+    def complete(self) -> bool:
+        return self.known >= len(self.prompt_ids)
+
+    def take(self, logits_QV: torch.Tensor, start: int) -> None:
+        """Logits after the tokens from `start` on. From 0 it begins anew: weights have changed, or memory was short."""
+        if start == 0:
+            self.pieces, self.known = [], 1
+        wanted = self.prompt_ids[start + 1 : start + 1 + len(logits_QV)]
+        plain_TV = torch.log_softmax(logits_QV[: len(wanted)].float(), dim=-1)
+        chosen = torch.from_numpy(wanted.astype(np.int64)).to(plain_TV.device)
+        found = PromptLogprobs(logprobs=plain_TV.gather(1, chosen[:, None])[:, 0].cpu().numpy())
+        if self.count:
+            top = plain_TV.topk(min(self.count, plain_TV.shape[-1]), dim=-1)
+            ids, values = top.indices.to(torch.int32).cpu().numpy(), top.values.cpu().numpy()
+            found = msgspec.structs.replace(found, top_ids=ids, top_logprobs=values)
+        self.pieces.append(found)
+        self.known = start + 1 + len(wanted)
+
+    def whole(self) -> PromptLogprobs | None:
+        """All of them; None if there are none."""
+        if not self.pieces:
+            return None
+        tops = [(piece.top_ids, piece.top_logprobs) for piece in self.pieces]
+        return PromptLogprobs(
+            logprobs=np.concatenate([piece.logprobs for piece in self.pieces]),
+            top_ids=np.concatenate([ids for ids, _ in tops if ids is not None]) if self.count else None,
+            top_logprobs=np.concatenate([values for _, values in tops if values is not None]) if self.count else None,
+        )
 
 
 @dataclass(slots=True)
@@ -43,6 +86,16 @@ class Running:
     """Alternatives of the response tokens not given out yet, [K] each."""
     kept: list[Int32Array | None] = field(default_factory=list)
     """Of the same tokens, what a filter left to draw from."""
+    scored: PromptScores | None = None
+    """Where the prompt's own log-probs are asked for."""
+
+    @classmethod
+    def of(cls, request: Request, placement: Placement, matcher: Matcher | None) -> Running:
+        """A request that begins."""
+        seed, wanted = request.params.seed, request.params.prompt_logprobs
+        random = None if seed is None else np.random.Generator(np.random.PCG64(seed & (2**64 - 1)))
+        scored = None if wanted is None else PromptScores(request.prompt_ids, wanted)
+        return cls(request, placement.slot, placement.reused, random, matcher, scored=scored)
 
     def note(self, drawn: Draw, index: int, vocabulary: int) -> None:
         """Keep what was asked for besides of the newest token, row `index` of what was drawn."""
@@ -88,13 +141,15 @@ class Columns:
         flags = (no.copy(), no.copy(), no.copy(), no.copy(), no.copy())
         return cls(np.ones(slots), whole.copy(), np.ones(slots), np.zeros(slots), whole.copy(), *flags)
 
-    def set(self, slot: int, params: SamplingParams, limit: int, watched: bool) -> None:
+    def set(self, slot: int, request: Request, limit: int) -> None:
+        params = request.params
+        watched = request.stream or params.stop or params.stop_token_ids or params.top_logprobs or params.grammar
         self.temperature[slot] = params.temperature
         self.top_k[slot] = params.top_k
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
         self.limit[slot] = limit
-        self.watched[slot] = watched
+        self.watched[slot] = bool(watched or params.keeps)
         self.constrained[slot] = params.grammar is not None
         self.shifted[slot] = params.shifts_logits
         self.ignores_eos[slot] = params.ignore_eos

@@ -54,7 +54,15 @@ class SlotModel:
         positions[padding] = 0
         context = int((starts + counts).max())
         index = torch.from_numpy(slots).to(self._device)
-        return self._forward(ids, positions, index, write, context)
+        return self._forward(ids, positions, index, write, context)[:, -1]
+
+    def score(self, tokens: np.ndarray, slot: int, start: int) -> torch.Tensor:
+        """Compute `tokens` in a slot from position `start` on; logits after each of them, [Q, V]."""
+        positions = start + np.arange(len(tokens))[None]
+        index = torch.tensor([slot], device=self._device)
+        context = start + len(tokens)
+        write = positions + slot * self.capacity
+        return self._forward(tokens[None].astype(np.int64), positions, index, write, context, keep=len(tokens))[0]
 
     def decode(self, ids: np.ndarray, positions: np.ndarray, rows: np.ndarray) -> torch.Tensor:
         """Compute one token in each of the first slots, ids and positions [slots]; logits after it in `rows`, [R, V].
@@ -68,12 +76,19 @@ class SlotModel:
             between[rows] = False
             write[between] = self._nowhere
         context = int(positions[rows].max()) + 1
-        logits = self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, span), write, context)
+        logits = self._forward(ids.astype(np.int64)[:, None], positions[:, None], slice(0, span), write, context)[:, -1]
         return logits if len(rows) == span else logits[torch.from_numpy(rows).to(logits.device)]
 
     def _forward(
-        self, ids_RQ: np.ndarray, positions_RQ: np.ndarray, rows: slice | torch.Tensor, write: np.ndarray, context: int
+        self,
+        ids_RQ: np.ndarray,
+        positions_RQ: np.ndarray,
+        rows: slice | torch.Tensor,
+        write: np.ndarray,
+        context: int,
+        keep: int = 1,
     ) -> torch.Tensor:
+        """Logits after the last `keep` tokens of each row, [R, keep, V]."""
         positions = torch.from_numpy(positions_RQ).to(self._device)
         flat = torch.from_numpy(write.reshape(-1)).to(self._device)
         self.cache.plan(rows, flat, context, ids_RQ.shape[1])
@@ -83,8 +98,8 @@ class SlotModel:
             position_ids=positions,
             past_key_values=self.cache,
             use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+            logits_to_keep=keep,
+        ).logits[:, -keep:]
 
     @torch.inference_mode()
     def self_check(self) -> int:

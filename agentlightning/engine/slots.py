@@ -18,6 +18,8 @@ from agentlightning.types.call import Int32Array
 
 WORTH_COPYING = 8
 """A shorter shared prefix is computed again rather than copied between slots."""
+NOBODY = -1
+"""In place of a policy: a prompt of which nothing is taken from slots."""
 WORTH_WAITING = 32
 """A new prompt waits for a prefix that a running one is computing just now, if it spares at least so many tokens."""
 

@@ -28,20 +28,19 @@ from agentlightning.engine.contexts import make_contexts
 from agentlightning.engine.events import POLICY, Ended, Event, Failed, Part, Request
 from agentlightning.engine.grammar import Grammars
 from agentlightning.engine.limits import check_bias, check_end_ids, check_engine, check_params, check_prompt
+from agentlightning.engine.pieces import of_like_length, piece_tokens, scored_tokens
 from agentlightning.engine.policies import Adapters, Policies
 from agentlightning.engine.queue import Queue
 from agentlightning.engine.room import Room
 from agentlightning.engine.running import Columns, Counters, Running, allowed_tokens, own_draws, sampled, shifts
 from agentlightning.engine.sampler import Draw, RowSettings, draw
 from agentlightning.engine.slot_model import SlotModel
-from agentlightning.engine.slots import Placement, Slots
+from agentlightning.engine.slots import NOBODY, Placement, Slots
 from agentlightning.engine.stop_strings import StopStrings
 from agentlightning.errors import EngineError
 
 DEFAULT_CONTEXT = 4096
 """Longest context in tokens where neither the caller nor the model asks for less."""
-_PIECE_FLOPS = 2e10
-"""About a quarter of a second of one core."""
 _GRAMMAR_WAIT = 0.05
 """Seconds that a step waits for a grammar when there is nothing else to do."""
 
@@ -91,7 +90,8 @@ class TorchEngine:
         self.vocab_size = self.contexts.vocab_size
         check_end_ids(eos_ids, self.vocab_size)
         self._prefill_tokens = prefill_tokens
-        self._piece_tokens = min(_piece_tokens(model), prefill_tokens)
+        self._piece_tokens = min(piece_tokens(model), prefill_tokens)
+        self._scored_tokens = scored_tokens(self.vocab_size)
         self._queue = Queue(Grammars(tokenizer, self.vocab_size, eos_ids))
         self._admission = Admission(self._queue, self.max_concurrency, slots)
         self._running: dict[int, Running] = {}
@@ -117,6 +117,7 @@ class TorchEngine:
             vocab_size=self.vocab_size,
             eos_ids=self.eos_ids,
             version=self.policies.versions[self.policies.find(policy)],
+            scores_prompts=True,
         )
 
     @property
@@ -246,7 +247,9 @@ class TorchEngine:
             request = self._queue.pop(admitted, *self._admission.room(self.running))
             if request is None:
                 break
-            placement = self._slots.place(request.prompt_ids, self.policies.find(request.policy))
+            scored = request.params.prompt_logprobs is not None  # of tokens that are not computed nothing is known
+            owner = NOBODY if scored else self.policies.find(request.policy)
+            placement = self._slots.place(request.prompt_ids, owner)
             if placement is None:
                 passed_over.append(request)
                 continue
@@ -271,13 +274,10 @@ class TorchEngine:
         if placement.source != slot:
             self._model.cache.copy(placement.source, slot, placement.reused)
         self._slots.occupy(placement, prompt, self.policies.find(request.policy))
-        random = None if params.seed is None else np.random.Generator(np.random.PCG64(params.seed & (2**64 - 1)))
-        running = Running(request, slot, placement.reused, random, self._queue.take_matcher(request.request_id))
+        running = Running.of(request, placement, self._queue.take_matcher(request.request_id))
         self._running[request.request_id] = self._by_slot[slot] = running
         limit = self.max_context if params.max_tokens is None else len(prompt) + params.max_tokens
-        watched = request.stream or bool(params.stop or params.stop_token_ids or params.top_logprobs or params.grammar)
-        watched |= params.keeps
-        self._columns.set(slot, params, min(limit, self.max_context), watched)
+        self._columns.set(slot, request, min(limit, self.max_context))
         self.counters.cached += placement.reused
         self._queue.charge(request, len(prompt) - placement.reused)
 
@@ -293,19 +293,30 @@ class TorchEngine:
         work: list[tuple[int, int]] = []
         for running in sorted(self._running.values(), key=lambda r: self._slots.missing(r.slot)):
             missing = self._slots.missing(running.slot)
-            count = min(missing, budget) if self.contexts.continues else missing * (budget > 0)
-            if count > 1:
+            scores = running.scored is not None and not running.scored.complete
+            most = min(budget, self._scored_tokens) if scores else budget
+            count = min(missing, most) if self.contexts.continues else missing * (budget > 0)
+            if count > 1 and scores:
+                self._score_pass(running, count)
+            elif count > 1:
                 work.append((count, running.slot))
-                budget -= count
-        work.sort(reverse=True)
-        while work:
-            longest = work[0][0]
-            # Rows of very different lengths do not go into one pass: it would compute mostly padding.
-            batch = [slot for count, slot in work if 2 * count + 32 >= longest]
-            counts = [count for count, _ in work[: len(batch)]]
-            del work[: len(batch)]
+            budget -= count if count > 1 else 0
+        for batch, counts in of_like_length(work):
             for together in self.policies.passes(self._slots.policy[batch]):
-                self._prefill_pass(np.array(batch)[together], np.array(counts)[together])
+                self._prefill_pass(batch[together], counts[together])
+
+    def _score_pass(self, running: Running, count: int) -> None:
+        """Compute a piece of a prompt whose own log-probs are wanted."""
+        assert running.scored is not None, running
+        slot = running.slot
+        start = int(self._slots.computed[slot])
+        with self.policies.computing(self._slots.policy[[slot]]):
+            logits = self._model.score(self._slots.tokens[slot, start : start + count], slot, start)
+        running.scored.take(logits, start)
+        self._slots.computed[slot] += count
+        self.counters.prefilled += count
+        if not self._slots.missing(slot):
+            self._sample(np.array([slot]), logits[-1:])
 
     def _prefill_pass(self, rows: np.ndarray, counts: np.ndarray) -> None:
         starts = self._slots.computed[rows]
@@ -437,6 +448,7 @@ class TorchEngine:
             finish_reason=reason,
             stop_string=stop_string,
             cached_tokens=running.cached,
+            prompt=running.scored.whole() if reason is not None and running.scored is not None else None,
         )
 
     def _give_out(self, rows: np.ndarray, streamed: list[int], drawn: Draw) -> None:
@@ -481,10 +493,3 @@ class TorchEngine:
                 self._slots.forget(slot)
             else:
                 self._slots.computed[slot] = 0
-
-
-def _piece_tokens(model: PreTrainedModel) -> int:
-    """Prompt tokens that are computed beside decoding: a piece that takes a CPU about as long as a few steps."""
-    if model.device.type != "cpu":
-        return sys.maxsize
-    return max(int(_PIECE_FLOPS / (2 * sum(p.numel() for p in model.parameters()))), 64)

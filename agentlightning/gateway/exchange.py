@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from agentlightning.engine.base import PromptLogprobs
 from agentlightning.errors import GatewayError
 from agentlightning.rendering.messages import Message, Tool
 from agentlightning.types.call import Float32Array, Int32Array
@@ -72,6 +73,10 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether log-probs name tokens by their ids ("token_id:7") and not by their texts."""
+    echo: bool = False
+    """Whether the text and the log-probs of an answer to a raw prompt begin with those of the prompt."""
+    prompt_logprobs: int | None = None
+    """How many alternatives to tell of each of the prompt's tokens, beside its log-prob; None: nothing."""
     skips_special: bool = False
     """Whether the text of an answer to a raw prompt is without special tokens."""
     schema: AnswerSchema | None = None
@@ -101,6 +106,21 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     private: Any = None
     """What the dialect needs again when it answers."""
 
+    @property
+    def scores_prompt(self) -> int | None:
+        """How many alternatives the engine has to tell of each of the prompt's tokens; None: nothing."""
+        wanted = [] if self.prompt_logprobs is None else [self.prompt_logprobs]
+        return max([*wanted, *([self.top_logprobs] if self.echo and self.logprobs else [])], default=None)
+
+
+class PromptEcho(msgspec.Struct, frozen=True):
+    """A prompt as it is repeated in an answer."""
+
+    text: str
+    ids: Int32Array
+    logprobs: PromptLogprobs | None
+    """None of a prompt of one token, or where they were not asked for."""
+
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One response to a request."""
@@ -119,6 +139,8 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     top_logprobs: Float32Array | None = None
     begun: str = ""
     """The text before it with which the client began the answer."""
+    prompt: PromptEcho | None = None
+    """Where the request asks for something of its prompt."""
     reasoning_tokens: int = 0
     """How many of them are reasoning, with its marks; 0 where the format does not mark it by tokens."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -33,12 +34,13 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
+from agentlightning.engine.base import SamplingParams
 from agentlightning.engine.kv_cache import DoesNotFit, KVShape, SlotCache, probe
 from agentlightning.engine.slot_model import SlotModel
 from agentlightning.errors import ModelError
 from agentlightning.learner.policy import Policy
 
-from .conftest import gap, make_engine, random_ids, request, run
+from .conftest import gap, make_engine, random_ids, reference, request, run
 
 SMALL: dict[str, Any] = {"vocab_size": 320, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -121,6 +123,13 @@ def test_other_families_are_exact(policy: Policy, build: type, kind: str) -> Non
     ]
     responses |= run(engine, turns)
     assert max(gap(policy, r, responses[r.request_id]) for r in requests + turns) < 2e-5
+    asked = SamplingParams(max_tokens=2, prompt_logprobs=0)
+    scored = run(engine, [msgspec.structs.replace(r, request_id=20 + r.request_id, params=asked) for r in turns])
+    for turn in turns:
+        prompt = scored[20 + turn.request_id].prompt
+        assert prompt is not None
+        expected = reference(policy, turn.prompt_ids[:1], turn.prompt_ids[1:])
+        assert np.abs(prompt.logprobs - expected).max() < 2e-5
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.05)

@@ -70,6 +70,24 @@ def row(prompt: Int32Array, chunk: Chunk) -> PackedBatch:
     )
 
 
+def of_prompt(prompt: Int32Array, chunk: Chunk) -> PackedBatch:
+    """What the learner is asked to check the log-probs of a prompt's tokens."""
+    assert chunk.prompt is not None
+    return row(prompt[:1], msgspec.structs.replace(chunk, ids=prompt[1:], plain_logprobs=chunk.prompt.logprobs))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_log_probs_of_a_prompt_are_the_learners(process: ModelProcess, stream: bool) -> None:
+    prompt = random_ids(30, 1)
+    for top in (0, 4):
+        chunk = await sample(process, prompt, stream=stream, prompt_logprobs=top)
+        assert chunk.prompt is not None
+        np.testing.assert_allclose(await process.forward(of_prompt(prompt, chunk)), chunk.prompt.logprobs, atol=EXACT)
+        shape = None if chunk.prompt.top_ids is None else chunk.prompt.top_ids.shape
+        assert shape == ((29, 4) if top else None)
+    assert (await process.info()).scores_prompts
+
+
 async def test_what_was_sampled_is_what_the_learner_computes(process: ModelProcess) -> None:
     prompts = [random_ids(10 + 3 * i, i) for i in range(20)]
     chunks = await asyncio.gather(*(sample(process, prompt) for prompt in prompts))

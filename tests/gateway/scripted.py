@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import numpy as np
 
-from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
+from agentlightning.engine.base import Chunk, EngineInfo, PromptLogprobs, SamplingParams
 from agentlightning.rendering import RenderersRendering
 from agentlightning.types.call import Float32Array, Int32Array
 from agentlightning.types.kept import kept_array
@@ -32,6 +32,7 @@ class ScriptedEngine:
         self.running = 0
         self.aborted: list[str] = []
         self.fail: Exception | None = None
+        self.scores_prompts = True
         self.open = asyncio.Event()
         """Cleared while weights change: requests that come then wait, those in flight finish."""
         self.open.set()
@@ -44,6 +45,7 @@ class ScriptedEngine:
             vocab_size=1000,
             eos_ids=self.rendering.stop_token_ids,
             version=self.version,
+            scores_prompts=self.scores_prompts,
         )
 
     async def generate(
@@ -76,6 +78,7 @@ class ScriptedEngine:
                     kept=kept_array([[token] for token in ids[part].tolist()]) if params.keeps else None,
                     finish_reason=reason if last else None,
                     stop_string=stop if last else None,
+                    prompt=_scored(prompt_ids, params) if last else None,
                 )
                 if last:
                     self.sampled[name] = (prompt_ids, ids, logprobs)
@@ -98,3 +101,16 @@ class ScriptedEngine:
         if params.max_tokens is not None and len(ids) >= params.max_tokens:
             return ids[: params.max_tokens], "length", None
         return np.append(ids, np.int32(self.rendering.stop_token_ids[0])), "stop", None
+
+
+def _scored(prompt_ids: Int32Array, params: SamplingParams) -> PromptLogprobs | None:
+    """Log-probs of a prompt's tokens that tell its places: -1, -2, …; the k-th alternative is token k, at -k."""
+    top, later = params.prompt_logprobs, len(prompt_ids) - 1
+    if top is None or not later:
+        return None
+    ranks = np.arange(1, top + 1)
+    return PromptLogprobs(
+        logprobs=-np.arange(1, later + 1).astype(np.float32),
+        top_ids=np.tile(ranks, (later, 1)).astype(np.int32) if top else None,
+        top_logprobs=np.tile(-ranks, (later, 1)).astype(np.float32) if top else None,
+    )

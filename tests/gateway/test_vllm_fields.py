@@ -113,7 +113,6 @@ async def test_how_many_tokens_there_are_at_least(site: Site, path: str) -> None
 
 async def test_the_rest_is_left_out_and_told(site: Site) -> None:
     fields = {
-        "prompt_logprobs": 1,
         "length_penalty": 2,
         "top_logprobs": 3,
     }

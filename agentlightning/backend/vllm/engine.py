@@ -17,7 +17,7 @@ from agentlightning.backend.vllm.gate import Gate
 from agentlightning.backend.vllm.plain import with_plain_logprobs
 from agentlightning.backend.vllm.publication import Publication, Target
 from agentlightning.backend.vllm.replica import Replica
-from agentlightning.backend.vllm.wire import Answer, chunk_of, restricts, sampling, split, versions_of
+from agentlightning.backend.vllm.wire import Answer, chunk_of, prompt_of, restricts, sampling, split, versions_of
 from agentlightning.engine.base import Chunk, EngineInfo, SamplingParams
 from agentlightning.engine.limits import check_bias, check_grammar, check_params, check_prompt
 from agentlightning.errors import EngineError
@@ -47,7 +47,7 @@ class VLLMEngine:
         self.version = version
 
     async def info(self) -> EngineInfo:
-        return msgspec.structs.replace(self._shared.info, version=self.version)
+        return msgspec.structs.replace(self._shared.info, version=self.version, scores_prompts=True)
 
     async def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None
@@ -71,7 +71,8 @@ class VLLMEngine:
         self, replica: Replica, prompt_ids: Int32Array, params: SamplingParams, stream: bool
     ) -> AsyncGenerator[Chunk, None]:
         """One try on one replica."""
-        shared, scored = self._shared, restricts(params)
+        # A prompt's log-probs come with whole answers only.
+        shared, scored = self._shared, restricts(params) or params.prompt_logprobs is not None
         # What is given out in parts, or scored afterwards, must be of one weight version.
         must_finish = shared.in_flight == "finish" or stream or scored
         async with shared.gate.inside(must_finish=must_finish):
@@ -111,6 +112,9 @@ class VLLMEngine:
             chunk = await with_plain_logprobs(
                 lambda scoring: replica.api.generate({**_of(target), **scoring}), prompt_ids, chunk, params
             )
+        if params.prompt_logprobs is not None:
+            told = prompt_of(answer, prompt_ids, params.prompt_logprobs)
+            chunk = msgspec.structs.replace(chunk, prompt=told)
         return split(chunk, versions)
 
     async def _parts(

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from agentlightning.engine.base import Chunk, SamplingParams
+from agentlightning.engine.base import Chunk, PromptLogprobs, SamplingParams
 from agentlightning.errors import EngineError
 from agentlightning.types.call import Float32Array, Int32Array
 
@@ -103,6 +103,8 @@ def sampling(params: SamplingParams, *, room: int, eos_ids: Sequence[int], seed:
         found["stop"] = list(params.stop)
     if seed is not None:
         found["seed"] = seed
+    if params.prompt_logprobs is not None:
+        found["prompt_logprobs"] = params.prompt_logprobs
     if params.grammar is not None:
         found["structured_outputs"] = {"grammar": params.grammar}
     return found
@@ -147,6 +149,25 @@ def _alternatives(content: Sequence[Sampled], count: int) -> tuple[Int32Array | 
     ids_TK = np.array([[i for _, i in row] for row in rows], dtype=np.int32).reshape(len(rows), count)
     logprobs_TK = np.array([[-p for p, _ in row] for row in rows], dtype=np.float32).reshape(len(rows), count)
     return ids_TK, logprobs_TK
+
+
+def prompt_of(answer: Answer, prompt_ids: Int32Array, count: int) -> PromptLogprobs | None:
+    """What an answer tells of its prompt, whose first token has nothing before it, with so many alternatives."""
+    rows = [{int(token): found.logprob for token, found in (row or {}).items()} for row in answer.prompt_logprobs or ()]
+    wanted = prompt_ids.tolist()
+    if len(rows) != len(wanted) or any(token not in row for row, token in zip(rows[1:], wanted[1:], strict=True)):
+        raise EngineError("vLLM gave no log-probs of a prompt's tokens.")
+    if len(wanted) == 1:
+        return None
+    logprobs = np.array([row[token] for row, token in zip(rows[1:], wanted[1:], strict=True)], dtype=np.float32)
+    if not count:
+        return PromptLogprobs(logprobs=logprobs)
+    ranked = [sorted(row.items(), key=lambda item: (-item[1], item[0]))[:count] for row in rows[1:]]
+    return PromptLogprobs(
+        logprobs=logprobs,
+        top_ids=np.array([[token for token, _ in row] for row in ranked], dtype=np.int32),
+        top_logprobs=np.array([[value for _, value in row] for row in ranked], dtype=np.float32),
+    )
 
 
 def versions_of(choice: Choice) -> list[tuple[int, int, int]]:

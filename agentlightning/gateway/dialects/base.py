@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, Refusal
+from agentlightning.gateway.exchange import Answer, CallRequest, Choice, Delta, PromptEcho, Refusal
 from agentlightning.rendering import Rendering
 from agentlightning.rendering.messages import Message
 
@@ -210,6 +210,37 @@ def logprob_rows(tokens: Choice | Delta, request: CallRequest, rendering: Render
         row = {**_token(request, rendering, token, logprob), "top_logprobs": others}
         rows.append(msgspec.Raw(msgspec.json.encode(row)))
     return rows
+
+
+def prompt_rows(choice: Choice, request: CallRequest, rendering: Rendering) -> list[dict[str, Any] | None]:
+    """vLLM's log-probs of a prompt: of each token but the first its own, and those of the most probable ones."""
+    assert choice.prompt is not None, choice
+    rows: list[dict[str, Any] | None] = [None]
+    for token, logprob, others in prompt_logprobs(choice.prompt, request.prompt_logprobs or 0):
+        ranks = {other: rank for rank, (other, _) in enumerate(others, 1)}
+        rows.append(
+            {
+                str(one): {
+                    "logprob": max(value, -9999.0),
+                    "rank": ranks.get(one),
+                    "decoded_token": rendering.token_text(one),
+                }
+                for one, value in {token: logprob, **dict(others)}.items()
+            }
+        )
+    return rows
+
+
+def prompt_logprobs(echo: PromptEcho, top: int) -> Iterator[tuple[int, float, list[tuple[int, float]]]]:
+    """Each token of a prompt but the first: its log-prob, and the `top` most probable ones with theirs."""
+    found = echo.logprobs
+    if found is None:
+        return
+    for at, (token, logprob) in enumerate(zip(echo.ids[1:].tolist(), found.logprobs.tolist(), strict=True)):
+        others: list[tuple[int, float]] = []
+        if top and found.top_ids is not None and found.top_logprobs is not None:
+            others = list(zip(found.top_ids[at, :top].tolist(), found.top_logprobs[at, :top].tolist(), strict=True))
+        yield token, logprob, others
 
 
 def token_name(request: CallRequest, rendering: Rendering, token: int) -> str:

@@ -14,6 +14,7 @@ from agentlightning.gateway.dialects.base import (
     StreamWriter,
     logprob_rows,
     openai_error,
+    prompt_rows,
     sse,
 )
 from agentlightning.gateway.dialects.fields import (
@@ -25,6 +26,7 @@ from agentlightning.gateway.dialects.fields import (
     between,
     json_schema_of,
     neutral_call,
+    prompt_logprobs_of,
     required,
     sent_call,
     streaming_usage,
@@ -120,6 +122,7 @@ class ChatDialect(Dialect):
             logprobs=typed(body, "logprobs", bool, False),
             top_logprobs=between(body, "top_logprobs", 0, 0, _MAX_TOP_LOGPROBS),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            prompt_logprobs=prompt_logprobs_of(body),
             tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
             schema=json_schema_of(body.get("response_format"), "response_format", reading)
             or guided_schema(body, reading),
@@ -142,6 +145,8 @@ class ChatDialect(Dialect):
         }
         if request.return_token_ids:
             body["prompt_token_ids"] = reply.prompt_ids.tolist()
+        if request.prompt_logprobs is not None:
+            body["prompt_logprobs"] = prompt_rows(reply.choices[0], request, rendering)
         return msgspec.json.encode(body)
 
     def writer(self, request: CallRequest, response_id: str, created: int, rendering: Rendering) -> StreamWriter:
@@ -228,6 +233,8 @@ class _Writer:
         extra: dict[str, Any] = {}
         if self._request.return_token_ids:
             extra["prompt_token_ids"] = reply.prompt_ids.tolist()
+        if self._request.prompt_logprobs is not None:
+            extra["prompt_logprobs"] = prompt_rows(reply.choices[0], self._request, self._rendering)
         usage = b""
         if self._request.include_usage or extra:
             usage = sse({**self._head, "choices": [], "usage": _usage(reply), **extra})

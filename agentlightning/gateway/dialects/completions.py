@@ -15,6 +15,8 @@ from agentlightning.gateway.dialects.base import (
     Dialect,
     StreamWriter,
     openai_error,
+    prompt_logprobs,
+    prompt_rows,
     sse,
     token_name,
 )
@@ -22,6 +24,7 @@ from agentlightning.gateway.dialects.fields import (
     Reading,
     asked_settings,
     between,
+    prompt_logprobs_of,
     required,
     streaming_usage,
     typed,
@@ -83,6 +86,8 @@ class CompletionsDialect(Dialect):
             logprobs=logprobs is not None,
             top_logprobs=between(body, "logprobs", 0, 0, 20),
             return_token_ids=typed(body, "return_token_ids", bool, False),
+            echo=typed(body, "echo", bool, False),
+            prompt_logprobs=prompt_logprobs_of(body),
             tokens_as_ids=typed(body, "return_tokens_as_token_ids", bool, False),
             skips_special=typed(body, "skip_special_tokens", bool, False),
             schema=guided_schema(body, reading),
@@ -95,7 +100,7 @@ class CompletionsDialect(Dialect):
     def respond(self, request: CallRequest, reply: Answer, rendering: Rendering) -> bytes:
         body: dict[str, Any] = {
             **_head(reply.response_id, reply.created, reply.model),
-            "choices": [_choice(request, choice, choice.content, rendering) for choice in reply.choices],
+            "choices": [_choice(request, choice, _text(request, choice), rendering) for choice in reply.choices],
             "usage": _usage(reply),
         }
         if request.return_token_ids:
@@ -177,22 +182,33 @@ def _choice(request: CallRequest, choice: Choice, text: str, rendering: Renderin
     }
     if request.return_token_ids:
         found["token_ids"] = choice.ids.tolist()
+    if request.prompt_logprobs is not None:
+        found["prompt_logprobs"] = prompt_rows(choice, request, rendering)
     return found
 
 
+def _text(request: CallRequest, choice: Choice) -> str:
+    """What an answer says, after its prompt where that is repeated."""
+    return (choice.prompt.text if request.echo and choice.prompt is not None else "") + choice.content
+
+
 def _logprobs(choice: Choice, request: CallRequest, rendering: Rendering) -> dict[str, Any]:
-    ids = choice.ids.tolist()
     name = partial(token_name, request, rendering)
-    offsets = [0, *accumulate(len(rendering.token_text(token)) for token in ids)][: len(ids)]
-    top: list[dict[str, float]] | None = None
-    if request.top_logprobs and choice.top_ids is not None and choice.top_logprobs is not None:
-        rows = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)
-        top = [{name(i): p for i, p in zip(ids, values, strict=True)} for ids, values in rows]
+    rows: list[tuple[int, float | None, list[tuple[int, float]] | None]] = []
+    if request.echo and choice.prompt is not None:  # nothing is before its first token
+        rows = [(int(choice.prompt.ids[0]), None, None), *prompt_logprobs(choice.prompt, request.top_logprobs)]
+    others = [list[tuple[int, float]]()] * len(choice.ids)
+    if choice.top_ids is not None and choice.top_logprobs is not None:
+        pairs = zip(choice.top_ids.tolist(), choice.top_logprobs.tolist(), strict=True)
+        others = [list(zip(ids, values, strict=True)) for ids, values in pairs]
+    rows += zip(choice.ids.tolist(), choice.logprobs.tolist(), others, strict=True)
+    lengths = [len(rendering.token_text(token)) for token, _, _ in rows]
+    top = [None if pairs is None else {name(i): p for i, p in pairs} for _, _, pairs in rows]
     return {
-        "tokens": [name(token) for token in ids],
-        "token_logprobs": choice.logprobs.tolist(),
-        "top_logprobs": top,
-        "text_offset": offsets,
+        "tokens": [name(token) for token, _, _ in rows],
+        "token_logprobs": [logprob for _, logprob, _ in rows],
+        "top_logprobs": top if request.top_logprobs else None,
+        "text_offset": [0, *accumulate(lengths)][: len(rows)],
     }
 
 

@@ -129,6 +129,13 @@ def between(body: Mapping[str, Any], name: str, default: int, low: int, high: in
     return value
 
 
+def prompt_logprobs_of(body: Mapping[str, Any]) -> int | None:
+    """vLLM's: how many alternatives to tell of each token of the prompt; None: nothing."""
+    if body.get("prompt_logprobs") is None or body["prompt_logprobs"] is False:
+        return None
+    return between(body, "prompt_logprobs", 0, 0, 20)
+
+
 def asked_settings(body: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """The sampling settings of a body by neutral name; `names` maps wire names to neutral ones, the later ones win."""
     asked = {neutral: body[wire] for wire, neutral in names.items() if body.get(wire) is not None}

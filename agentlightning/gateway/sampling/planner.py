@@ -298,7 +298,8 @@ class Planner:
         if self._limits.tokens is None:
             yield room
             return
-        wanted = min(room, int(asked.used.get("max_tokens") or room))
+        most = asked.used.get("max_tokens")
+        wanted = room if most is None else min(room, max(1, int(most)))
         while (left := self._limits.tokens - live.summary.response_tokens - live.set_aside) < n:
             if not live.set_aside:
                 raise self._used_up(live)

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
+from agentlightning.engine.base import Chunk, Engine, EngineInfo, PromptLogprobs, SamplingParams, concat
 from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.gateway.attempts import LiveAttempt
-from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, Refusal, ToolCall
+from agentlightning.gateway.exchange import Answer, Begin, CallRequest, Choice, Delta, PromptEcho, Refusal, ToolCall
 from agentlightning.gateway.history.tree import Piece, Turn, unrecorded
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.recording.recorder import Recorder
@@ -27,7 +27,7 @@ from agentlightning.gateway.recording.records import call_span, refusal_span
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
 from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner
-from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for
+from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for, samples_nothing
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
 from agentlightning.rendering.reader import StreamReader, Text
@@ -78,6 +78,11 @@ class Sampler:
         """The name of the model that the engine serves."""
         return self._info.model
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the engine tells log-probs of a prompt's tokens."""
+        return self._info.scores_prompts
+
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer:
         """Sample all choices of a request. `emit` is given what a stream shows. Raises `Refusal`."""
         try:
@@ -119,9 +124,11 @@ class Sampler:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
         turns = asked.arrival.live.turns
+        empty = samples_nothing(asked.used)
         try:
             await turns.take()
-            reader = await self._sample(asked, self._params(asked, index, room), index, chunks, emit)
+            shown = None if empty else emit
+            reader = await self._sample(asked, self._params(asked, index, room), index, chunks, shown)
             if not chunks or chunks[-1].finish_reason not in ("stop", "length"):
                 raise EngineError("The engine ended the response before it was finished.")
             await turns.take()
@@ -133,7 +140,7 @@ class Sampler:
             if isinstance(error, EngineError):
                 asked.arrival.live.mark_infra_error(str(error))
             raise _engine_refusal(error) from error
-        whole = concat(chunks)
+        whole = _without_tokens(concat(chunks)) if empty else concat(chunks)
         choice = self._read(asked, index, whole)
         turn = self._commit(asked, choice, chunks, whole)
         self._record(asked, choice, turn)
@@ -143,9 +150,12 @@ class Sampler:
         elif not asked.arrival.place.judge:
             asked.arrival.live.mark_answered(asked.arrival.number)
         asked.arrival.live.count(calls=1, prompt_tokens=len(asked.prompt_ids), response_tokens=len(whole.ids))
-        if emit is not None and reader is not None:
-            rest = reader.finish(choice.content, choice.reasoning)
-            emit(Delta(index=index, content=rest.content, reasoning=rest.reasoning))
+        if emit is not None:
+            if reader is None and choice.prompt is not None:
+                emit(Delta(index=index, content=choice.prompt.text if asked.arrival.request.echo else ""))
+            elif reader is not None:
+                rest = reader.finish(choice.content, choice.reasoning)
+                emit(Delta(index=index, content=rest.content, reasoning=rest.reasoning))
             emit(choice)
         return choice, max(chunk.cached_tokens for chunk in chunks)
 
@@ -171,6 +181,8 @@ class Sampler:
                 begun=begun.tolist(),
             )
             async for chunk in stream:
+                if request.echo and not chunks:  # a request that fails has shown nothing before
+                    emit(Delta(index=index, content=self._prompt_text(asked)))
                 chunks.append(chunk)
                 emit(_delta(index, chunk, reader.feed(self._shown(request, chunk.ids).tolist())))
         return reader
@@ -186,7 +198,8 @@ class Sampler:
         params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
         live = asked.arrival.live
         keeps = self._keeps and live.mode is RolloutMode.TRAIN
-        return msgspec.structs.replace(params, owner=live.attempt_id, keeps=keeps)
+        wanted = asked.arrival.request.scores_prompt
+        return msgspec.structs.replace(params, owner=live.attempt_id, keeps=keeps, prompt_logprobs=wanted)
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 
@@ -223,7 +236,19 @@ class Sampler:
             top_ids=whole.top_ids,
             top_logprobs=whole.top_logprobs,
             reasoning_tokens=self._reasoning_tokens(parsed, whole),
+            prompt=self._echo(asked, whole.prompt),
         )
+
+    def _echo(self, asked: Asked, logprobs: PromptLogprobs | None) -> PromptEcho | None:
+        """The prompt, where the request asks for something of it."""
+        request = asked.arrival.request
+        if not request.echo and request.scores_prompt is None:
+            return None
+        return PromptEcho(self._prompt_text(asked), asked.prompt_ids, logprobs)
+
+    def _prompt_text(self, asked: Asked) -> str:
+        prompt = asked.arrival.request.prompt
+        return prompt if isinstance(prompt, str) else self.rendering.decode(asked.prompt_ids)
 
     def _reasoning_tokens(self, parsed: Parsed, whole: Chunk) -> int:
         """How many tokens of a response are reasoning: those up to the mark that ends it, or all where none does."""
@@ -234,7 +259,8 @@ class Sampler:
         return int(ends[0]) + 1 if len(ends) else len(whole.ids)
 
     def _commit(self, asked: Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
-        return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=True)
+        complete = not samples_nothing(asked.used)
+        return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=complete)
 
     def _grow(
         self, asked: Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
@@ -307,7 +333,10 @@ class Sampler:
             attempt_id=arrival.live.attempt_id,
             choice=index,
             policy=self._policy,
-            trained=self._trained and not arrival.place.judge and self._selected(arrival),
+            trained=self._trained
+            and not arrival.place.judge
+            and not samples_nothing(asked.used)
+            and self._selected(arrival),
             agent=arrival.place.agent,
             parent_call_id=None if parent is None else parent.call_id,
             model=arrival.request.model,
@@ -433,6 +462,22 @@ def _version_runs(chunks: list[Chunk]) -> tuple[VersionRun, ...]:
 
 def _without_stop(ids: Int32Array, stops: Sequence[int]) -> Int32Array:
     return ids[:-1] if len(ids) and int(ids[-1]) in stops else ids
+
+
+def _without_tokens(whole: Chunk) -> Chunk:
+    """What is left of a response that nobody wanted."""
+    none = slice(0, 0)
+    return msgspec.structs.replace(
+        whole,
+        ids=whole.ids[none],
+        logprobs=whole.logprobs[none],
+        plain_logprobs=whole.plain_logprobs[none],
+        top_ids=None,
+        top_logprobs=None,
+        kept=None,
+        finish_reason="length",
+        stop_string=None,
+    )
 
 
 def _cut(text: str, stop: str | None, shown: bool) -> str:

@@ -7,19 +7,28 @@ from typing import Any
 import msgspec
 
 from agentlightning.errors import ModelError
-from agentlightning.gateway.exchange import CallRequest, TemplateArgument
+from agentlightning.gateway.exchange import CallRequest, TemplateArgument, unsupported
 from agentlightning.rendering import Rendering
 from agentlightning.types.left_out import LeftOut
 
 _SWITCHES = ("enable_thinking", "thinking")
 """How chat formats call the argument that switches thoughts off."""
+_NO_SCORES = "the engine of this model tells no log-probs of a prompt's tokens"
 NO_THOUGHT = "none"
 """The effort of a request that wants no thoughts."""
 
 
-def as_served(request: CallRequest, rendering: Rendering) -> CallRequest:
-    """The request without what its model's chat format cannot do and an answer can do without."""
+def as_served(request: CallRequest, rendering: Rendering, *, scores_prompts: bool = True) -> CallRequest:
+    """The request without what its model's chat format or its engine cannot do and an answer can do without.
+
+    Raises `Refusal` where it cannot.
+    """
     arguments, left_out = _arguments(request, rendering)
+    if not scores_prompts and request.scores_prompt is not None:
+        if request.echo and request.logprobs:
+            raise unsupported("echo", f"{_NO_SCORES}; ask without 'logprobs', or without 'echo'.")
+        left_out.append(LeftOut("prompt_logprobs", _NO_SCORES, "unavailable"))
+        request = msgspec.structs.replace(request, prompt_logprobs=None)
     several = request.parallel_tool_calls or not _ends_after_a_call(request, rendering)
     if several and not request.parallel_tool_calls:
         why = f"with the renderer '{rendering.name}' nothing ends an answer after its first call"

@@ -42,6 +42,7 @@ def check_overrides(where: str, overrides: Mapping[str, Any] | None) -> dict[str
     found = {name: value for name, value in found.items() if value is not None}
     try:
         check_asked(found)
+        _within(found, "max_tokens", 1, 2**31 - 1)
     except Refusal as refusal:
         raise ConfigError(f"{where}: {refusal.message}") from None
     return found
@@ -69,9 +70,11 @@ def settle(
 def params_for(
     used: Mapping[str, Any], *, choice: int, room: int, top_logprobs: int, grammar: str | None = None
 ) -> SamplingParams:
-    """The engine's parameters for one choice; `room` is what the context leaves for the response."""
+    """The engine's parameters for one choice; `room` is what the context leaves for the response. Engines sample one
+    token at least, also where none is wanted.
+    """
     asked_tokens = used.get("max_tokens")
-    most = room if asked_tokens is None else min(int(asked_tokens), room)
+    most = room if asked_tokens is None else min(max(1, int(asked_tokens)), room)
     seed = used.get("seed")
     return SamplingParams(
         temperature=float(used.get("temperature", 1.0)),
@@ -90,6 +93,11 @@ def params_for(
         top_logprobs=top_logprobs,
         grammar=grammar,
     )
+
+
+def samples_nothing(used: Mapping[str, Any]) -> bool:
+    """Whether a request wants no response, only what is told of its prompt."""
+    return used.get("max_tokens") == 0
 
 
 def cut_off_by(finish_reason: str, used: Mapping[str, Any], tokens: int) -> str | None:
@@ -118,7 +126,7 @@ def check_asked(asked: Mapping[str, Any]) -> None:
         _within(asked, name, -2.0, 2.0)
     _check_bias(asked.get("logit_bias", {}))
     _check_stop_ids(asked.get("stop_token_ids", []))
-    _within(asked, "max_tokens", 1, 2**31 - 1)
+    _within(asked, "max_tokens", 0, 2**31 - 1)
     _within(asked, "min_tokens", 0, 2**31 - 1)
     if not isinstance(asked.get("ignore_eos", False), bool):
         raise Refusal("'ignore_eos' must be true or false.", code="invalid_type", param="ignore_eos")

@@ -42,6 +42,11 @@ class Target(Protocol):
     @property
     def rendering(self) -> Rendering: ...
 
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether log-probs of a prompt's tokens are to be had."""
+        ...
+
     async def answer(self, arrival: Arrival, emit: Emit | None) -> Answer: ...
 
     @property
@@ -135,7 +140,10 @@ class Exchange:
 def _is_long(request: CallRequest, answer: Answer) -> bool:
     """Whether writing an answer would hold up others."""
     numbers = 1 + request.top_logprobs if request.logprobs else 0
-    return sum(numbers * len(choice.ids) + len(choice.content) for choice in answer.choices) > _LONG
+    size = sum(numbers * len(choice.ids) + len(choice.content) for choice in answer.choices)
+    return (
+        size + (1 + (request.scores_prompt or 0)) * answer.prompt_tokens * (request.scores_prompt is not None) > _LONG
+    )
 
 
 async def _next(events: asyncio.Queue[Any], seconds: float) -> Any:

@@ -76,10 +76,13 @@ class Reader:
         if not isinstance(found, CallRequest):
             return found
         target = self._router.target(incoming.model)
-        request = found if isinstance(target, Upstream) else as_served(found, target.rendering)
+        request = found if isinstance(target, Upstream) else self._served(found, target)
         if self._strict:
             check_strict(request.left_out)
         return request
+
+    def _served(self, request: CallRequest, target: Target) -> CallRequest:
+        return as_served(request, target.rendering, scores_prompts=target.scores_prompts)
 
     async def _recalled(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
         """What a request asks; earlier answers that it goes on from are brought back to memory, if they have left."""

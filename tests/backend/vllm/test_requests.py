@@ -25,7 +25,7 @@ from agentlightning.errors import ConfigError, EngineError, ModelError
 from agentlightning.models.shape import read_shape
 
 from ...engine.conftest import random_ids
-from ...engine.test_model_process import row
+from ...engine.test_model_process import of_prompt, row
 from .on_fake import VLLMOnFake
 
 PROMPT = random_ids(12, 1)
@@ -85,6 +85,21 @@ async def test_alternatives_are_of_the_plain_distribution(backend: VLLMOnFake, s
     ):
         if token in ids:
             np.testing.assert_allclose(row_[ids.tolist().index(token)], logprob, atol=1e-5)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+@pytest.mark.parametrize("settings", [{}, {"stream": True}, {"top_k": 5, "temperature": 0.6}])
+async def test_log_probs_of_a_prompt_are_the_learners(backend: VLLMOnFake, settings: dict[str, Any]) -> None:
+    for top in (0, 2):
+        chunk = await sample(backend, prompt_logprobs=top, **settings)
+        assert chunk.prompt is not None
+        found = await backend.learner(POLICY).forward(of_prompt(PROMPT, chunk))
+        np.testing.assert_allclose(found, chunk.prompt.logprobs, atol=1e-4)
+        if top:
+            assert chunk.prompt.top_logprobs is not None
+            assert chunk.prompt.top_logprobs.shape == (len(PROMPT) - 1, top)
+            assert (chunk.prompt.top_logprobs[:, 0] >= chunk.prompt.logprobs - 1e-6).all()
+    assert (await backend.engine(POLICY).info()).scores_prompts
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -197,7 +212,7 @@ def test_no_setting_is_dropped_on_the_way(name: str) -> None:
     params = SamplingParams(**{name: given})
     body = sampling(params, room=9, eos_ids=[7], seed=None)
     assert body[name] == given
-    assert restricts(params) == (name not in ("temperature", "ignore_eos"))
+    assert restricts(params) == (name not in ("temperature", "ignore_eos", "prompt_logprobs"))
     assert body["stop_token_ids"] == ([] if name == "ignore_eos" else [7])
 
 

@@ -62,6 +62,7 @@ FIELDS = Fields(
     ),
     unavailable={
         **EXTRAS_UNAVAILABLE,
+        "echo": Unavailable("the last message is not repeated in the answer", neutral=(False,)),
         "modalities": Unavailable("answers are text", neutral=(["text"],)),
         "audio": Unavailable("answers are text"),
         "web_search_options": Unavailable(HOSTED),
@@ -87,7 +88,7 @@ MESSAGES = Kinds(
         "user": _SAID,
         "assistant": Fields(
             honoured=("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls", "function_call"),
-            harmless=("name", "annotations"),
+            harmless=("name", "annotations", "provider_specific_fields"),
             unavailable={"audio": Unavailable(MEDIA)},
         ),
         "tool": Fields(honoured=("role", "content", "tool_call_id", "name")),

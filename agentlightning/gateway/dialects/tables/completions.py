@@ -10,6 +10,7 @@ FIELDS = Fields(
     honoured=(
         "model",
         "prompt",
+        "echo",
         "n",
         "stream",
         "stream_options",
