@@ -174,8 +174,21 @@ def latest_checkpoint(run_dir: Path) -> Path:
         return run_dir
     found = list_checkpoints(run_dir)
     if not found:
-        raise ConfigError(f"There is no checkpoint to resume from in {run_dir}.")
+        raise ConfigError(f"There is no checkpoint to resume from in {run_dir}. {_where_they_are(run_dir)}".rstrip())
     return found[-1]
+
+
+def _where_they_are(folder: Path) -> str:
+    """What to give instead of a folder without a checkpoint."""
+    place = folder if folder.is_dir() else folder.parent
+    if not folder.is_dir():
+        missing = f"The folder '{folder}' is not there."
+    elif (folder / RUN_FILE).is_file():
+        return "The run was stopped before its first one was saved: begin it anew."
+    else:
+        missing = "It is no run's folder."
+    runs = sorted({file.parent.parent.parent for file in place.glob(f"*/checkpoints/step-*/{CHECKPOINT_FILE}")})
+    return f"{missing} Runs with checkpoints: {', '.join(map(str, runs[-3:]))}." if runs else missing
 
 
 def set_aside_later(run_dir: Path, checkpoint: Path) -> list[Path]:

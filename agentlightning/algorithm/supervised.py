@@ -30,6 +30,8 @@ MEASURED_CHATS = 1_000
 """Conversations whose length is looked at before the first step …"""
 MOST_CHECKED = 100_000
 """… and those whose form is, before anything is loaded."""
+ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
+"""Who speaks in a conversation."""
 NO_CHAT = "It must be a chat: {'messages': [{'role': …, 'content': …}, …], 'tools': […]}, tools where there are any."
 
 
@@ -188,12 +190,33 @@ def _messages_of(chat: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Any] 
     """A conversation's messages and tools. Raises ConfigError for what is none, and where nothing is to be learned."""
     messages, tools = (chat.get("messages"), chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
     if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise ConfigError(f"{NO_CHAT} It is {str(chat)[:200]}")
+        raise ConfigError(f"{NO_CHAT} {_from_other_forms(chat)}It is {str(chat)[:200]}")
     if not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise ConfigError(f"{NO_CHAT} Its messages are {str(messages)[:200]}")
+    if unknown := sorted({str(m["role"]) for m in messages} - ROLES):
+        raise ConfigError(f"A chat has the roles {', '.join(sorted(ROLES))}, and this one has {', '.join(unknown)}.")
     if not any(m["role"] == "assistant" for m in messages):
         raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
     return messages, tools
+
+
+def _from_other_forms(row: Any) -> str:
+    """What to write for a row of a form that other trainers read; nothing for other rows."""
+    if not isinstance(row, Mapping):
+        return ""
+    if "conversations" in row:
+        return (
+            "This is ShareGPT's form: write messages, with the roles user for human and assistant for gpt, and content "
+            "for value. "
+        )
+    pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))
+    asked, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
+    if not asked:
+        return ""
+    return (
+        f"Write its {asked} and its {said} as messages: [{{'role': 'user', 'content': row[{asked!r}]}}, "
+        f"{{'role': 'assistant', 'content': row[{said!r}]}}]. "
+    )
 
 
 def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:

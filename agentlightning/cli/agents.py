@@ -84,6 +84,11 @@ def _check_command(command: str, *, here: bool) -> None:
         return
     if program.endswith(".py") and not os.access(program, os.X_OK):
         raise ConfigError(f"Give {program}:name of a function in it, or the command 'python {command}'.")
+    if shutil.which(program) is None and Path(program).is_file():
+        raise ConfigError(
+            f"'{program}' may not be run as a program. Give the program that reads it, such as 'sh {command}', or "
+            f"allow it: chmod +x {program}"
+        )
     if shutil.which(program) is None:
         raise ConfigError(f"There is no program '{program}'. {_meant(program)}")
 
@@ -103,4 +108,4 @@ def _meant(program: str) -> str:
         return f"An agent is named by its file: {path}:{name or 'agent'}."
     if Path(program).is_dir():
         return "It is a folder: give file.py:name of a function in one of its files, or a command."
-    return "Give a command that runs in a shell, or file.py:name."
+    return "Give a command whose program is in PATH, or file.py:name."

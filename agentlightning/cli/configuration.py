@@ -213,9 +213,12 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
             raise ConfigError(f"--set {text}: give NAME=VALUE, without blanks: --set {text}=…")
         if not equals or name not in known:
             meant = nearest(name, known)
-            hint = (
-                f"did you mean {meant}=…?" if meant and equals else f"give NAME=VALUE with one of {', '.join(known)}."
-            )
+            setting, colon, rest = text.partition(":")
+            hint = f"give NAME=VALUE with one of {', '.join(known)}."
+            if colon and setting in known:
+                hint = f"give NAME=VALUE: --set {setting}={rest}"
+            elif meant and equals:
+                hint = f"did you mean {meant}=…?"
             raise ConfigError(f"--set {text}: {hint}")
         given[name] = _value(value)
     return given

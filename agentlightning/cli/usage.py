@@ -57,10 +57,11 @@ class Commands(TyperGroup):
             raise
 
     def invoke(self, ctx: Any) -> Any:
+        typed = [*getattr(ctx, "_protected_args", ()), *ctx.args]
         try:
             return super().invoke(ctx)
         except Exception as error:
-            _explain(error)
+            _explain(error, typed)
             raise
 
 
@@ -71,7 +72,7 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         return
     options = [option for parameter in of.command.params for option in parameter.opts]
     if name := getattr(error, "option_name", None):
-        meant = _meant(name, options)
+        meant = _meant(name, options) or _with_one_dash(name, typed, options)
         if of.parent is None and not meant:
             error.message += f".{_before_the_command(of.command, name, typed)}"
         vars(error)["possibilities"] = meant
@@ -81,6 +82,12 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         error.message += f". {_of_extra(extra[1].split(), options)}"
     elif command := re.fullmatch(r"No such command '(.+)'\.", error.message):
         error.message += f" {_OTHER_COMMANDS.get(command[1], '')}".rstrip()
+
+
+def _with_one_dash(name: str, typed: Sequence[str], options: list[str]) -> list[str]:
+    """The option of several letters that was given with one dash."""
+    words = (word.partition("=")[0] for word in typed if word.startswith(name) and not word.startswith("--"))
+    return [f"-{word}" for word in words if f"-{word}" in options][:1]
 
 
 def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str:

@@ -48,6 +48,8 @@ def resolve_model(name: str | Path) -> str:
             f"The directory {path} holds no model: it has no config.json. "
             "Give a Hugging Face model directory, a training run's folder, or one of its checkpoints."
         )
+    if path.is_file():
+        raise ModelError(f"'{text}' is a file, and a model is a folder. Give a folder or a Hugging Face id.")
     if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
         raise ModelError(
             f"There is no model at '{text}'. Give an existing directory, a Hugging Face id such as "

@@ -39,6 +39,7 @@ NO_SUCH_PART = (
 AWAIT_IT = "`await` is missing in front of the call that gave this coroutine."
 IN_A_LOOP = "An async agent runs in an event loop already: await the coroutine, instead of asyncio.run(…)."
 SYNC_CLIENT = "This client's calls are not async: take AsyncOpenAI, or make the agent a plain `def` without await."
+NO_KEYBOARD = "An agent has nobody at the keyboard: take what it asks for from the task, in place of input()."
 NOT_HERE = "Install the package into the environment that runs the agent."
 BEHIND_A_PROXY = (
     "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
@@ -52,6 +53,7 @@ _PYTHONS_WORDS = {
     r"asyncio\.run\(\) cannot be called from a running event loop": IN_A_LOOP,
     r"^object (ChatCompletion|Completion|Message|Response|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
     r"^No module named": NOT_HERE,
+    r"^EOF when reading a line": NO_KEYBOARD,
 }
 """What Python says of a mistake, and what mends it."""
 _NOT_CONNECTED = (

@@ -37,6 +37,7 @@ from agentlightning.runner.air import air
 from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
 from agentlightning.runner.presence import Presence, Watched
+from agentlightning.runner.same_folder import same_folder
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
 from agentlightning.store.operations.codec import encode_seen
@@ -292,10 +293,11 @@ class LitAgentRunner:
 
     async def _call(self, agent: LitAgent[Any], claimed: AttemptedRollout, resources: NamedResources) -> Any:
         method = agent.method_for(claimed.mode)
-        if not agent.is_async():
-            result = await run_in_thread(lambda: method(claimed.input, resources, claimed))
-        else:
-            result = await agent_loop().run(method(claimed.input, resources, claimed))
+        with same_folder():
+            if not agent.is_async():
+                result = await run_in_thread(lambda: method(claimed.input, resources, claimed))
+            else:
+                result = await agent_loop().run(method(claimed.input, resources, claimed))
         if inspect.isawaitable(result):
             if inspect.iscoroutine(result):
                 result.close()
@@ -462,7 +464,9 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
     """
     result = [_recorded(item, trace) for item in result]
     if not all(isinstance(item, Span | Triplet) for item in result):
-        raise AgentError("The agent returned a list that holds something else than spans or triplets.")
+        numbers = all(isinstance(item, int | float) for item in result)
+        one = " Return one number, such as their mean." if numbers else ""
+        raise AgentError(f"The agent returned a list that holds something else than spans or triplets.{one}")
     for item in result:
         if isinstance(item, Span):
             _check_attributes(item)

@@ -33,6 +33,18 @@ _PARTS: dict[str, tuple[type, str]] = {
     "console": (Console, "metrics.SilentConsole()"),
 }
 _HIGHEST_PORT = 65535
+OTHER_VERBS = {
+    **dict.fromkeys(("train", "run", "learn", "start"), "It trains with fit(agent, tasks)."),
+    **dict.fromkeys(
+        ("evaluate", "eval", "test", "validate", "predict"),
+        "agl eval RUN compares models; Trainer(algorithm=Baseline(model=…)).fit(agent, tasks) measures one.",
+    ),
+    **dict.fromkeys(
+        ("save", "save_model", "push_to_hub", "export"),
+        "Checkpoints are in the run's folder. agl export RUN --to FOLDER writes the model, --push NAME/REPOSITORY too.",
+    ),
+}
+"""What other trainers have as methods, and where it is here."""
 
 
 def check_parts(**parts: object) -> None:
@@ -259,7 +271,12 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     if (words := _of_a_library(what, tasks)) is not None:
         raise ConfigError(words)
     if isinstance(tasks, bytes | Mapping):
-        raise ConfigError(f"The {what} tasks are a {type(tasks).__name__}. Give a list with one JSON value per task.")
+        rows = ""
+        if isinstance(tasks, Mapping) and tasks and all(isinstance(column, list) for column in tasks.values()):
+            rows = " Of columns it is made so: [dict(zip(tasks, row)) for row in zip(*tasks.values())]."
+        raise ConfigError(
+            f"The {what} tasks are a {type(tasks).__name__}. Give a list with one JSON value per task.{rows}"
+        )
     if not isinstance(tasks, Dataset):
         raise ConfigError(
             f"The {what} tasks are a {type(tasks).__name__}, which has no length or cannot be read by number. "

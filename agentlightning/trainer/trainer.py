@@ -51,6 +51,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
 from agentlightning.trainer.away import Away, away_runners
 from agentlightning.trainer.checks import (
+    OTHER_VERBS,
     as_agent,
     as_tasks,
     check_adapter,
@@ -155,7 +156,7 @@ class Trainer(GivenByName):
         "Trainer(algorithm=GRPO(model=…, steps=…)); agent and tasks are given to fit(agent, tasks)."
     )
 
-    _elsewhere = dict.fromkeys(("train", "run", "learn"), "It trains with fit(agent, tasks).")
+    _elsewhere: ClassVar = OTHER_VERBS
     _others: ClassVar = {**dict.fromkeys((f.name for f in fields(TrainingSettings)), _otherwise), **REWARD}
 
     def __init__(

@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, SupportsFloat
@@ -77,10 +78,22 @@ def _by_name(value: SupportsFloat | Mapping[str, SupportsFloat], primary_key: st
     return {primary_key: value[primary_key], **{k: v for k, v in value.items() if k != primary_key}}
 
 
+def _instead(value: Any) -> str:
+    """What to return in place of something that is no number; nothing where that is not known."""
+    if isinstance(value, Generator | AsyncGenerator):
+        return "The function has `yield`: let it return the reward."
+    if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
+        return "Return float(…) of it."
+    if isinstance(value, tuple) and any(isinstance(part, int | float) for part in value):
+        return "Return the number alone; agl.emit_annotation({…}) records the rest."
+    return ""
+
+
 def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) -> float:
     """The reward as a float. Raises RewardError for anything that is not a finite number within the range."""
     if not isinstance(value, SupportsFloat) or (is_json and isinstance(value, bool)):
-        raise RewardError(f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}.")
+        said = f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}."
+        raise RewardError(f"{said} {_instead(value)}".rstrip())
     try:
         number = float(value)
     except OverflowError:

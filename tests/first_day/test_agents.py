@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import runpy
 import time
 from pathlib import Path
@@ -84,6 +85,18 @@ async def a_list_of_numbers(task: Any, llm: agl.LLM) -> Any:
     return [1.0, 0.5]
 
 
+async def a_number_in_words(task: Any, llm: agl.LLM) -> Any:
+    return "1.0"
+
+
+def a_generator(task: Any, llm: agl.LLM) -> Any:
+    yield 1.0
+
+
+def the_keyboard(task: Any, llm: agl.LLM) -> float:
+    raise EOFError("EOF when reading a line")
+
+
 def exits(task: Any, llm: agl.LLM) -> float:
     raise SystemExit(3)
 
@@ -114,12 +127,15 @@ EXPECTED = {
     "too_long": ["prompt is too long", "max_context of the algorithm"],
     "a_dict": ["returned a dict", "Return the number that trains", "primary_key"],
     "words_for_a_reward": ["must be a number, not str: 'correct'"],
-    "a_tuple": ["must be a number, not tuple"],
+    "a_tuple": ["must be a number, not tuple", "Return the number alone"],
+    "a_number_in_words": ["Return float(…) of it"],
+    "a_generator": ["The function has `yield`"],
+    "the_keyboard": ["in place of input()"],
     "not_a_number": ["must be a finite number"],
     "nothing": ["Return a number from the agent", "emit_reward"],
     "a_forgotten_await": ["returned a coroutine", "await it inside"],
     "a_field_that_is_not_there": ["KeyError: 'anwser'", MINE, '"anwser"'],
-    "a_list_of_numbers": ["a list that holds something else than spans or triplets"],
+    "a_list_of_numbers": ["a list that holds something else than spans or triplets", "Return one number"],
     "exits": ["SystemExit(3)"],
 }
 
@@ -130,6 +146,30 @@ def test_the_answer_mends_it(answers: dict[str, str], name: str) -> None:
     for words in EXPECTED[name]:
         assert words in answers[name], answers[name]
     assert "/site-packages/" not in answers[name], "the user's own lines are enough"
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_an_agent_that_changes_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The run's own paths are relative to where it began, as are those of other rollouts."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+
+    def sync_agent(task: Any) -> float:
+        os.chdir(elsewhere)
+        return 1.0
+
+    async def async_agent(task: Any) -> float:
+        return sync_agent(task)
+
+    algorithm = agl.Baseline()
+    trainer = agl.Trainer(algorithm=algorithm, run_dir="run", console=SilentConsole())
+    trainer.fit(sync_agent if kind == "sync" else async_agent, [1, 2])
+    assert Path.cwd() == tmp_path
+    assert list(elsewhere.iterdir()) == []
+    assert [e.reward for e in algorithm.episodes] == [1.0, 1.0]
 
 
 def test_code_that_blocks_the_loop_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -31,6 +31,10 @@ FILES = {
     "agent.yaml": "agent: agent.py:agent\n",
     "tasks.toml": 'tasks = "tasks.jsonl"\n',
     "heading.yaml": "grpo:\n  steps: 3\n",
+    "plain.sh": "echo 1.0\n",
+    "shared.jsonl": '{"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}\n',
+    "pairs.jsonl": '{"instruction": "x", "output": "y"}\n',
+    "bots.jsonl": '{"messages": [{"role": "user", "content": "x"}, {"role": "bot", "content": "y"}]}\n',
     "comma.json": '{"steps": 5,}',
 }
 TRAIN = "train --agent agent.py:agent --tasks tasks.jsonl"
@@ -46,6 +50,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         Path(name).write_text(text)
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "store.db").touch()
+    (saved := tmp_path / "runs" / "saved" / "checkpoints" / "step-000001").mkdir(parents=True)
+    (saved / "checkpoint.json").write_text("{}")
     return tmp_path
 
 
@@ -115,6 +121,17 @@ def answer(command: str) -> str:
         ("--verbose train", "AGL_DEBUG=1"),
         ("--vers", "(Possible options: --version)"),
         (f"{TRAIN.replace('agent.py:agent', repr('python nope.py'))}", "there is no such file here"),
+        ("train -agent agent.py:agent", "(Possible options: --agent)"),
+        ("train -tasks=tasks.jsonl", "(Possible options: --tasks)"),
+        ("train --agent ./plain.sh --tasks tasks.jsonl", "chmod +x ./plain.sh"),
+        (f"{TRAIN} --resume runs/none", "The folder 'runs/none' is not there. Runs with checkpoints: runs/saved."),
+        (f"{TRAIN} --resume alone", "It is no run's folder"),
+        (f"{TRAIN} --set steps:5", "--set steps=5"),
+        ("serve tasks.jsonl", "'tasks.jsonl' is a file, and a model is a folder"),
+        ("watch tasks.jsonl", "Give a run's folder"),
+        ("train --data shared.jsonl --model calc", "This is ShareGPT's form"),
+        ("train --data pairs.jsonl --model calc", "row['instruction']"),
+        ("train --data bots.jsonl --model calc", "and this one has bot"),
         ("show runs", "The latest run in it is runs/first."),
         ("demo clac", "There is no example 'clac'"),
     ],

@@ -73,6 +73,7 @@ TASKS: list[tuple[Any, str]] = [
     ([], "Give at least one task"),
     ({"q": 1}, "Give a list with one JSON value per task"),
     ({1, 2}, "list(tasks)"),
+    ({"q": [1, 2], "a": [3, 4]}, "zip(*tasks.values())"),
     ((n for n in [1]), "list(tasks)"),
     (5, "Give a list of them"),
 ]

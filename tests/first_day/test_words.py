@@ -199,6 +199,8 @@ def test_every_commands_help_has_an_example_that_can_be_typed(name: str, command
         ("agl.GRPO('calc')", r"for example GRPO\(model=…\)"),
         ("agl.GRPO(model='calc').fit(print, [1])", r"Trainer\(algorithm=…\).fit\(agent, tasks\)"),
         ("agl.Trainer().train(print, [1])", "It trains with fit"),
+        ("agl.Trainer().evaluate(print, [1])", "agl eval RUN"),
+        ("agl.Trainer().save_model('x')", "agl export RUN"),
     ],
 )
 def test_what_is_looked_for_in_the_wrong_place(wrong: str, words: str) -> None:

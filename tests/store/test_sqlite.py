@@ -112,7 +112,7 @@ async def test_a_cancelled_claim_is_undone(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("This is no database at all. " * 50)
-    with pytest.raises(StoreError, match="not a SQLite database"):
+    with pytest.raises(StoreError, match="is no store"):
         SqliteLightningStore(tmp_path / "text.db")
     other = sqlite3.connect(tmp_path / "other.db")
     other.execute("CREATE TABLE notes (x)")

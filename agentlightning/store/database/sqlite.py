@@ -344,7 +344,7 @@ _NEXT_STEPS = {
     "SQLITE_READONLY": "The file or its directory may not be written to. Change the permissions or choose another.",
     "SQLITE_CANTOPEN": "The file cannot be opened. Check the path and its permissions.",
     "SQLITE_CORRUPT": "The file is damaged. Keep a copy, then try `sqlite3 FILE .recover`, or choose another path.",
-    "SQLITE_NOTADB": "The file is not a SQLite database. Choose another path.",
+    "SQLITE_NOTADB": "The file is no store, which is a SQLite database. Give a run's folder, or another path.",
 }
 _FATAL = ("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_BUSY")
 
