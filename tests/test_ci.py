@@ -36,3 +36,13 @@ def test_every_example_that_is_trained_for_long_has_its_turn() -> None:
     for file, environment in chosen.items():
         agents = AGENTS.get(environment) or file
         assert any(agent in file for agent in agents.split(" or ")), (file, environment)
+
+
+def test_no_test_ends_before_what_it_waits_for() -> None:
+    """A command that may take longer than its test says nothing of why: the test must be given more time than it."""
+    by_default = int(re.findall(r"^timeout = (\d+)", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)[0])
+    for file in (ROOT / "tests").rglob("*.py"):
+        words = file.read_text()
+        waits = [int(seconds) for seconds in re.findall(r"\btimeout=(\d+)", words)]
+        given = [int(seconds) for seconds in re.findall(r"mark\.timeout\((\d+)", words)] or [by_default]
+        assert max(waits, default=0) <= max(given), file

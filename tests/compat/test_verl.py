@@ -398,6 +398,7 @@ def temperatures(run: Path) -> dict[str, set[float]]:
     return asyncio.run(read())
 
 
+@pytest.mark.timeout(230)
 @pytest.mark.slow
 def test_the_command_trains(tmp_path: Path) -> None:
     (tmp_path / "agent.py").write_text(AGENT)

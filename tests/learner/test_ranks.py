@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timeout(330)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["all weights", "adapter", "checkpointed"])
