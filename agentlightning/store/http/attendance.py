@@ -1,7 +1,8 @@
 """Which workers are connected: each keeps one request open, and the end of its connection is known at once.
 
-What a worker holds is given back soon after its connection ended, unless it was heard of again meanwhile. One whose
-machine vanishes without a word is found by its leases, as is one that has no such request.
+What a worker holds is given back soon after its connection ended, unless it was heard of again meanwhile. That of a
+machine that vanishes without a word ends when it answers no probe of the server's system any more. A worker that has no
+such request is found by its leases.
 """
 
 from __future__ import annotations
