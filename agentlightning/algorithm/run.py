@@ -203,17 +203,20 @@ class TrainingRun:
         Raises EngineError where a backend publishes nothing, something else, or weights that compute something else.
         """
         gaps: dict[str, float] = {}
+        seconds = 0.0
         for alias, updater in self._updaters.items():
             check = self._sync_checks[alias]
             if updater.version == check.version:
                 continue  # nothing was learned
+            began = time.perf_counter()
             version = await self._backend.publish(alias)
+            seconds += time.perf_counter() - began
             refuse_unpublished(alias, version, updater.version)
             gaps[alias] = await check.run(version, sampled.episodes)
         if (opponents := self._schedule.opponents) is not None:
             await opponents.grow(self._backend, next(iter(self._updaters)), self.context.run_dir, self.done)
         self._learning_ended = time.time()
-        return {"sync_gap": max(gaps.values())} if gaps else {}
+        return {"sync_gap": max(gaps.values()), "publication_seconds": seconds} if gaps else {}
 
     async def validate(self, sampled: Sampled) -> dict[str, float | None]:
         """How well it does on the validation tasks, every so many steps and after the last."""
@@ -392,7 +395,7 @@ class TrainingRun:
         return {"steps": steps, "seconds_left": round(pace * max(0, steps - self.done), 1), **odd}
 
     async def _time_split(self) -> dict[str, float]:
-        """Seconds since the start that the backend sampled, learned, and had nothing to do."""
+        """Seconds since the start that the backend sampled, learned, and had nothing to do; and what was published."""
         stats = await self._backend.stats()
         if stats is None:
             return {}
@@ -402,4 +405,6 @@ class TrainingRun:
             "model_idle_seconds": stats.idle_s,
             "cached_tokens": stats.cached_tokens,
             "prefill_tokens": stats.prefill_tokens,
+            **({"published_bytes": stats.published_bytes} if stats.published_bytes else {}),
+            **{f"publication_seconds/{name}": seconds for name, seconds in stats.publication_seconds.items()},
         }

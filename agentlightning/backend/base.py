@@ -112,6 +112,10 @@ class BackendStats(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt tokens that were not computed, because an engine held them already."""
     running: int
     waiting: int
+    published_bytes: int = 0
+    """Bytes of weights that were written where engines read them; the engines of a machine share one copy."""
+    publication_seconds: Mapping[str, float] = {}
+    """By engine, how long it took to take up what was published last; empty where nothing has to move."""
 
 
 class Backend(Protocol):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentlightning.backend.base import BackendStats
+from agentlightning.backend.fleet import Fleet
 
 
 @dataclass(slots=True)
@@ -30,16 +32,19 @@ class Counters:
         if not self.running:
             self.busy_seconds += time.perf_counter() - self._since
 
-    def as_stats(self, *, learning_s: float, idle_s: float) -> BackendStats:
+    def as_stats(self, learner: BackendStats, fleet: Fleet[Any], published_bytes: int) -> BackendStats:
         """With what the learner's process says of itself. Sampling and learning may go on at the same time; idle is
         when neither did."""
+        took = {one.name: one.publication_seconds for one in fleet.replicas if one.publication_seconds}
         return BackendStats(
             sampling_s=self.busy_seconds,
-            learning_s=learning_s,
-            idle_s=max(0.0, idle_s - self.busy_seconds),
+            learning_s=learner.learning_s,
+            idle_s=max(0.0, learner.idle_s - self.busy_seconds),
             tokens_sampled=self.sampled,
             prefill_tokens=self.prefilled,
             cached_tokens=self.cached,
             running=self.running,
             waiting=0,
+            published_bytes=published_bytes,
+            publication_seconds=took,
         )

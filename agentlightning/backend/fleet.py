@@ -26,6 +26,8 @@ class Kept(Protocol):
     """Requests that it is sampling."""
     ready: asyncio.Event
     """Set while it can sample, from the current weights."""
+    publication_seconds: float
+    """How long it took to take up what was published last; 0 before that."""
 
     def lost(self, cause: BackendDied) -> None:
         """A request found that it is gone, or not as it should be: it is not ready until that is put right."""
@@ -43,18 +45,21 @@ class Fleet(Generic[Replica]):
     """Started once, closed once. Usable as long as one replica is, or will be."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
-        self.replicas = tuple(replicas)
-        self._tasks: list[asyncio.Task[None]] = []
+        self.replicas = list(replicas)
+        self.leaving: set[Replica] = set()
+        """Those that get no new requests, as long as others are ready."""
+        self._tasks: dict[Replica, asyncio.Task[None]] = {}
+        self._added = asyncio.Event()
 
     async def start(self) -> None:
         """Wait until all are ready. Raises EngineError when one cannot be; then none is left running."""
-        self._tasks = [asyncio.create_task(replica.run()) for replica in self.replicas]
+        self._tasks = {replica: asyncio.create_task(replica.run()) for replica in self.replicas}
         ready = [asyncio.create_task(replica.ready.wait()) for replica in self.replicas]
         all_ready = asyncio.ensure_future(asyncio.gather(*ready))
         try:
-            await asyncio.wait([all_ready, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([all_ready, *self._tasks.values()], return_when=asyncio.FIRST_COMPLETED)
             if not all_ready.done():
-                for task in self._tasks:
+                for task in self._tasks.values():
                     if task.done():
                         task.result()
         except AgentLightningError:
@@ -65,9 +70,27 @@ class Fleet(Generic[Replica]):
 
     async def close(self) -> None:
         """End all of them. Idempotent."""
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def add(self, replica: Replica) -> None:
+        """Begin to keep one more alive; it samples once it is ready."""
+        self.replicas.append(replica)
+        self._tasks[replica] = asyncio.create_task(replica.run())
+        self._added.set()
+        self._added = asyncio.Event()
+
+    async def remove(self, replica: Replica) -> None:
+        """End one of several; what it was sampling is sampled again by another one."""
+        self.replicas.remove(replica)
+        self.leaving.discard(replica)
+        task = self._tasks.pop(replica)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    def has_given_up(self, replica: Replica) -> bool:
+        return self._tasks[replica].done()
 
     async def watch(self) -> NoReturn:
         """Wait until the last replica has given up."""
@@ -82,6 +105,7 @@ class Fleet(Generic[Replica]):
         unless that one has much more to do than another. Raises BackendDied when none will ever be ready again."""
         while not (ready := self.ready):
             await self._until_one_is_ready()
+        ready = [replica for replica in ready if replica not in self.leaving] or ready
         home = max(ready, key=lambda replica: zlib.crc32(f"{replica.name}\0{key}".encode()))
         idle = min(ready, key=lambda replica: replica.running)
         return home if home.running <= idle.running + SLACK else idle
@@ -112,7 +136,8 @@ class Fleet(Generic[Replica]):
 
     async def _until_one_is_ready(self) -> None:
         over = asyncio.create_task(self._over())
-        waits = [over, *(asyncio.create_task(replica.ready.wait()) for replica in self.replicas)]
+        events = [self._added, *(replica.ready for replica in self.replicas)]
+        waits = [over, *(asyncio.create_task(event.wait()) for event in events)]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if over.done() and not self.ready:
@@ -123,8 +148,10 @@ class Fleet(Generic[Replica]):
 
     async def _over(self) -> str:
         """Wait until all have given up; why."""
-        await asyncio.wait(self._tasks)
-        causes = [message_of(e) for t in self._tasks if not t.cancelled() and (e := t.exception()) is not None]
+        while any(not task.done() for task in self._tasks.values()):  # others may be added meanwhile
+            await asyncio.wait(self._tasks.values())
+        ended = list(self._tasks.values())
+        causes = [message_of(e) for t in ended if not t.cancelled() and (e := t.exception()) is not None]
         return "\n".join(causes) or "All engines were stopped."
 
 

@@ -89,6 +89,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
         "memory": layout.memory,
         "limits": layout.limits,
         "requests_at_once": layout.at_once,
+        "published_bytes": layout.published,
         "seconds": layout.seconds | {"step": layout.step_seconds},
     }
 
@@ -133,6 +134,9 @@ def _show(model: str, job: Job, layout: Layout, count: int, ways: list[Change]) 
         seconds = ", ".join(f"{what} {as_time(s)}" for what, s in layout.seconds.items() if s)
         at_once = f"{layout.at_once} contexts fit at once{' in each server' if layout.replicas > 1 else ''}"
         out.print(f"\nA step takes about {as_time(layout.step_seconds)}: {seconds}; {at_once}.", markup=False)
+        if layout.published:
+            words = f"A publication writes {gib(layout.published)} on each machine, for all of its servers."
+            out.print(words, markup=False, soft_wrap=True)
         out.print(f"\n  GRPO({_arguments(model, settings_of(job, layout))})", markup=False, soft_wrap=True)
         return
     out.print(

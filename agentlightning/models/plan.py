@@ -105,6 +105,8 @@ class Layout:
     seconds: dict[str, float]
     at_once: int
     """Requests whose contexts fit at the same time."""
+    published: int = 0
+    """Bytes that a publication of all weights writes on each machine, for all of its servers; 0 for an adapter."""
 
     @property
     def fits(self) -> bool:
@@ -241,7 +243,7 @@ def _with_servers(
     return Layout(
         backend="vllm", device=device, learners=learners, replicas=replicas, tensor_parallel=wide,
         memory={"learner": rank_memory(job, learners), "server": server}, limits=limits | {"server": room},
-        seconds=seconds, at_once=at_once,
+        seconds=seconds, at_once=at_once, published=published,
     )  # fmt: skip
 
 

@@ -13,9 +13,11 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from agentlightning.backend.ray.cluster import Placement, reserve, this_machine
+from agentlightning.backend.ray.elastic import LOOK_SECONDS, Look, seen_every
 from agentlightning.backend.ray.options import RayOptions
 from agentlightning.backend.ray.room import Need
 from agentlightning.errors import AgentLightningError, StoreError, message_of, said_by_ray
@@ -52,6 +54,7 @@ class RunnerActor:
         logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s", force=True)
         sys.path += [place for place in path if place not in sys.path]  # behind this machine's own places
         self._name = name
+        self._stop = asyncio.Event()
 
     def __repr__(self) -> str:
         return self._name
@@ -59,12 +62,16 @@ class RunnerActor:
     async def where(self) -> str:
         return f"{self._name} (process {os.getpid()} on {this_machine()})"
 
+    async def leave(self) -> None:
+        """Claim no more; what it runs is finished, and `run` returns."""
+        self._stop.set()
+
     async def run(self, work: Work, address: Address, worker_id: str) -> None:
-        """Claim and run rollouts until it has done its `max_rollouts` or is ended."""
+        """Claim and run rollouts until it has done its `max_rollouts` or is to leave."""
         await serve_rollouts(
             work.agent.agent(),
             address,
-            stop=asyncio.Event(),
+            stop=self._stop,
             hooks=work.hooks,
             tracer=work.tracer,
             concurrency=work.concurrency,
@@ -81,6 +88,10 @@ class RunnerActors:
         self._work = work
         self._options = options
         self._task: asyncio.Task[None] | None = None
+        self._actors: dict[int, Any] = {}
+        """By number."""
+        self._stays = [asyncio.Event() for _ in range(count)]
+        """Of each runner, set while its machine is not draining."""
 
     def start(self, address: Address) -> None:
         """Place the runners; they begin to claim."""
@@ -107,7 +118,11 @@ class RunnerActors:
         need = Need("runner", self._count, {"CPU": self._options.cpus_per_runner})
         placement = await reserve([need], self._options, "SPREAD")
         try:
-            async with placement.watched(), asyncio.TaskGroup() as keeping:
+            async with (
+                placement.watched(),
+                seen_every(LOOK_SECONDS, partial(self._send_away, placement)),
+                asyncio.TaskGroup() as keeping,
+            ):
                 for number in range(self._count):
                     keeping.create_task(self._keep(placement, number, address))
         except BaseExceptionGroup as several:
@@ -115,20 +130,35 @@ class RunnerActors:
         finally:
             await placement.give_back()
 
+    async def _send_away(self, placement: Placement, seen: Look) -> None:
+        """Have those leave whose machine is draining."""
+        for number, stays in enumerate(self._stays):
+            machine = seen.machine_of(placement, number)
+            if machine is not None and machine not in seen.draining:
+                stays.set()
+            elif machine is not None and stays.is_set():
+                stays.clear()
+                logger.warning("The machine of runner %d is draining: it claims no more and is started again.", number)
+                if number in self._actors:
+                    self._actors[number].leave.remote()
+
     async def _keep(self, placement: Placement, number: int, address: Address) -> None:
-        """One runner, started again when it dies."""
+        """One runner, started again when it dies, or has left its machine."""
         from ray.exceptions import RayActorError, RayTaskError  # pyright: ignore[reportMissingImports]
 
-        deaths, loop = 0, asyncio.get_running_loop()
-        while True:
+        deaths, loop, stays = 0, asyncio.get_running_loop(), self._stays[number]
+        stays.set()
+        while await stays.wait():
             name, began = f"runner {number}", loop.time()
             worker_id = f"runner-{number}-{secrets.token_hex(4)}"
             level = logging.getLogger().getEffectiveLevel()
             actor = placement.place(RunnerActor, number, name, level, list(sys.path), at_once=_AT_ONCE)
+            self._actors[number] = actor
             try:
                 name = await actor.where.remote()
                 await actor.run.remote(self._work, address, worker_id)
-                return
+                if stays.is_set():
+                    return
             except RayTaskError as error:
                 raise AgentLightningError(f"{name} failed: {message_of(error.cause)}") from error
             except RayActorError as error:

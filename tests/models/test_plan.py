@@ -88,6 +88,7 @@ def test_time_by_hand() -> None:
     layout = vllm_apart(GIVEN, H100, 4)
     assert layout.replicas == 3
     assert layout.seconds["publishing"] == 3 * 2 * GIVEN.shape.parameters / HOST_BANDWIDTH
+    assert layout.published == 2 * GIVEN.shape.parameters
     assert vllm_apart(replace(GIVEN, lora_rank=8), H100, 4).seconds["publishing"] == 0
     # One token of 22 requests reads the weights and 22 contexts, seven eighths full, at 60 % of 3.35e12 bytes/s.
     a_token = (2 * p + 22 * context_bytes(GIVEN) * 7 / 8) / (3.35e12 * 0.6) + 36 * 3e-5

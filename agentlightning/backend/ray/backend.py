@@ -32,6 +32,7 @@ from agentlightning.backend.embedded.download import fetch
 from agentlightning.backend.fleet import first_end
 from agentlightning.backend.ray.carry import Models, Weights, is_folder, one_per_machine
 from agentlightning.backend.ray.cluster import LOOPBACK, Cluster, Placement, connected, reserve
+from agentlightning.backend.ray.elastic import Elastic
 from agentlightning.backend.ray.engine import RayEngine
 from agentlightning.backend.ray.engines import Engines
 from agentlightning.backend.ray.folder import base_of, pack, set_base, unpack
@@ -96,8 +97,11 @@ class RayBackend(EmbeddedBackend):
         return [
             Need("learner rank", self._spec.ranks, {"CPU": options.cpus_per_rank, "GPU": of_rank}),
             *([Need("learner", 1, {"CPU": options.cpus_per_rank})] if options.on_verl else []),
-            Need("engine", options.engines, {"CPU": options.cpus_per_engine, "GPU": of_engine}),
+            self._engine_need(options.first_engines),
         ]
+
+    def _engine_need(self, count: int) -> Need:
+        return Need("engine", count, {"CPU": self._options.cpus_per_engine, "GPU": self._gpus_per_engine})
 
     async def _start_learner(self, stack: AsyncExitStack, placement: Placement) -> EngineInfo:
         """All ranks, with the first one's process as what the verbs go to; or the process that drives verl's ranks."""
@@ -162,17 +166,31 @@ class RayBackend(EmbeddedBackend):
         first = spec.ranks + options.on_verl
 
         async def place(kind: type[Host], number: int) -> Placed:
-            return await self._host(kind, placement, first + number, f"engine {number}")
+            name = f"engine {number}"
+            added = elastic.places.get(name)
+            at = (placement, first + number) if added is None else (added, 0)
+            return await self._host(kind, *at, name)
 
-        served = replace(served_by(spec, options.engines), on_cpu=not self._gpus_per_engine)
+        served = replace(served_by(spec, options.first_engines), on_cpu=not self._gpus_per_engine)
         if options.engine == "vllm":
-            self.sampling = vllm_servers(spec, options, served, info, weights, place)
+            self.sampling, make = vllm_servers(spec, options, served, info, weights, place)
         else:
             self.sampling = Engines(spec, options, self._settings, weights, place)
+            make = self.sampling.make
+        there = {replica.name: first + number for number, replica in enumerate(self.sampling.fleet.replicas)}
+        elastic = Elastic[Any](
+            self.sampling.fleet,
+            make,
+            lambda replica: (placement, there[replica.name]),
+            self._engine_need(1) if options.engines == "auto" else None,
+            lambda: self.sampling.counters.sampled,
+        )
+        stack.push_async_callback(elastic.give_back)
         stack.push_async_callback(self.sampling.close)
         # A new adapter is drawn once, by the learner.
         lacking = spec.trained if served.lora_rank is not None else []
         await self.sampling.start({alias: (await self.learner(alias).info()).version for alias in lacking})
+        await stack.enter_async_context(elastic.running())
 
         async def remove_files() -> None:
             await self._remove_files(self._hosts.values())
@@ -248,8 +266,8 @@ class RayBackend(EmbeddedBackend):
         await first_end(self.process.watch(), self.sampling.watch())
 
     async def stats(self) -> BackendStats:
-        learner = await self.process.stats()
-        return self.sampling.counters.as_stats(learning_s=learner.learning_s, idle_s=learner.idle_s)
+        sampling = self.sampling
+        return sampling.counters.as_stats(await self.process.stats(), sampling.fleet, sampling.published_bytes)
 
     async def close(self) -> None:
         await self._stack.aclose()

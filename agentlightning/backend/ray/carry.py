@@ -114,6 +114,8 @@ class Weights:
         self._export = export
         self._learner = learner
         self._packed: dict[str, Any] = {}
+        self.written_bytes = 0
+        """On all machines, since the start."""
         self._written: dict[tuple[str, str], str] = {}
         """By name and machine, where they are."""
         self._readers: defaultdict[tuple[str, str], set[int]] = defaultdict(set)
@@ -142,7 +144,8 @@ class Weights:
         key = name, host.machine
         async with self._locks[key]:
             if key not in self._written:
-                self._written[key] = await host.ask("take", self._packed[name], name)
+                self._written[key], written = await host.ask("take", self._packed[name], name)
+                self.written_bytes += written
             return self._written[key]
 
     async def take_from(self, host: Placed, name: str) -> None:

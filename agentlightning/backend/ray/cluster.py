@@ -55,6 +55,20 @@ class Placement:
 
     group: Any
 
+    @classmethod
+    async def of(cls, bundles: Sequence[dict[str, float]], how: Layout, seconds: float) -> Placement | None:
+        """Room for all of them within so many seconds; None where there is none."""
+        from ray.util import placement_group  # pyright: ignore[reportMissingImports]
+
+        placement = cls(await asyncio.to_thread(placement_group, list(bundles), strategy=how))
+        found = False
+        try:
+            found = await asyncio.to_thread(placement.group.wait, seconds)
+        finally:
+            if not found:
+                await placement.give_back()
+        return placement if found else None
+
     def place(self, kind: type, bundle: int, *arguments: Any, at_once: int = 4, beside: bool = False) -> Any:
         """An actor of this kind in a bundle, with so many calls at once; Ray starts it when there is room again. One
         that is `beside` what computes there takes nothing of what is reserved."""

@@ -23,7 +23,7 @@ class Sampling:
 
     fleet: Fleet[Sampler]
     seeds: Seeds
-    max_concurrency: int
+    concurrency_of_each: int
     counters: Counters = field(default_factory=Counters)
 
 
@@ -39,7 +39,8 @@ class RayEngine:
         sampler = await self._shared.fleet.pick("")
         assert sampler.process is not None
         info = await sampler.process.policy(self._policy).info()
-        return msgspec.structs.replace(info, version=self.version, max_concurrency=self._shared.max_concurrency)
+        at_once = self._shared.concurrency_of_each * len(self._shared.fleet.replicas)
+        return msgspec.structs.replace(info, version=self.version, max_concurrency=at_once)
 
     async def generate(
         self, prompt_ids: Int32Array, params: SamplingParams, *, stream: bool = False, request_id: str | None = None

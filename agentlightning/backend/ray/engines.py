@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NoReturn
@@ -54,10 +55,11 @@ class Engines:
         self._numbers = itertools.count()
         self._lock = asyncio.Lock()
         self.counters = Counters()
-        self.fleet = Fleet([self._sampler(number) for number in range(options.engines)])
+        self.fleet = Fleet([self.make(number) for number in range(options.first_engines)])
         self._seeds = Seeds(spec.seed)
-        many = spec.max_concurrency * options.engines
-        shared = Sampling(fleet=self.fleet, seeds=self._seeds, max_concurrency=many, counters=self.counters)
+        shared = Sampling(
+            fleet=self.fleet, seeds=self._seeds, concurrency_of_each=spec.max_concurrency, counters=self.counters
+        )
         frozen = [spec.frozen] if spec.frozen is not None else []
         self._engines = {alias: RayEngine(alias, shared) for alias in (*spec.trained, *spec.members, *frozen)}
 
@@ -67,7 +69,9 @@ class Engines:
             await self._put(policy, version)
         await self.fleet.start()
 
-    def _sampler(self, number: int) -> Sampler:
+    def make(self, number: int) -> Sampler:
+        """The engine with this number, which nothing keeps alive yet."""
+
         async def launch() -> tuple[Placed, ModelProcess]:
             host = await self._place(EngineProcess, number)
             try:
@@ -94,6 +98,10 @@ class Engines:
         )
         await process.start()
         return process
+
+    @property
+    def published_bytes(self) -> int:
+        return self._weights.written_bytes
 
     def engine(self, policy: str) -> RayEngine:
         return self._engines[policy]
@@ -129,9 +137,10 @@ class Engines:
 
     async def _brought(self, sampler: Sampler, policy: str) -> bool:
         """Whether it samples from them now. One that does not is replaced, and begins with them."""
-        host = sampler.host
+        host, began = sampler.host, time.perf_counter()
         try:
             await self._bring(sampler, policy)
+            sampler.publication_seconds = time.perf_counter() - began
         except BackendDied as error:
             logger.info("%s is without the weights that were published: %s", sampler.name, error)
             sampler.replace(host, str(error))

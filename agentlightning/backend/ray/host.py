@@ -82,13 +82,14 @@ class Host:
         """Write files into a folder of its own, if they are not there; an adapter in it stands on `base`."""
         unpack_once(packed, self._folder / name, base)
 
-    def take(self, packed: Packed, name: str) -> str:
-        """Write weights where every process of this machine reads them; where that is. `drop` removes them."""
+    def take(self, packed: Packed, name: str) -> tuple[str, int]:
+        """Write weights where every process of this machine reads them; where that is, and how many bytes they are.
+        `drop` removes them."""
         folder = self._weights / f"{name}-{digest_of(packed.checksums)}"
         if folder.is_dir() and checksums(folder) != dict(packed.checksums):
             shutil.rmtree(folder)
         unpack_once(packed, folder)
-        return str(folder)
+        return str(folder), sum(content.nbytes for content in packed.files.values())
 
     def drop(self, path: str) -> None:
         shutil.rmtree(path, ignore_errors=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -107,6 +107,10 @@ class ToServers:
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
 
+    @property
+    def published_bytes(self) -> int:
+        return self._weights.written_bytes
+
     async def put(self, policy: str, name: str) -> Sums:
         return await self._weights.put(policy, name, summed=True)
 
@@ -133,8 +137,8 @@ def _host_of(replica: Replica) -> Placed:
 
 def vllm_servers(
     spec: ModelSpec, options: RayOptions, served: Served, info: EngineInfo, weights: Weights, place: Place
-) -> Servers:
-    """What samples for the policies; not started yet."""
+) -> tuple[Servers, Callable[[int], Replica]]:
+    """What samples for the policies, not started yet, and what makes one more with a number."""
     key = new_key()
 
     def replica(number: int, bring: Bring) -> Replica:
@@ -159,6 +163,7 @@ def vllm_servers(
         )
 
     def replicas(bring: Bring) -> Sequence[Replica]:
-        return [replica(number, bring) for number in range(options.engines)]
+        return [replica(number, bring) for number in range(options.first_engines)]
 
-    return Servers(spec, served, info, ToServers(weights), replicas)
+    servers = Servers(spec, served, info, ToServers(weights), replicas)
+    return servers, lambda number: replica(number, servers.bring)

@@ -21,8 +21,8 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     address: str | None = None
     """Of a cluster that this machine is part of: "auto" or host:port. None: what RAY_ADDRESS says, or else a cluster of
     this machine alone that is started for the run."""
-    engines: int = 1
-    """Engine processes; each holds the whole model."""
+    engines: int | Literal["auto"] = 1
+    """Engine processes; each holds the whole model. "auto": one at first, and then as many as there is room for."""
     engine: Literal["own", "vllm"] = "own"
     """What samples: this package's engine, or vLLM servers."""
     vllm: ServerOptions = ServerOptions()
@@ -58,7 +58,12 @@ class RayOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     def cpus(self, ranks: int) -> float:
         """What Ray must count for engines and a learner of so many ranks, and whoever drives them where they are
         verl's."""
-        return (ranks + self.on_verl) * self.cpus_per_rank + self.engines * self.cpus_per_engine
+        return (ranks + self.on_verl) * self.cpus_per_rank + self.first_engines * self.cpus_per_engine
+
+    @property
+    def first_engines(self) -> int:
+        """How many a run begins with."""
+        return 1 if self.engines == "auto" else self.engines
 
     @property
     def on_verl(self) -> bool:
@@ -89,7 +94,7 @@ def parse_options(given: Mapping[str, Any]) -> RayOptions:
     gpus = (options.gpus_per_rank or 0, options.gpus_per_engine or 0)
     spread = options.vllm.tensor_parallel_size
     checks = {
-        "engines must be 1 or more": options.engines >= 1,
+        "engines must be 1 or more, or 'auto'": options.first_engines >= 1,
         "cpus and gpus cannot be negative": min(*cpus, *gpus) >= 0,
         "wait_seconds and start_seconds must be above 0": min(options.wait_seconds, options.start_seconds) > 0,
         "restarts cannot be negative": options.restarts >= 0,

@@ -35,6 +35,7 @@ class Sampler:
         self.served = 0
         """Requests that it finished."""
         self.ready = asyncio.Event()
+        self.publication_seconds = 0.0
         self.host: Placed | None = None
         self.process: ModelProcess | None = None
         self._launch = launch

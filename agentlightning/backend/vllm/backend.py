@@ -145,8 +145,8 @@ class VLLMBackend(EmbeddedBackend):
         await first_end(self.process.watch(), self.servers.watch())
 
     async def stats(self) -> BackendStats:
-        learner = await self.process.stats()
-        return self.servers.counters.as_stats(learning_s=learner.learning_s, idle_s=learner.idle_s)
+        servers = self.servers
+        return servers.counters.as_stats(await self.process.stats(), servers.fleet, servers.published_bytes)
 
     async def close(self) -> None:
         await self._stack.aclose()

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agentlightning.backend.vllm.api import Sums
-from agentlightning.backend.vllm.publication import SharedFolder
+from agentlightning.backend.vllm.publication import SharedFolder, bytes_in
 from agentlightning.backend.vllm.replica import Replica
 from agentlightning.backend.vllm.worker.agl_vllm_worker import transfer
 from agentlightning.backend.vllm.worker.agl_vllm_worker.transfer import Terms, files_of, own_address
@@ -102,6 +102,7 @@ class Broadcast:
         self._seconds = seconds
         self._sender = Sender(log)
         self._lock = asyncio.Lock()
+        self.published_bytes = 0
 
     async def put(self, policy: str, name: str) -> Sums:
         return await self._shared.put(policy, name)
@@ -148,6 +149,7 @@ class Broadcast:
                 calls = [r.api.receive_weights(name, words, rank, self._root(r)) for rank, r in enumerate(replicas, 1)]
                 tasks = [asyncio.create_task(call) for call in (self._sender.sent(), *calls)]
                 await asyncio.gather(*tasks)
+                self.published_bytes += len(replicas) * bytes_in(folder)
             except BaseException:
                 await self._break_up(tasks)
                 raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,11 @@ Export = Callable[[str, str], Awaitable[None]]
 
 class Exchange(Protocol):
     """How directories with weights get from the learner to where servers read them. Each has a name of its own."""
+
+    @property
+    def published_bytes(self) -> int:
+        """Bytes that were written where servers read them, since the start."""
+        ...
 
     async def put(self, policy: str, name: str) -> Sums:
         """Have the learner write the weights of a policy; their checksums where it wrote them."""
@@ -62,9 +68,11 @@ class SharedFolder:
     def __init__(self, folder: Path, export: Export) -> None:
         self._folder = folder
         self._export = export
+        self.published_bytes = 0
 
     async def put(self, policy: str, name: str) -> Sums:
         await self._export(policy, str(self._folder / name))
+        self.published_bytes += bytes_in(self._folder / name)
         return await asyncio.to_thread(sums_of, str(self._folder / name))
 
     async def spread(self, name: str, replicas: Sequence[Replica]) -> None:
@@ -137,7 +145,7 @@ class AdapterPublication:
             name = f"{policy}-{self._run}-v{version}"
             self._sums[name] = await self._exchange.put(policy, name)
             await self._exchange.spread(name, replicas)
-            await for_all(replicas, lambda replica: self._load(name, replica))
+            await for_all(replicas, lambda replica: timed(replica, self._load(name, replica)))
             old, self._before[policy] = self._before.get(policy), self._current.get(policy, ("", 0))[0]
             self._current[policy] = name, version
             if old:
@@ -182,7 +190,7 @@ class WeightsPublication:
             await self._exchange.spread(name, replicas)  # while they sample
             async with self._gate.closed():
                 old, self._name, self._sums, self._version = self._name, name, sums, version
-                await for_all(replicas, self._take)
+                await for_all(replicas, lambda replica: timed(replica, self._take(replica)))
             if old is not None:
                 await self._exchange.forget(old)
 
@@ -200,6 +208,16 @@ class WeightsPublication:
         await api.resume()
         if self._name is not None:
             await self._exchange.take_back(self._name, replica)
+
+
+def bytes_in(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def timed(replica: Replica, taking: Awaitable[object]) -> None:
+    began = time.perf_counter()
+    await taking
+    replica.publication_seconds = time.perf_counter() - began
 
 
 async def for_all(replicas: Sequence[Replica], change: Callable[[Replica], Awaitable[object]]) -> None:

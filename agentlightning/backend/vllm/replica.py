@@ -52,6 +52,7 @@ class Replica:
         self.served = 0
         """Requests that it finished."""
         self.ready = asyncio.Event()
+        self.publication_seconds = 0.0
         self.process: Server | None = None
         self._launch = launch
         self._bring = bring

@@ -38,12 +38,14 @@ class Servers:
         self.counters = Counters()
         self._seeds = Seeds(spec.seed)
         self._paused = False
+        self._exchange = exchange
         self._publication = (
             AdapterPublication(exchange)
             if served.lora_rank is not None
             else WeightsPublication(exchange, self.gate, info.version)
         )
-        self.fleet = Fleet(replicas(self._publication.bring))
+        self.bring = self._publication.bring
+        self.fleet = Fleet(replicas(self.bring))
         many = served.max_concurrency * len(self.fleet.replicas)
         shared = Sampling(
             fleet=self.fleet,
@@ -62,6 +64,10 @@ class Servers:
         for policy, version in first.items():
             await self._publication.publish(policy, version, [])
         await self.fleet.start()
+
+    @property
+    def published_bytes(self) -> int:
+        return self._exchange.published_bytes
 
     def engine(self, policy: str) -> VLLMEngine:
         return self._engines[policy]

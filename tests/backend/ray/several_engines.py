@@ -81,11 +81,14 @@ async def learn(backend: RayBackend, found: dict[str, Any], *, cleaned: bool) ->
             found["gaps"].append(float(gaps.max()))
             found["versions"].append(chunk.version)
         found["left"] += [path.name for path in copies(backend)]
+        stats = await backend.stats()
+        found["bytes"].append(stats.published_bytes)
+        found["seconds"].append(dict(stats.publication_seconds))
     found["moved"] = float(np.abs(await learner.forward(row(PROMPT, first)) - first.plain_logprobs).max())
 
 
 async def run(engines: int, address: str, *, cleaned: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"gaps": [], "versions": [], "left": [], "cleaned": []}
+    found: dict[str, Any] = {"gaps": [], "versions": [], "left": [], "cleaned": [], "bytes": [], "seconds": []}
     options = {"address": address, "engines": engines, "cpus_per_engine": 0.5, "cpus_per_rank": 0.5}
     spec = ModelSpec(model="calc", device="cpu", max_context=512, seed=0, backend_options={**options, "restarts": 20})
     backend = RayBackend(spec)
@@ -106,7 +109,7 @@ async def main(engines: int, nodes: int, runs: int, *, cleaned: bool) -> None:
         for _ in range(nodes - 1):
             cluster.add_node(num_cpus=cpus, object_store_memory=STORE)
         address = str(cluster.address)
-        async with asyncio.timeout(600):
+        async with asyncio.timeout(450):
             found = await asyncio.gather(*(run(engines, address, cleaned=cleaned) for _ in range(runs)))
         sys.stdout.write(json.dumps(found) + "\n")
         sys.stdout.flush()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from agentlightning.backend import check_backend
-from agentlightning.backend.ray.cluster import connected
+from agentlightning.backend.ray.cluster import Placement, connected
+from agentlightning.backend.ray.elastic import Look
 from agentlightning.backend.ray.folder import Packed, pack, unpack
-from agentlightning.backend.ray.options import RayOptions
+from agentlightning.backend.ray.options import RayOptions, parse_options
 from agentlightning.backend.ray.room import Need, away_from, has_room, lacking, too_small, waiting
 from agentlightning.errors import ConfigError, ModelError
 
@@ -100,3 +102,25 @@ def test_files_arrive_as_they_were_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"damaged on their way.*weights"):
         unpack(damaged, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_engines_are_a_number_or_as_many_as_there_is_room_for() -> None:
+    options = parse_options({"engines": "auto", "cpus_per_engine": 2})
+    assert options.first_engines == 1
+    assert options.cpus(3) == 3 + 2
+    assert parse_options({"engines": 4}).first_engines == 4
+    for wrong in ("automatic", 0, "4", None):
+        with pytest.raises(ConfigError, match="engines"):
+            parse_options({"engines": wrong})
+
+
+def test_a_look_says_what_is_waited_for_and_where_a_bundle_is() -> None:
+    placement = Placement(SimpleNamespace(id=SimpleNamespace(hex=lambda: "ours")))
+    here = {"state": "CREATED", "bundles_to_node_id": {0: "first", 1: "second"}}
+    seen = Look(frozenset(), {}, {"ours": here, "gone": {"state": "REMOVED", "bundles_to_node_id": {}}})
+    assert (seen.machine_of(placement, 0), seen.machine_of(placement, 1)) == ("first", "second")
+    assert not seen.waited_for
+    seen = Look(frozenset(), {}, {"ours": {**here, "state": "RESCHEDULING"}})
+    assert seen.machine_of(placement, 0) is None
+    assert seen.waited_for
+    assert Look(frozenset(), {}, {}).machine_of(placement, 0) is None

@@ -14,14 +14,17 @@ from .test_three_nodes import ENVIRONMENT
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(560),
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray is tested by `make test-ray`, which installs it"),
 ]
 
 
+MODEL_BYTES = 681_024 * 4
+
+
 def several(*arguments: Any) -> tuple[list[dict[str, Any]], str]:
     command = [sys.executable, "-m", "tests.backend.ray.several_engines", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -34,6 +37,10 @@ def test_every_engine_has_every_publication(engines: int, nodes: int, runs: int)
         assert run["versions"] == [step for step in (1, 2, 3) for _ in range(engines)]
         assert max(run["gaps"]) < 1e-4 < run["moved"]
         assert run["left"] == []
+        assert all(set(seconds) == {f"engine {number}" for number in range(engines)} for seconds in run["seconds"])
+        first, *_, last = run["bytes"]
+        assert MODEL_BYTES < first < 1.1 * MODEL_BYTES * nodes, "a machine's copy is for all of its engines"
+        assert last == 3 * first
 
 
 def test_weights_that_vanish_replace_an_engine_and_end_no_run() -> None:
@@ -48,7 +55,20 @@ def test_weights_that_vanish_replace_an_engine_and_end_no_run() -> None:
 
 def test_a_run_that_waits_for_resources_says_so() -> None:
     command = [sys.executable, "-m", "tests.backend.ray.waiting"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert len(found["then"]) == 1, "once for one event"
+
+
+def test_engines_come_with_a_machine_and_leave_with_it() -> None:
+    command = [sys.executable, "-m", "tests.backend.ray.growing"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["before the first request"] == 1, "runners have their places first"
+    assert found["concurrency"] == 3 * 8
+    assert found["draining"]
+    assert found["lengths"] == [300] * 24, "what a machine that drains was sampling is finished"
+    assert len(found["gaps"]) == 1 + 3 + 1 + 1
+    assert max(found["gaps"]) < 1e-4 < found["moved"]
