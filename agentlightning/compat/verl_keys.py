@@ -43,6 +43,7 @@ SHARED_ROWS = "actor_rollout_ref.actor.ulysses_sequence_parallel_size"
 CUT_LAYERS = "actor_rollout_ref.actor.megatron.tensor_model_parallel_size"
 ROLLOUT, ACTOR, MODEL = "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 
+KIND_OF_KL = ACTOR + "kl_loss_type"
 VAL = ROLLOUT + "val_kwargs."
 GREEDY = VAL + "do_sample"
 ENGINE, SHARE = ROLLOUT + "name", ROLLOUT + "gpu_memory_utilization"
@@ -87,6 +88,12 @@ def _one_of(choices: Mapping[str, str]) -> Callable[[Any], str]:
     return choose
 
 
+def _device(value: Any) -> str:
+    if value not in ("cuda", "cpu", "auto"):
+        raise ValueError(f"is {value!r}; it can be cuda or cpu")
+    return "cpu" if value == "cpu" else "auto"
+
+
 def _cut(value: Any) -> bool:
     if value not in ("error", "truncate", "left", "right", "middle"):
         raise ValueError(f"is {value!r}; it can be 'error' or 'truncate'")
@@ -110,7 +117,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ACTOR + "optim.weight_decay": ("weight_decay", float),
     ACTOR + "grad_clip": ("max_grad_norm", float),
     ACTOR + "entropy_coeff": ("entropy_coef", float),
-    ACTOR + "kl_loss_type": ("kl_estimator", _one_of(_KL)),
+    KIND_OF_KL: ("kl_estimator", _one_of(_KL)),
     ACTOR + "clip_ratio_low": ("clip_low", float),
     ACTOR + "clip_ratio_high": ("clip_high", float),
     ACTOR + "loss_agg_mode": ("normalization", _one_of(_AGGREGATION)),
@@ -129,7 +136,7 @@ MAPPED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     VAL + "n": ("val_repeats", int),
     "trainer.save_freq": ("save_every", _often),
     "trainer.critic_warmup": ("critic_warmup", int),
-    "trainer.device": ("device", lambda v: "cpu" if v == "cpu" else "auto"),
+    "trainer.device": ("device", _device),
     "trainer.max_actor_ckpt_to_keep": ("keep_checkpoints", _same),
 }
 """Keys that are one setting here."""
@@ -290,6 +297,9 @@ def understand(flat: Mapping[str, Any], gpus: Callable[[], int], has_vllm: Calla
     if "model" not in settings:
         problems.append("actor_rollout_ref.model.path is missing: the model to train.")
     problems += _combine(flat, settings) + _bound(flat, settings) + _warm_up(flat, settings)
+    in_loss = settings.get("kl_coef") and settings.get("kl_in") == "loss"
+    if not in_loss and settings.pop("kl_estimator", None):
+        ignored[KIND_OF_KL] = "no divergence counts in the loss"
     problems += _place(flat, settings, ignored, gpus)
     _cut_layers(flat, settings, ignored)
     _engine(flat, settings, ignored, gpus, has_vllm)

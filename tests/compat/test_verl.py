@@ -223,6 +223,8 @@ def test_a_share_of_warm_up_is_of_all_steps() -> None:
         ("algorithm.kl_penalty", "low_var_kl", "k1's"),
         ("algorithm.kl_ctrl.type", "adaptive", "kl_target"),
         ("trainer.default_hdfs_dir", "hdfs://x", "copy"),
+        ("trainer.device", "npu", "cuda or cpu"),
+        ("algorithm.gamma", 0.9, "no effect here"),
         ("trainer.resume_mode", "always", "auto, disable or resume_path"),
         ("trainer.resume_mode", "resume_path", "trainer.resume_from_path"),
         ("trainer.logger", ["swanlab"], "tensorboard"),
