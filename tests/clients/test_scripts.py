@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(240)]
 
 NEEDED = {
     "assistant": ("autogen-agentchat", "autogen-ext"),
+    "library": ("openai-agents", "mcp"),
     "graph": ("langgraph", "langchain", "langchain-openai"),
     "rooms": ("agentops", "openai"),
 }
