@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,27 @@ pytestmark = pytest.mark.skipif(find_spec("fsspec") is None, reason="fsspec is i
 KEEP = 2
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[str]:
+    """Where a bucket of a server on loopback is that speaks S3."""
+    pytest.importorskip("s3fs", reason="s3:// needs `pip install s3fs 'moto[s3,server]'`")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            environment.setenv(name, "test")
+        files, _ = opened("s3://agl-test/run")
+        files.mkdir("agl-test")
+        yield "s3://agl-test"
+    server.stop()
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        return f"{request.getfixturevalue('s3')}/{uuid4()}/run"
     return f"file://{tmp_path}/shared/run" if request.param == "file" else f"memory://{uuid4()}/run"
 
 
