@@ -60,7 +60,7 @@ class SleepingBackend:
     def __init__(self, engines: int, slots: int, answer: float, learn: float) -> None:
         from agentlightning.backend.fleet import Fleet
 
-        self.fleet = Fleet([Sleeping(f"engine {number}", slots) for number in range(engines)])
+        self.fleet = Fleet([Sleeping(f"engine {number}", slots) for number in range(engines)], slots)
         self._answer, self._learn, self._slots = answer, learn, slots
         self._published = self._learned = 0
         self.calls = 0

@@ -44,8 +44,10 @@ Replica = TypeVar("Replica", bound=Kept)
 class Fleet(Generic[Replica]):
     """Started once, closed once. Usable as long as one replica is, or will be."""
 
-    def __init__(self, replicas: Sequence[Replica]) -> None:
+    def __init__(self, replicas: Sequence[Replica], slots: int) -> None:
+        """Each replica samples so many requests at the same time; more wait in it."""
         self.replicas = list(replicas)
+        self._slots = slots
         self.leaving: set[Replica] = set()
         """Those that get no new requests, as long as others are ready."""
         self._tasks: dict[Replica, asyncio.Task[None]] = {}
@@ -102,13 +104,15 @@ class Fleet(Generic[Replica]):
 
     async def pick(self, key: str) -> Replica:
         """A ready replica; waits for one. The same for the same key, so that it finds its prompts' contexts there,
-        unless that one has much more to do than another. Raises BackendDied when none will ever be ready again."""
+        unless that one has much more to do than another, or is full while another is not. Raises BackendDied when none
+        will ever be ready again."""
         while not (ready := self.ready):
             await self._until_one_is_ready()
         ready = [replica for replica in ready if replica not in self.leaving] or ready
         home = max(ready, key=lambda replica: zlib.crc32(f"{replica.name}\0{key}".encode()))
         idle = min(ready, key=lambda replica: replica.running)
-        return home if home.running <= idle.running + SLACK else idle
+        must_wait = home.running >= self._slots > idle.running
+        return home if home.running <= idle.running + SLACK and not must_wait else idle
 
     async def sample(
         self,

@@ -39,7 +39,7 @@ async def chosen(fleet: Fleet[Replica]) -> set[str]:
 def test_one_that_leaves_is_given_nothing_as_long_as_another_is_ready() -> None:
     async def run() -> None:
         one, two = Replica("one"), Replica("two")
-        fleet = Fleet([one, two])
+        fleet = Fleet([one, two], 8)
         await fleet.start()
         assert await chosen(fleet) == {"one", "two"}
         fleet.leaving.add(one)
@@ -55,10 +55,24 @@ def test_one_that_leaves_is_given_nothing_as_long_as_another_is_ready() -> None:
     asyncio.run(run())
 
 
+def test_nobody_waits_for_a_full_one_while_another_is_not() -> None:
+    async def run() -> None:
+        one, two = Replica("one"), Replica("two")
+        fleet = Fleet([one, two], 8)
+        await fleet.start()
+        mine = [str(owner) for owner in range(100) if await fleet.pick(str(owner)) is one][0]  # noqa: RUF015
+        for busy, other, expected in ((7, 5, one), (8, 7, two), (8, 8, one), (10, 9, one), (14, 9, two)):
+            one.running, two.running = busy, other
+            assert await fleet.pick(mine) is expected, (busy, other)
+        await fleet.close()
+
+    asyncio.run(run())
+
+
 def test_one_that_is_added_serves_who_waits() -> None:
     async def run() -> None:
         one = Replica("one")
-        fleet = Fleet([one])
+        fleet = Fleet([one], 8)
         await fleet.start()
         one.ready.clear()
         waiting = asyncio.create_task(fleet.pick("owner"))
@@ -77,7 +91,7 @@ def test_one_that_is_added_serves_who_waits() -> None:
 def test_a_fleet_is_over_when_all_have_given_up_that_are_there() -> None:
     async def run() -> str:
         one, two, three = Replica("one"), Replica("two"), Replica("three")
-        fleet = Fleet([one, two])
+        fleet = Fleet([one, two], 8)
         await fleet.start()
         over = asyncio.ensure_future(fleet.watch())
         one.given_up.set()

@@ -55,7 +55,7 @@ class Engines:
         self._numbers = itertools.count()
         self._lock = asyncio.Lock()
         self.counters = Counters()
-        self.fleet = Fleet([self.make(number) for number in range(options.first_engines)])
+        self.fleet = Fleet([self.make(number) for number in range(options.first_engines)], spec.max_concurrency)
         self._seeds = Seeds(spec.seed)
         shared = Sampling(
             fleet=self.fleet, seeds=self._seeds, concurrency_of_each=spec.max_concurrency, counters=self.counters

@@ -45,7 +45,7 @@ class Servers:
             else WeightsPublication(exchange, self.gate, info.version)
         )
         self.bring = self._publication.bring
-        self.fleet = Fleet(replicas(self.bring))
+        self.fleet = Fleet(replicas(self.bring), served.max_concurrency)
         many = served.max_concurrency * len(self.fleet.replicas)
         shared = Sampling(
             fleet=self.fleet,

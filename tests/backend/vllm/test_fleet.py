@@ -61,7 +61,8 @@ class Servers:
                     restarts=restarts,
                 )
                 for n, launch in enumerate(launches)
-            ]
+            ],
+            INFO.max_concurrency,
         )
         shared = Sampling(
             fleet=self.fleet,
