@@ -15,6 +15,8 @@ machine with as many idle processors as there are processes (five) the two agree
 With --memory N it says instead what the gateway's process holds before, during and after N attempts, one after another,
 that each send four requests of 4,001 messages.
     python benchmarks/neighbours.py --memory 1000
+With --open as well the attempts stay open, and all together may hold 32 MiB (history_total_bytes).
+    python benchmarks/neighbours.py --memory 1000 --open
 """
 
 from __future__ import annotations
@@ -275,8 +277,9 @@ class Site(NamedTuple):
 
 
 @asynccontextmanager
-async def served(engine: Any, rendering: Any) -> AsyncIterator[Site]:
+async def served(engine: Any, rendering: Any, **limits: int) -> AsyncIterator[Site]:
     from agentlightning.gateway import Gateway
+    from agentlightning.gateway.limits import RequestLimits
     from agentlightning.store import LightningStoreServer, SqliteLightningStore
 
     secret = token_bytes(32)
@@ -284,7 +287,7 @@ async def served(engine: Any, rendering: Any) -> AsyncIterator[Site]:
         store = SqliteLightningStore(Path(folder) / "store.sqlite")
         server = LightningStoreServer(store, port=0, admin_key=token_hex(16), secret=secret)
         await server.start()
-        async with Gateway(store, engine, rendering, secret=secret) as gateway:
+        async with Gateway(store, engine, rendering, secret=secret, request_limits=RequestLimits(**limits)) as gateway:
             yield Site(store, gateway, server)
         await server.stop()
         await store.close()
@@ -377,7 +380,7 @@ async def run(quick: bool, only: str) -> dict[str, Any]:
     return {**summary(rows["nobody"]["p99_ms"], rows, elsewhere), "rows": rows, "elsewhere": elsewhere}
 
 
-async def memory(count: int) -> dict[str, float]:
+async def memory(count: int, *, stay_open: bool) -> dict[str, float]:
     """MiB of this process, which is the gateway's, before so many attempts, at most meanwhile, and after them."""
     from psutil import Process
 
@@ -386,7 +389,8 @@ async def memory(count: int) -> dict[str, float]:
 
     rendering, process = load_rendering(resolve_model("calc")), Process()
     held: list[float] = []
-    async with served(Echo(rendering, MAX_CONTEXT), rendering) as site, aiohttp.ClientSession() as session:
+    limits = {"history_total_bytes": 32 * 2**20} if stay_open else {}
+    async with served(Echo(rendering, MAX_CONTEXT), rendering, **limits) as site, aiohttp.ClientSession() as session:
         for number in range(count + WARM_ATTEMPTS):
             if number >= WARM_ATTEMPTS:
                 held.append(process.memory_info().rss / 2**20)
@@ -398,7 +402,8 @@ async def memory(count: int) -> dict[str, float]:
                 ) as answer:
                     assert answer.status == 200, await answer.text()
             parts = urlsplit(at["url"]).path.split("/")
-            await site.gateway.close_attempt(parts[2], parts[4])
+            if not stay_open:
+                await site.gateway.close_attempt(parts[2], parts[4])
             if number % 100 == 0:
                 print(f"{number:>6} attempts {process.memory_info().rss / 2**20:>8.0f} MiB", flush=True)
         after = process.memory_info().rss / 2**20
@@ -432,6 +437,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON object at the end")
     parser.add_argument("--only", default="", help="only the attacks whose name this stands in")
     parser.add_argument("--memory", type=int, metavar="N", help="what N attempts leave in memory, instead")
+    parser.add_argument("--open", action="store_true", help="with --memory: none of the attempts ends")
     parser.add_argument("--role", choices=("victim", "attacker", "another"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     import uvloop
@@ -446,7 +452,7 @@ def main() -> None:
         return
     logging.basicConfig(level=logging.ERROR)  # attempts that are left behind are given up, which is said
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        work = memory(options.memory) if options.memory else run(options.quick, options.only)
+        work = memory(options.memory, stay_open=options.open) if options.memory else run(options.quick, options.only)
         figures: dict[str, Any] = runner.run(work)
     if options.json:
         print(json.dumps(figures))

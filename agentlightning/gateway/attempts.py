@@ -21,6 +21,7 @@ from agentlightning.errors import StoreError
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.prompts import Injected, prompts_in
 from agentlightning.gateway.turns import Turns
 from agentlightning.rendering.messages import Message
@@ -126,7 +127,9 @@ class LiveAttempt:
         for session in self.sessions.values():
             session.memory.clear()
         self.sessions.clear()
-        self.answered = Answered()  # the one it had may be shared
+        if isinstance(self.answered, Answered):
+            self.answered.forget()
+        self.answered = Answered()  # the one it had may be another attempt's, too
 
     def unrecorded(self, left_out: Sequence[LeftOut]) -> tuple[LeftOut, ...]:
         """What no call of the attempt has recorded yet; it counts as recorded from now on."""
@@ -180,6 +183,7 @@ class Attempts:
         store: LightningStore,
         new_session: Callable[[str], Session],
         restore: Restore,
+        shared: Shared | None = None,
         *,
         idle_seconds: float = 3600.0,
         over_seconds: float = 300.0,
@@ -187,6 +191,7 @@ class Attempts:
         self._store = store
         self._new_session = new_session
         self._restore = restore
+        self._shared = shared
         self._idle_seconds = idle_seconds
         self._over_seconds = over_seconds
         self._live: dict[Key, LiveAttempt] = {}
@@ -290,7 +295,8 @@ class Attempts:
         rollout, attempt = await self._look_up(rollout_id, attempt_id)
         now = time.monotonic()
         live = LiveAttempt(rollout_id, attempt_id, rollout.mode, self._new_session, checked=now, used=now)
-        live.answered = self._answered.pop(live.key, live.answered)
+        known = self._answered.pop(live.key, None)
+        live.answered = Answered(shared=self._shared) if known is None else known
         live.prompts = await self._prompts(rollout.resources_id)
         live.recall = partial(self._restore, live)
         if attempt.status is not AttemptStatus.PREPARING:  # it may have calls from before a restart

@@ -21,6 +21,7 @@ from agentlightning.gateway.exchange import Refusal
 from agentlightning.gateway.history.memory import Budget
 from agentlightning.gateway.history.restore import restore
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.large.requests import LargeRequests
 from agentlightning.gateway.large.wire import Measure
 from agentlightning.gateway.limits import RequestLimits, freeze_heap
@@ -152,7 +153,9 @@ class Gateway:
         self._rerender = rerender
         self._cut_long_prompts = cut_long_prompts
         self._filter_replay = filter_replay
-        self._attempts = Attempts(store, self._session, self._restore, idle_seconds=idle_seconds)
+        self._large = LargeRequests(request_limits or RequestLimits())
+        self._memory = Shared(self._large.limits.history_total_bytes)
+        self._attempts = Attempts(store, self._session, self._restore, self._memory, idle_seconds=idle_seconds)
         self._journal = None if journal is None else Journal(journal)
         self._recorder = Recorder(store, self._attempts.mark_lost, self._journal)
         self._store = store
@@ -160,7 +163,6 @@ class Gateway:
         self._samplers: dict[str, Sampler] = {}
         self._upstreams: dict[str, Upstream] = {}
         self._spent = dict(spent or {})
-        self._large = LargeRequests(request_limits or RequestLimits())
         connections = connection_limits or ConnectionLimits()
         api = AttemptApi(self._attempts, self._recorder, self.close_attempt)
         self._app = GatewayApp(
@@ -405,7 +407,8 @@ class Gateway:
         rendering = model.rendering if isinstance(model, Frozen | Trained) else self._rendering
         assert rendering is not None, "only samplers have sessions"
         limits = self._large.limits
-        return Session(rendering, rerender=self._rerender, budget=Budget(limits.history_messages, limits.history_bytes))
+        budget = Budget(limits.history_messages, limits.history_bytes)
+        return Session(rendering, rerender=self._rerender, budget=budget, shared=self._memory)
 
     async def _restore(self, live: LiveAttempt, only: str | None) -> None:
         if only is not None:

@@ -63,6 +63,9 @@ class RequestLimits:
     leaves first, and is read back from the store when a request goes on from it."""
     history_bytes: int = 32 * 2**20
     """Their tokens and texts."""
+    history_total_bytes: int = 2**30
+    """The same and stateful conversations, of all attempts together. Of the attempt that holds most leaves first what
+    was not used for longest."""
     refused_wait: float = FACTOR
     """How many times as long as refusing a request took the attempt's next one waits, at most half a minute; requests
     that come meanwhile are read one after another."""

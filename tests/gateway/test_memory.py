@@ -15,6 +15,7 @@ from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.history.memory import Budget, Memory
 from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 from agentlightning.gateway.limits import RequestLimits
 from agentlightning.rendering import RenderersRendering
@@ -197,3 +198,100 @@ async def test_an_attempt_that_ended_holds_nothing(small: Site) -> None:
     assert session.memory.messages
     await small.close()
     assert (session.memory.messages, len(session.memory.pieces), live.sessions) == (0, 0, {})
+
+
+# ---- all attempts together -------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 4)), max_size=40))
+def test_attempts_hold_no_more_together_than_they_may(steps: list[tuple[int, int, int]]) -> None:
+    """Whatever conversations of several attempts go on, branch off and end."""
+    shared = Shared(12_000)
+    talks = [Talk(Session(RENDERING, shared=shared)) for _ in range(3)]
+    histories: list[list[list[Any]]] = [[[said(f"begin {t} {n}")] for n in range(4)] for t in range(3)]
+    for which, branch, cut in steps:
+        if cut == 4:
+            talks[which].session.memory.clear()
+            continue
+        history = histories[which][branch][: 1 + 2 * cut]
+        _, _, answer = talks[which].ask(history, f"{len(history)}")
+        histories[which][branch] = [*history, answer, said(f"on {talks[which].count}")]
+        memories = [talk.session.memory for talk in talks]
+        for memory in memories:
+            check(memory)
+        assert shared.bytes == sum(memory.bytes for memory in memories)
+        current = 400 * 2 * (len(history) + 2) + 20 * sum(len(m["content"] or "") + 20 for m in history)
+        assert shared.bytes <= max(shared.most, current)
+
+
+def test_who_holds_most_gives_up_first() -> None:
+    shared = Shared(30_000)
+    small, large = Talk(Session(RENDERING, shared=shared)), Talk(Session(RENDERING, shared=shared))
+    _, _, answer = small.ask([said("mine")], "yours")
+    for number in range(100):
+        large.ask([said(f"{number} " + "word, " * 20)], "ok")
+        assert shared.bytes <= shared.most
+    question = small.session.look_up([said("mine"), answer, said("on")], None)
+    assert (question.left, question.walk.turn is None) == (None, False), "it lost nothing to the other"
+    answered = Answered(shared=shared)
+    answered["r0"] = [said("x" * 20_000)]
+    answered["r1"] = [said("y" * 9_000)]
+    assert shared.bytes <= shared.most
+    assert "r0" not in answered
+    assert answered.take_missed() == "r0", "it is read back from the store"
+    for one in (small, large):
+        one.session.memory.clear()
+    answered.forget()
+    assert shared.bytes == 0
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_branch_that_leaves_while_its_answer_is_sampled_is_found_again(complete: bool) -> None:
+    shared = Shared(10**9)
+    talk = Talk(Session(RENDERING, shared=shared))
+    session = talk.session
+    _, _, first = talk.ask([said("first")], "one")
+    prompt = session.plan([said("first"), first, said("second")], None, "p2")
+    while session.memory.leave_one(None):
+        pass
+    answer: Any = {"role": "assistant", "content": "two"}
+    ids, logprobs = RENDERING.encode("two"), RENDERING.encode("two").astype("float32")
+    named: Any = {"ids": ids, "logprobs": logprobs, "plain_logprobs": logprobs, "versions": ()}
+    session.commit(prompt, answer, "c2", segment_id="c2/r", complete=complete, **named)
+    check(session.memory)
+    assert (session.memory.messages, session.memory.pieces, shared.bytes) == (0, [], 0), "it is held no longer"
+    question = session.look_up([said("first"), first, said("second"), answer, said("third")], None)
+    assert question.left == ("c2" if complete else "c1")
+
+
+@pytest.fixture
+async def together(store: InMemoryLightningStore, rendering: RenderersRendering) -> Any:
+    engine = ScriptedEngine(rendering, lambda prompt, params: f"It is {len(prompt)}.")
+    claimed = await store.start_rollout(input={}, mode=RolloutMode.VAL)
+    async with Gateway(store, engine, rendering, request_limits=RequestLimits(history_total_bytes=40_000)) as gateway:
+        yield Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+
+
+async def test_open_attempts_hold_no_more_than_all_may_and_go_on_exactly(together: Site) -> None:
+    """Ten attempts are open at once; each goes on from a conversation that had to leave meanwhile."""
+    shared = together.gateway._memory  # pyright: ignore[reportPrivateUsage]
+    sites = [await together.another(RolloutMode.VAL) for _ in range(10)]
+    begun: list[list[Any]] = []
+    for site in sites:
+        async with site.client() as client:
+            asked = [said("What is 2 + 3?")]
+            reply = await client.chat.completions.create(model="policy", messages=asked)
+            begun.append([*asked, {"role": "assistant", "content": reply.choices[0].message.content}, said("Sure?")])
+            await many_others(client, 12)
+            assert shared.bytes <= shared.most
+    for site, messages in zip(sites, begun, strict=True):
+        async with site.client() as client:
+            await client.chat.completions.create(model="policy", messages=messages)
+            assert shared.bytes <= shared.most
+    for site in sites:
+        calls = await site.close()
+        assert calls[-1].info.parent_call_id == calls[0].info.call_id
+        assert calls[-1].info.divergence is None
+        together.check_exact([calls[0], calls[-1]])
+    assert shared.bytes == 0

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agentlightning.gateway.history.keys import DIGEST, Keys
+from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 
 _ARRAY_BYTES = 4
@@ -30,10 +31,11 @@ class Budget:
 
 
 class Memory:
-    """The trees of a session as far as they are held."""
+    """The trees of a session as far as they are held. `shared` is what it holds together with others."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: Budget, shared: Shared | None = None) -> None:
         self._budget = budget
+        self._shared = shared
         self.roots: dict[bytes, Entry] = {}
         """By the digest of the tools and of the chat template's arguments."""
         self.pieces: list[Piece] = []
@@ -49,12 +51,12 @@ class Memory:
     def add(self, entry: Entry) -> None:
         """Count a message that has been put below another."""
         self.messages += 1
-        self.bytes += _weight(entry)
+        self._weigh(_weight(entry))
         self.seen[entry.loose] = self.seen.get(entry.loose, 0) + 1
 
     def attach(self, piece: Piece) -> None:
         (self.pieces if piece.parent is None else piece.parent.children).append(piece)
-        self.bytes += _size(piece)
+        self._weigh(_size(piece))
 
     def hold(self, entry: Entry, *pieces: Piece) -> None:
         """Keep tokens for as long as a message is kept, which has been used just now."""
@@ -67,11 +69,18 @@ class Memory:
     def trim(self, current: Entry) -> None:
         """Let branches leave until the rest fits; never the current one."""
         while self.messages > self._budget.messages or self.bytes > self._budget.bytes:
-            oldest = next(iter(self._ends), current)
-            if oldest is current:
-                return
-            del self._ends[oldest]
-            self._leave(oldest)
+            if not self.leave_one(current):
+                break
+        if self._shared is not None:
+            self._shared.trim(self, current)
+
+    def leave_one(self, current: Entry | None) -> bool:
+        """Let the branch not used for longest leave, unless it is the current one; whether one left."""
+        oldest = next(iter(self._ends), current)
+        if oldest is current or oldest is None:
+            return False
+        self.leave(oldest)
+        return True
 
     def left(self, root: bytes, keys: Keys, known: int) -> str | None:
         """The call whose answer is the last one in a request that has left, of those after the `known` messages."""
@@ -96,20 +105,28 @@ class Memory:
             piece = pieces.pop()
             pieces += piece.children
             piece.parent, piece.turn, piece.children = None, None, []
-        self.__init__(self._budget)
+        if self._shared is not None:
+            self._shared.forget(self)
+        self.__init__(self._budget, self._shared)
 
-    def _leave(self, entry: Entry) -> None:
+    def _weigh(self, more: int) -> None:
+        self.bytes += more
+        if self._shared is not None:
+            self._shared.count(self, more)
+
+    def leave(self, entry: Entry) -> None:
         """Let a message go, and those before it that are there for it alone."""
+        self._ends.pop(entry, None)
         at: Entry | None = entry
+        if entry.gone:  # a request that was under way when it left has held more tokens by it
+            self._release(entry)
         while at is not None and not at.children and at not in self._ends and not at.gone:
             at.gone = True
             for turn in at.turns:
                 self._left[_way_to(at)] = turn.call_id
                 if len(self._left) > MOST_LEFT:
                     self._left.popitem(last=False)
-            for piece in at.pieces:
-                piece.uses -= 1
-                self._detach(piece)
+            self._release(at)
             if at.parent is None:
                 self.roots.pop(at.key, None)
             else:
@@ -118,7 +135,7 @@ class Memory:
 
     def _cut(self, entry: Entry, parent: Entry) -> None:
         self.messages -= 1
-        self.bytes -= _weight(entry)
+        self._weigh(-_weight(entry))
         self.seen[entry.loose] -= 1
         if not self.seen[entry.loose]:
             del self.seen[entry.loose]
@@ -129,11 +146,19 @@ class Memory:
         if entry.text is not None:
             parent.systems = [other for other in parent.systems if other is not entry]
 
+    def _release(self, entry: Entry) -> None:
+        """Let go of the tokens that a message keeps."""
+        pieces, entry.pieces = entry.pieces, ()
+        for piece in pieces:
+            piece.uses -= 1
+            self._detach(piece)
+
     def _detach(self, piece: Piece) -> None:
         at: Piece | None = piece
-        while at is not None and at.uses == 0 and not at.children:
+        while at is not None and at.uses == 0 and not at.children and not at.gone:
+            at.gone = True
             (self.pieces if at.parent is None else at.parent.children).remove(at)
-            self.bytes -= _size(at)
+            self._weigh(-_size(at))
             at = at.parent
 
 

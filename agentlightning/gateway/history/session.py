@@ -18,6 +18,7 @@ from typing import Any
 from agentlightning.gateway.history.causes import cause_of
 from agentlightning.gateway.history.keys import Keys, digest, similar_key
 from agentlightning.gateway.history.memory import Budget, Memory
+from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import (
     Entry,
     Piece,
@@ -99,12 +100,21 @@ class Tokens:
 
 
 class Session:
-    """See the module's docstring. `rerender=True` renders every prompt anew, as a plain server would."""
+    """See the module's docstring. `rerender=True` renders every prompt anew, as a plain server would. `budget` is what
+    it may hold, `shared` what it may together with others.
+    """
 
-    def __init__(self, rendering: Rendering, *, rerender: bool = False, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        rendering: Rendering,
+        *,
+        rerender: bool = False,
+        budget: Budget | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         self._rendering = rendering
         self._rerender = rerender
-        self.memory = Memory(budget or Budget())
+        self.memory = Memory(budget or Budget(), shared)
         self._turns = 0
 
     def plan(self, messages: Sequence[Message], tools: Sequence[Tool] | None, segment_id: str) -> Prompt:
@@ -255,6 +265,8 @@ class Session:
             entry = self._insert(entry, Keys([message]), depth=0)
             entry.turns = [*entry.turns, turn]
         self.memory.hold(entry, piece, response)
+        if prompt.entry.gone:  # it left while this was sampled; who goes on from it has all of it read back
+            self.memory.leave(entry)
         self.memory.trim(entry)
         return turn
 

@@ -28,6 +28,8 @@ class Piece:
     """Whether a call that was handed to the recorder carries the segment."""
     uses: int = 0
     """How many messages hold it."""
+    gone: bool = False
+    """Whether it has left the session's memory."""
 
     @property
     def end(self) -> int:
