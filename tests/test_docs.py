@@ -74,6 +74,26 @@ def test_every_command_and_option_is_documented() -> None:
         assert set(re.findall(r"^\| `(--[\w-]+)` \|", section, flags=re.MULTILINE)) == options
 
 
+def in_words(text: str) -> str:
+    """Its words, without the marks of Markdown."""
+    return re.sub(r"\W+", " ", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)).strip().lower()
+
+
+def test_an_option_is_explained_in_the_words_of_its_help() -> None:
+    """The page may say more behind them."""
+    text = (ROOT / "docs" / "cli.md").read_text()
+    other = []
+    for name, command in typer.main.get_command(app).commands.items():  # pyright: ignore[reportAttributeAccessIssue]
+        section = text.split(f"\n## agl {name}\n")[1].split("\n## ")[0]
+        rows = dict(re.findall(r"^\| `(--[\w-]+)` \| (.*?) \|$", section, flags=re.MULTILINE))
+        other += [
+            f"agl {name} {p.opts[0]}: {p.help}"
+            for p in command.params
+            if p.opts[0].startswith("--") and not in_words(rows[p.opts[0]]).startswith(in_words(p.help or ""))
+        ]
+    assert other == []
+
+
 def test_every_benchmark_is_documented() -> None:
     text = (ROOT / "docs" / "benchmarks.md").read_text()
     scripts = {path.name for path in (ROOT / "benchmarks").glob("*.py")}

@@ -44,13 +44,27 @@ _AGENT_HELP = (
     "(agl agents), such as codex."
 )
 Agent = Annotated[str, typer.Option(help=_AGENT_HELP)]
-Tasks = Annotated[Path, typer.Option(help="Tasks: a file of JSON lines, a JSON array, CSV or Parquet.")]
+Tasks = Annotated[
+    Path,
+    typer.Option(
+        help=(
+            "Tasks: a file that ends in .jsonl (a JSON value per line), .json (an array), .csv (with a "
+            "header) or .parquet."
+        )
+    ),
+]
 TaskAsOption = Annotated[
-    TaskAs | None, typer.Option(help="Where a program finds its task: stdin, the file $AGL_TASK_FILE, or $AGL_TASK.")
+    TaskAs | None,
+    typer.Option(help="Where a program finds its task: stdin (JSON), file (path in AGL_TASK_FILE) or env (AGL_TASK)."),
 ]
 RewardOption = Annotated[
     Reward | None,
-    typer.Option(help="Where a program's reward is: its last line, $AGL_REWARD_FILE, or a POST to $AGL_REWARD_URL."),
+    typer.Option(
+        help=(
+            "Where a program's reward is: last_line of its output, file (path in AGL_REWARD_FILE) or http "
+            "(POST to AGL_REWARD_URL)."
+        )
+    ),
 ]
 Grader = Annotated[
     str | None, typer.Option(help="A command that is given the finished run as JSON and prints the reward.")
@@ -78,7 +92,8 @@ Backend = Annotated[
     str | None, typer.Option(help="Where the model is sampled: embedded, vllm or ray; embedded if not given.")
 ]
 BackendOption = Annotated[
-    list[str] | None, typer.Option(help="NAME=VALUE of a setting of the backend's own; may be given many times.")
+    list[str] | None,
+    typer.Option(help="NAME=VALUE of a setting of the backend's own, such as replicas=2; may be given many times."),
 ]
 AllowHost = Annotated[
     list[str] | None,
@@ -106,7 +121,15 @@ def run(
     model: Annotated[
         str | None, typer.Option(help="Serve this model to it: a shipped one's name, a checkpoint, a directory.")
     ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Give it this OpenAI-compatible base URL instead.")] = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "Let it ask the provider at this OpenAI-compatible base URL instead, through the gateway, which "
+                "records its calls."
+            )
+        ),
+    ] = None,
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs per task.")] = 1,
@@ -154,7 +177,10 @@ def train(
     ] = None,
     agent: Annotated[str | None, typer.Option(help=_AGENT_HELP)] = None,
     remote: Annotated[
-        bool, typer.Option("--remote", help="No agent here: runners join from elsewhere (agl runner) and have it.")
+        bool,
+        typer.Option(
+            "--remote", help="No agent here: runners join from elsewhere, as agl runner; the same as --strategy remote."
+        ),
     ] = False,
     server: Annotated[
         str | None,
@@ -169,7 +195,10 @@ def train(
     data: Annotated[
         Path | None,
         typer.Option(
-            help='Learn these conversations by SFT, in place of --tasks: {"messages": […], "tools": […]} per line.'
+            help=(
+                'In place of --tasks: conversations that SFT learns, {"messages": […], "tools": […]} per line. '
+                "An agent is needed only with --val-tasks."
+            )
         ),
     ] = None,
     algorithm: Annotated[
@@ -186,7 +215,11 @@ def train(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="Settings by name in a .json, .yaml or .toml file, or a run's run.json; the command line wins."
+            help=(
+                "Settings by name in a .json, .yaml or .toml file, algorithm and model among them; or a run's "
+                "run.json, which repeats that run: its agent, its tasks (up to 10,000 are kept beside it), its "
+                "settings. The command line wins."
+            )
         ),
     ] = None,
     settings: Annotated[
@@ -218,7 +251,12 @@ def train(
     ] = None,
     upstream: Annotated[
         list[str] | None,
-        typer.Option(help="NAME=URL of another provider that agents may ask, such as a judge; never trained."),
+        typer.Option(
+            help=(
+                "NAME=URL of another provider that agents may ask through the gateway, such as a judge; "
+                "recorded, never trained; may be given many times."
+            )
+        ),
     ] = None,
     upstream_key: Annotated[
         str | None, key_option("AGL_UPSTREAM_KEY", "The key that these providers are sent.")
@@ -230,7 +268,7 @@ def train(
     ] = None,
     run_dir: RunDir = None,
     resume: Annotated[
-        str | None, typer.Option(help="Go on from a run's folder, a checkpoint, or its copy's URL.")
+        str | None, typer.Option(help="Go on from a run's folder, a checkpoint, or the URL of its checkpoint_copy.")
     ] = None,
     log: Annotated[
         list[str] | None,

@@ -57,7 +57,7 @@ def demo(
     learning_rate: Annotated[float | None, typer.Option(min=0.0, help="Step size of AdamW.")] = None,
     lora_rank: Annotated[int | None, typer.Option(min=1, help="Train a LoRA adapter of this rank.")] = None,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Where the run leaves its files; runs/NAME-… if not given.")
+        Path | None, typer.Option(help="Where the run leaves its files; a new folder runs/NAME-… if not given.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on from a run's folder or a checkpoint.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the gateway; a free one if not given.")] = None,
@@ -99,10 +99,16 @@ app.command()(agent_commands.run)
 def evaluate(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint, a run's folder, or a model.")],
     agent: Annotated[
-        str | None, typer.Option(help="The agent as file.py:name, or a command; the one of the run if not given.")
+        str | None,
+        typer.Option(help="The agent as file.py:name, or a command; with --trust the one of the run if not given."),
     ] = None,
     tasks: Annotated[
-        Path | None, typer.Option(help="Held-out tasks, one JSON value per line; an example's run brings its own.")
+        Path | None,
+        typer.Option(
+            help=(
+                "Held-out tasks, one JSON value per line; needed unless the run was an example's, which brings its own."
+            )
+        ),
     ] = None,
     base: Annotated[str | None, typer.Option(help="Model to compare with; the run's first one if not given.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Use at most so many tasks.")] = 400,
@@ -184,7 +190,15 @@ def serve(
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
     keep_answers: Annotated[
-        float, typer.Option(min=0, help="Minutes that a session, and an answer by its id, may be gone on from.")
+        float,
+        typer.Option(
+            min=0,
+            help=(
+                "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
+                "item_reference), and that a session stays one attempt unused: one that its program names in a "
+                "header, or a chain of such requests; 0: not at all."
+            ),
+        ),
     ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
@@ -234,12 +248,17 @@ def gateway(
     upstream_key: Annotated[str | None, key_option("AGL_UPSTREAM_KEY", "API key for the providers.")] = None,
     upstream_price: agent_commands.UpstreamPrice = None,
     upstream_limit: agent_commands.UpstreamLimit = None,
-    path: Annotated[Path, typer.Option(help="SQLite file to record the calls in.")] = Path("gateway.db"),
+    path: Annotated[Path, typer.Option(help="SQLite file to record in; gateway.db if not given.")] = Path("gateway.db"),
     server: Annotated[str | None, typer.Option(help="Record in the store that is served at this URL instead.")] = None,
     key: Annotated[str | None, key_option("AGL_STORE_KEY", "Admin key of that store.")] = None,
     secret_file: Annotated[
         Path | None,
-        typer.Option(help="File with the secret of attempt keys, whose holders may call too; from --key if not given."),
+        typer.Option(
+            help=(
+                "File with the secret of attempt keys, as for agl store: their holders may call too; derived "
+                "from --key if not given, as runners do."
+            )
+        ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
@@ -251,7 +270,15 @@ def gateway(
     ] = False,
     allow_host: agent_commands.AllowHost = None,
     keep_answers: Annotated[
-        float, typer.Option(min=0, help="Minutes that a session, and an answer by its id, may be gone on from.")
+        float,
+        typer.Option(
+            min=0,
+            help=(
+                "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
+                "item_reference), and that a session stays one attempt unused: one that its program names in a "
+                "header, or a chain of such requests; 0: not at all."
+            ),
+        ),
     ] = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")

@@ -34,13 +34,26 @@ def export(
     gguf: Annotated[
         bool, typer.Option("--gguf", help="Write one file for llama.cpp, Ollama and LM Studio instead: model.gguf.")
     ] = False,
-    push: Annotated[str | None, typer.Option(help="Push it to this repository (NAME/REPOSITORY) of the Hub.")] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            help=("Push it to this repository of the Hugging Face Hub; takes the token of HF_TOKEN or hf auth login.")
+        ),
+    ] = None,
     public: Annotated[bool, typer.Option("--public", help="Let everybody see a repository that is made.")] = False,
     policy: Annotated[str | None, typer.Option(help="Which one, of a run that trained several policies.")] = None,
     jsonl: Annotated[
         Path | None, typer.Option(help="Conversations instead of the model: a new file, a line for each.")
     ] = None,
-    parquet: Annotated[Path | None, typer.Option(help="The same as a table with rewards: a new .parquet file.")] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "The same as a table, for the datasets of Hugging Face and for trl: messages, tools (JSON), "
+                "reward, task (JSON), rollout_id."
+            )
+        ),
+    ] = None,
     form: Annotated[
         Form,
         typer.Option("--format", metavar="<name>", help=f"The fine-tuning service that reads it: {', '.join(Form)}."),
@@ -50,7 +63,8 @@ def export(
         bool, typer.Option("--best-per-task", help="Of each task only the rollout that earned most.")
     ] = False,
     mode: Annotated[
-        Mode | None, typer.Option(help="Only rollouts of this mode; train if not given, or all where there is none.")
+        Mode | None,
+        typer.Option(help="Train, val or test; without it those that were run to train, or all where there is none."),
     ] = None,
     agent: Annotated[
         str | None, typer.Option(help="Only agents in whose name this regular expression finds something.")

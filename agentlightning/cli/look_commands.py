@@ -51,7 +51,13 @@ def show(
     reward_min: Annotated[float | None, typer.Option(help="Only those that earned at least so much.")] = None,
     reward_max: Annotated[float | None, typer.Option(help="Only those that earned at most so much.")] = None,
     group: Annotated[
-        str | None, typer.Option(help="All siblings of this group (such as 3-0), side by side with their advantages.")
+        str | None,
+        typer.Option(
+            help=(
+                "All siblings of this group (step and number, such as 12-0), the best first, side by side with "
+                "their advantages."
+            )
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Show so many.")] = 3,
     full: Annotated[bool, typer.Option("--full", help="System prompts and tools too.")] = False,
@@ -92,10 +98,15 @@ def whatif(
     loss: Annotated[list[str] | None, typer.Option(help="Another loss; may be given many times.")] = None,
     advantage: Annotated[list[str] | None, typer.Option(help="Another advantage; may be given many times.")] = None,
     credit: Annotated[list[str] | None, typer.Option(help="Another way of credit; may be given many times.")] = None,
-    correction: Annotated[list[str] | None, typer.Option(help="Other importance weights; many times.")] = None,
+    correction: Annotated[
+        list[str] | None, typer.Option(help="Other importance weights; may be given many times.")
+    ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Other settings, 'NAME=VALUE NAME=VALUE'; many times."),
+        typer.Option(
+            "--set",
+            help="Other settings, NAME=VALUE NAME=VALUE: one variant with all of them; may be given many times.",
+        ),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Whose gradient; the first of several if not given.")] = None,
     checkpoint: Annotated[
@@ -159,7 +170,9 @@ def watch(
     run_id: RunId = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="Look again after so many.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Show it as it is now, and end.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print how it stands now as JSON, and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print how it stands now as JSON, for programs, and end.")
+    ] = False,
 ) -> None:
     """Watch a run that goes on: its curve, the step it is in, what is left, and the rollouts under way.
 
@@ -191,11 +204,16 @@ def doctor(
     model: Annotated[
         str | None, typer.Option(help="The model to ask: a shipped one's name, a directory; calc if not given.")
     ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="Let it ask this OpenAI-compatible base URL instead.")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Let it ask the provider at this OpenAI-compatible base URL instead.")
+    ] = None,
     endpoint_model: Annotated[str, typer.Option(help="The model to ask for there.")] = "default",
     api_key: Annotated[str | None, key_option("OPENAI_API_KEY", "The key for it.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Look at so many tasks.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Rollouts of each, to compare; of one task more.")] = 4,
+    repeats: Annotated[
+        int,
+        typer.Option(min=1, help="Rollouts of each, which are compared; eight at least where there is a single task."),
+    ] = 4,
     seconds: Annotated[float, typer.Option(min=1.0, help="Stop after so many, and say what was seen by then.")] = 45.0,
     group_size: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Of the training that is meant.")] = 16,
@@ -275,7 +293,13 @@ def models(
 
 def plan(
     model: Annotated[
-        str, typer.Option(help="A shipped model's name, a directory, a Hugging Face id, or a size such as 8B.")
+        str,
+        typer.Option(
+            help=(
+                "A shipped model's name, a directory, a Hugging Face id, or a size: 135M, 0.6B, 1.7B, 4B, 8B, "
+                "14B, 30B-A3B, 32B, 70B."
+            )
+        ),
     ],
     gpus: Annotated[
         str | None, typer.Option(help="What there is: 4xH100, L4, or cpu; what this machine has if not given.")
@@ -288,7 +312,8 @@ def plan(
         int | None, typer.Option(min=16, help="Tokens of the longest rollout; 4096 if the model can do as much.")
     ] = None,
     response: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of it that are sampled; a quarter if not given.")
+        int | None,
+        typer.Option(min=1, help="Tokens of it that are sampled, all calls together; a quarter if not given."),
     ] = None,
     group_size: Annotated[int, typer.Option(min=1, help="Rollouts per task.")] = 8,
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 16,

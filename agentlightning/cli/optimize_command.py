@@ -59,25 +59,42 @@ def optimize(
     val_tasks: Annotated[
         Path | None, typer.Option(help="Tasks to validate on; half of the tasks if not given.")
     ] = None,
-    algorithm: Annotated[Tuner, typer.Option(help="apo: beam search; gepa: a Pareto front.")] = Tuner.APO,
+    algorithm: Annotated[
+        Tuner, typer.Option(help="apo (beam search) or gepa (a Pareto front; needs the extra gepa); apo if not given.")
+    ] = Tuner.APO,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="File with a prompt to tune, or NAME=FILE; prompt_template if no name is given. May repeat."),
+        typer.Option(
+            help=(
+                "A file with a prompt to tune, or NAME=FILE; prompt_template unless a name is given; may be "
+                "given many times."
+            )
+        ),
     ] = None,
     system_prompt: Annotated[
         list[str] | None,
-        typer.Option(help="The same for a program's system prompt, put in by the gateway; AGENT=FILE for one agent."),
+        typer.Option(
+            help=(
+                "The same for the system prompt of a program, which the gateway puts in; AGENT=FILE for one of "
+                "several agents."
+            )
+        ),
     ] = None,
     prompt_place: Annotated[
         Place, typer.Option(help="Whether --system-prompt goes in place of the program's own, before or after it.")
     ] = Place.REPLACE,
     tool_description: Annotated[
-        list[str] | None, typer.Option(help="TOOL=FILE with the description of a program's tool. May repeat.")
+        list[str] | None,
+        typer.Option(help="TOOL=FILE with the description of a program's tool; may be given many times."),
     ] = None,
     demonstrations: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Show up to so many answered examples, out of the agent's good runs; needs no critic."
+            min=1,
+            help=(
+                "Show up to so many answered examples before the agent's question, chosen from its good runs; "
+                "needs no critic."
+            ),
         ),
     ] = None,
     answer: Annotated[
@@ -96,7 +113,8 @@ def optimize(
         str | None, typer.Option(help="OpenAI-compatible base URL of the critic; --endpoint if not given.")
     ] = None,
     critic_model: Annotated[
-        str | None, typer.Option(help="The critic's model; --endpoint-model if the critic is at --endpoint.")
+        str | None,
+        typer.Option(help="The critic's model; --endpoint-model if the critic is at --endpoint."),
     ] = None,
     critic_key: Annotated[str | None, key_option("AGL_CRITIC_KEY", "The key for it; --api-key if not given.")] = None,
     budget_rollouts: Annotated[int | None, typer.Option(min=1, help="At most so many rollouts.")] = None,

@@ -47,7 +47,9 @@ def root(
     backend: Annotated[
         str | None, typer.Option(help="sqlite, postgres (needs --dsn), or memory: a temporary file, gone at the end.")
     ] = None,
-    log_level: Annotated[str, typer.Option(help="Of the server's log: DEBUG, INFO, WARNING, ERROR.")] = "WARNING",
+    log_level: Annotated[
+        str, typer.Option(help="Of the server's log: DEBUG, INFO, WARNING (the default), ERROR.")
+    ] = "WARNING",
     cors_origin: CorsOrigin = None,
     tracker: Tracker = None,
     n_workers: Workers = 1,

@@ -133,8 +133,6 @@ class Program(LitAgent[Any]):
         self._env = dict(env or {})
         self._grader_env = dict(grader_env or {})
         self._files = Path(files) if files else None
-        if here and isolation is None and self._files is None:
-            _check_scripts(self.command, self._grader)
         self._workspaces = Path(workspaces) if workspaces else None
         self._limits = limits or Limits()
         self._isolation: Isolation = isolation
@@ -146,7 +144,9 @@ class Program(LitAgent[Any]):
         return ALL_SCOPES if takes_them else [scope for scope in ALL_SCOPES if scope != REWARDS]
 
     def check_task(self, task: Any) -> None:
-        """Raises ConfigError for a task that the program cannot be given."""
+        """Raises ConfigError for a task that the program cannot be given, and for a script that is not there."""
+        if self._isolation is None and self._files is None:
+            _check_scripts(self.command, self._grader)
         placeholders.fill(self.command, task)
         length = len(json.dumps(task)) if self._task_as == "env" else 0
         if length > _MOST_VARIABLE:

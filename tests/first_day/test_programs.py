@@ -124,7 +124,7 @@ def test_a_script_that_is_not_there(
     monkeypatch.chdir(tmp_path)
     Path("agent.py").touch()
     with pytest.raises(agl.ConfigError, match=r"nope\.m?.*no such file"):
-        agl.Program(command, grader=grader)
+        agl.Program(command, grader=grader).check_task({})
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_what_is_no_missing_script(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     Path("agent.py").touch()
     if command[0] != "bash":
-        agl.Program(command)
-    agl.Program(["python", "inside.py"], files=tmp_path)
+        agl.Program(command).check_task({"file": "x"})
+    agl.Program(["python", "inside.py"], files=tmp_path).check_task({})
 
 
 def test_a_grader_that_fails_shows_no_temporary_folder(tmp_path: Path) -> None:
