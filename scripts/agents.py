@@ -52,9 +52,8 @@ NOT_HAD = {
     "crush": "its npm package fetches the program from elsewhere when it is installed, which could not be reached",
     "Cursor CLI": "no package registry has it, and it needs an account",
     "goose": "no package registry has it: the packages of that name are others",
-    "OpenHands, Terminus-2 (harbor)": "they need Python 3.12",
-    "Kilo": "npm lacks the program of its newest release, 7.8.1 (@kilocode/cli)",
-    "Letta": "letta-code needs Node 22",
+    "Terminus-2": "harbor 0.26.0 installs, but runs its agents in containers or a cloud only, and here is neither",
+    "Letta": "npm lacks a package that letta-code 0.32.18 needs (@janhapke/sharp-electron 0.35.3-electron.1)",
 }
 """Agents that could not be run, and why."""
 EARLY: Mapping[str, tuple[str, str]] = {
@@ -213,12 +212,13 @@ async def row_of(agent: KnownAgent, program: str) -> str:
     """All that is run of one agent."""
     read, delegated = await run(agent), await run(agent, delegating, DELEGATES)
     compacted = await run(early(agent), compacting, READS, LONG) if agent.name in EARLY else None
-    return row(agent, version_of(program), read, delegated, compacted)
+    return row(agent, version_of(agent, program), read, delegated, compacted)
 
 
-def version_of(program: str) -> str:
+def version_of(agent: KnownAgent, program: str) -> str:
     """What the program says of itself."""
-    asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    given = {**os.environ, **agent.environment}
+    asked = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=200, check=False, env=given)
     found = re.search(r"\d+(?:\.\w+)+(?:-[\w.]+)?", asked.stdout + asked.stderr)
     return found[0] if found else "?"
 

@@ -51,6 +51,10 @@ _OPENCODE = {
         }
     },
 }
+_OPENHANDS = """\
+export LLM_MODEL="openai/$OPENAI_MODEL" LLM_API_KEY="$OPENAI_API_KEY" LLM_BASE_URL="$OPENAI_BASE_URL"
+exec openhands --headless --override-with-envs --task="$1"
+"""
 _CODEX = """\
 exec codex exec --skip-git-repo-check --dangerously-bypass-approvals-and-sandbox \
   -c check_for_update_on_startup=false -c analytics.enabled=false -m "$OPENAI_MODEL" -c model_provider=rollout \
@@ -117,7 +121,7 @@ _ALL = (
         program="qwen",
         command=("qwen", "--yolo", "--auth-type=openai", "--prompt={task.prompt}"),
         sub_agents=_UNNAMED,
-        tested="0.15.10",
+        tested="0.24.4",
     ),
     KnownAgent(
         name="gemini-cli",
@@ -142,6 +146,24 @@ _ALL = (
         command=("sh", "-c", _CLINE, "sh", "{task.prompt}"),
         sub_agents=_UNNAMED,
         tested="3.0.65",
+    ),
+    KnownAgent(
+        name="kilo",
+        install="npm install -g @kilocode/cli@7.7.7",
+        program="kilo",
+        command=("kilo", "run", "--auto", "--", "{task.prompt}"),
+        environment={"KILO_CONFIG_CONTENT": json.dumps(_OPENCODE)},
+        sub_agents=_NAMED,
+        tested="7.7.7",
+    ),
+    KnownAgent(
+        name="openhands",
+        install="pip install openhands",
+        program="openhands",
+        command=("sh", "-c", _OPENHANDS, "sh", "{task.prompt}"),
+        environment={"OPENHANDS_SUPPRESS_BANNER": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"},
+        sub_agents="it has none",
+        tested="1.16.0",
     ),
     KnownAgent(
         name="mini-swe-agent",

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.sampling.served import as_served
+from agentlightning.gateway.serving.switches import PROGRAMS
 from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.store import InMemoryLightningStore
@@ -238,3 +239,41 @@ def test_one_call_at_a_time_is_left_out_where_the_chat_format_cannot_have_it(fam
     served = as_served(request, rendering_of(family))
     assert served.parallel_tool_calls is not can
     assert [one.field for one in served.left_out] == ([] if can else ["parallel_tool_calls"])
+
+
+@pytest.mark.parametrize(
+    ("agent", "path", "more", "switch"),
+    [
+        ("claude-cli/2.1.331 (external)", "/messages", {"thread": "x"}, "CLAUDE_CODE_DISABLE_EXPERIMENTAL_BETAS=1"),
+        ("codex_exec/0.169.0 (Debian)", "/responses", {"tools": [{"type": "web_search"}]}, "-c web_search=disabled"),
+        ("codex_exec/0.169.0 (Debian)", "/responses", {"prompt": {"id": "x"}}, None),
+        ("somebody/1.0", "/responses", {"tools": [{"type": "web_search"}]}, None),
+    ],
+)
+async def test_a_known_program_is_told_its_own_switch(
+    store: InMemoryLightningStore,
+    rendering: RenderersRendering,
+    agent: str,
+    path: str,
+    more: dict[str, Any],
+    switch: str | None,
+) -> None:
+    """In the answer, and in the record, where its user reads it."""
+    engine = ScriptedEngine(rendering, calculator)
+    async with Gateway(store, engine, rendering, strict_requests=True) as gateway:
+        claimed = await store.start_rollout(input={})
+        site = Site(store, engine, gateway, claimed.rollout_id, claimed.attempt.attempt_id)
+        asks: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "max_tokens": 9}
+        body = {"model": "policy", **(asks if path == "/messages" else {"input": "?"}), **more}
+        headers = {"user-agent": agent, "authorization": f"Bearer {site.key}"}
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(site.base_url + path, json=body, headers=headers) as answer,
+        ):
+            text = await answer.text()
+            assert answer.status == 400, text
+        refused = (await gateway.close_attempt(site.rollout_id, site.attempt_id)).refused or ""
+    switches = {how for program in PROGRAMS for how in program.switches.values()}
+    for said in (text, refused):
+        found = [how for how in switches if how in said]
+        assert (len(found), all(switch in how for how in found if switch)) == (int(switch is not None), True), said

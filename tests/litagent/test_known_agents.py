@@ -80,3 +80,11 @@ def test_the_list_says_what_is_installed(installed: Path, tmp_path: Path) -> Non
     found = {row["name"]: row["installed"] for row in json.loads(typed(tmp_path, *command, "--json").stdout)}
     assert (found["codex"], found["claude-code"], set(found)) == ("0.169.0", "yes", set(KNOWN_AGENTS))
     assert "codex" in typed(tmp_path, *command).stdout
+
+
+def test_the_versions_that_were_tested_are_those_of_the_matrix() -> None:
+    """`python scripts/agents.py --write` runs them: one truth in two places."""
+    page = (Path(__file__).parents[2] / "docs" / "clients.md").read_text()
+    table = page.partition("<!-- agents:")[2].partition("<!-- /agents -->")[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in table.splitlines() if line.startswith("| ")]
+    assert dict(rows[1:]) == {agent.name: agent.tested for agent in KNOWN_AGENTS.values()}

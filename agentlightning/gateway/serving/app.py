@@ -47,6 +47,7 @@ from agentlightning.gateway.serving.http import (
     with_request_id,
 )
 from agentlightning.gateway.serving.reading import Incoming, Reader, Router
+from agentlightning.gateway.serving.switches import with_switch
 from agentlightning.keys import CALLS, CLOSE, PREFIX, AttemptKey, redacted, verify_attempt_key, verify_url_key
 from agentlightning.serving import Busy, asks_for_health
 from agentlightning.types.names import CONTEXT_HEADER, NO_SUCH_PATH
@@ -209,7 +210,7 @@ class GatewayApp:
                     await while_connected(receive, live.running, self._recorder.room(live.key))
                 await live.turns.take()
                 place = _place(live, headers, path["agent"])
-                return await self._handler(route, path["key"] is None, body, live, place, receive, _own_key(headers))
+                return await self._handler(route, path["key"] is None, body, live, place, receive, headers)
         except DisconnectedError:
             return None
         except Exception as error:  # the last one who can give the client an answer
@@ -297,12 +298,9 @@ class GatewayApp:
         live: LiveAttempt,
         place: Place,
         receive: Receive,
-        own_key: str | None,
+        headers: Mapping[bytes, bytes],
     ) -> Handler:
-        """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now.
-
-        `own_key` is for a provider of which the gateway knows no key.
-        """
+        """What will answer a request. Raises `Refusal`, which is recorded: the attempt is known by now."""
         start = time.time()
         knows_models = knows_models and not self._router.takes_any_name
         incoming = Incoming(route, body, live, place, knows_models=knows_models)
@@ -315,12 +313,13 @@ class GatewayApp:
             if isinstance(target, Upstream):
                 assert isinstance(asked, Mapping), "what another provider answers goes on as it is"
                 large = self._limits.is_large(body)
-                forwarding = target.forward(route, asked, live, place, key=own_key, large=large)
+                forwarding = target.forward(route, asked, live, place, key=_own_key(headers), large=large)
                 return Relay(route.dialect, forwarding, live.running, self._recorder.admitted(live.key))
             assert isinstance(asked, CallRequest), "what is answered here has been read"
-        except Refusal as refusal:
+        except Refusal as found:
+            refusal = with_switch(found, headers)
             record_refusal(self._recorder, live, place, incoming.model, refusal, start)
-            raise
+            raise refusal from found
         if route.counting:
             return _Count(route.dialect, target, asked, live)
         arrival = _arrive(live, asked, route.dialect, place, start)
@@ -468,6 +467,8 @@ def _place(live: LiveAttempt, headers: Mapping[bytes, bytes], agent: str | None)
 
 
 def _own_key(headers: Mapping[bytes, bytes]) -> str | None:
-    """The client's own API key, which is none of ours: the URL alone says whose call it is."""
+    """The client's own API key, which is none of ours: the URL alone says whose call it is. For a provider of which the
+    gateway knows no key.
+    """
     key = api_key(headers)
     return key if key and not key.startswith(PREFIX) else None
