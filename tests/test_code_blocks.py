@@ -109,6 +109,7 @@ def test_blocks_run_as_they_stand(page: Path, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setenv(name, "a-key-of-the-reader")
     for name in ("train.jsonl", "test.jsonl"):
         Path(name).write_text(json.dumps({"question": "What is 2 + 2?", "answer": "4"}) + "\n")
+    Path("agent.js").touch()
     names: dict[str, Any] = {"__name__": page.stem, "agl": agl, "key": "a-key-of-the-reader"}
     for line, code in blocks(page):
         if not reasons(page, code):
