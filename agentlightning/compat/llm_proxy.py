@@ -12,13 +12,14 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from typing_extensions import TypedDict
 
 from agentlightning.compat.notice import use
 from agentlightning.compat.row import Old
-from agentlightning.errors import ConfigError, GatewayError
+from agentlightning.errors import ConfigError, GatewayError, StoreError
 from agentlightning.gateway import AttemptSummary, Gateway, Provider
 from agentlightning.gateway.serving.anonymous import AnonymousAccess
 from agentlightning.guard import is_local_name
@@ -134,6 +135,22 @@ class _WithoutKeys:
             await self._anybody(scope, receive, send)
 
 
+class _Stored:
+    """An application whose answers end when their calls are in the store, where scripts look for them at once."""
+
+    def __init__(self, gateway: Gateway, app: Any) -> None:
+        self._gateway, self._app = gateway, app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_stored(message: Any) -> None:
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                with suppress(StoreError):  # the call is kept and written when the store is there again
+                    await self._gateway.stored()
+            await send(message)
+
+        await self._app(scope, receive, send_stored)
+
+
 def _ours(name: bytes, value: bytes) -> bool:
     """Whether a header is an attempt's key."""
     return name in _KEYS and value.removeprefix(b"Bearer ").strip().startswith(PREFIX.encode())
@@ -195,7 +212,7 @@ class LLMProxy:
         gateway = Gateway(self.store, None, None, secret=self._secret, models=self._models)
         await gateway.start()
         app = _WithoutKeys(gateway, self.store) if is_local_name(self.host) else gateway.app
-        front = LoopServer(app, self.host, self.port, what="LLMProxy", error=GatewayError)
+        front = LoopServer(_Stored(gateway, app), self.host, self.port, what="LLMProxy", error=GatewayError)
         try:
             await front.start()
         except GatewayError:

@@ -309,6 +309,10 @@ class Gateway:
             self._attempts.mark_lost(rollout_id, attempt_id, _ANOTHER)
         return self._attempts.summary(rollout_id, attempt_id)
 
+    async def stored(self, timeout: float = _GRACE_SECONDS) -> None:
+        """Wait until the calls answered so far are in the store. Raises `StoreError` after `timeout` seconds."""
+        await self._recorder.barrier(timeout)
+
     def goes_on(self, rollout_id: str, attempt_id: str, answered: MutableMapping[str, list[Message]]) -> None:
         """Let the requests of an attempt refer to these answers by their ids, and add its own to them."""
         self._attempts.goes_on(rollout_id, attempt_id, answered)

@@ -220,3 +220,22 @@ async def test_what_it_lacks_is_said() -> None:
         LLMProxy().as_resource()
     with pytest.raises(TypeError, match="surprise"):
         LLMProxy(surprise=1)
+
+
+class Slow(InMemoryLightningStore):
+    """Takes its time to write spans."""
+
+    async def add_many_spans(self, *args: Any, **kwargs: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await super().add_many_spans(*args, **kwargs)
+
+
+async def test_a_call_is_in_the_store_when_its_answer_is_there(provider: Provider) -> None:
+    store = Slow()
+    started = await store.start_rollout("task")
+    ids = started.rollout_id, started.attempt.attempt_id
+    async with LLMProxy(model_list=[listed("m", "openai/m", provider.url)], store=store) as proxy:
+        for number in (1, 2):
+            assert await ask(proxy.as_resource(*ids))
+            assert len(await store.query_spans(*ids)) == number
+    await store.close()

@@ -91,22 +91,24 @@ class SqlAgent(agl.LitAgent[dict[str, Any]]):
 
 
 class Collecting(agl.Hook):
-    def __init__(self) -> None:
-        self.rewards: list[float | None] = []
+    """Runners may be in other processes, which share a folder."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
-        self.rewards.append(agl.find_final_reward(spans))
+        write_down(rollout.rollout_id, agl.find_final_reward(spans))
+
+
+def write_down(name: str, reward: float | None) -> None:
+    Path(f"{name}.reward").write_text(str(reward))
 
 
 if __name__ == "__main__":
     endpoint = agl.LLM(endpoint=os.environ["OPENAI_API_BASE"], model="small", sampling_parameters={"temperature": 0.7})
-    collecting = Collecting()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "concerts.sqlite"
         connection = sqlite3.connect(path)
         connection.executescript("CREATE TABLE singer(name); INSERT INTO singer VALUES ('a'), ('b');")
         connection.close()
         tasks = [{"question": "Who sings?", "query": "SELECT name FROM singer"}, {"question": "?", "query": "SELECT 1"}]
-        trainer = agl.Trainer(n_workers=1, initial_resources={"main_llm": endpoint}, hooks=[collecting])
+        trainer = agl.Trainer(n_workers=1, initial_resources={"main_llm": endpoint}, hooks=[Collecting()])
         trainer.dev(SqlAgent(path), cast("agl.Dataset[dict[str, Any]]", tasks))
-    assert sorted(collecting.rewards) == [0.0, 1.0], collecting.rewards
+    assert sorted(file.read_text() for file in Path().glob("*.reward")) == ["0.0", "1.0"]

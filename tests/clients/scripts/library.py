@@ -59,11 +59,14 @@ class Reader(agl.LitAgent[dict[str, Any]]):
 
 
 class Collecting(agl.Hook):
-    def __init__(self) -> None:
-        self.rewards: list[float | None] = []
+    """Runners may be in other processes, which share a folder."""
 
     async def on_rollout_end(self, *, agent: Any, runner: Any, rollout: Any, spans: Any) -> None:
-        self.rewards.append(agl.find_final_reward(spans))
+        write_down(rollout.rollout_id, agl.find_final_reward(spans))
+
+
+def write_down(name: str, reward: float | None) -> None:
+    Path(f"{name}.reward").write_text(str(reward))
 
 
 if __name__ == "__main__":
@@ -71,8 +74,8 @@ if __name__ == "__main__":
     set_tracing_disabled(True)
     Path("library.py").write_text(SERVER)
     endpoint = agl.LLM(endpoint=os.environ["OPENAI_BASE_URL"], model="small", sampling_parameters={"temperature": 0.7})
-    collecting, reader = Collecting(), Reader()
-    trainer = agl.Trainer(n_workers=1, initial_resources={"main_llm": endpoint}, hooks=[collecting])
+    reader = Reader()
+    trainer = agl.Trainer(n_workers=1, initial_resources={"main_llm": endpoint}, hooks=[Collecting()])
     tasks = [{"question": "Norway?", "answer": "Oslo"}, {"question": "Sweden?", "answer": "Stockholm"}]
     trainer.dev(reader, cast("agl.Dataset[dict[str, Any]]", tasks))
-    assert sorted(collecting.rewards) == [0.0, 1.0], collecting.rewards
+    assert sorted(file.read_text() for file in Path().glob("*.reward")) == ["0.0", "1.0"]

@@ -1,6 +1,7 @@
 """As scripts for 0.3 are written: an algorithm by `@algo`, a store server and its client, an LLMProxy, a strategy."""
 
 import asyncio
+import socket
 
 import agentlightning as agl
 from agentlightning import (
@@ -46,8 +47,14 @@ def agent(task: str, prompt_template: agl.PromptTemplate, rollout: agl.Rollout) 
     return 1 if prompt_template.format(a=task).startswith("Be") else 0.25
 
 
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
 async def serve_a_store() -> None:
-    server = LightningStoreServer(InMemoryLightningStore(), host="127.0.0.1", port=0, launch_mode="thread")
+    server = LightningStoreServer(InMemoryLightningStore(), host="127.0.0.1", port=free_port(), launch_mode="thread")
     await server.start()
     queued = await server.enqueue_rollout(input="x")
     client = LightningStoreClient(server.endpoint, retry_delays=(0.1,), request_timeout=5)
