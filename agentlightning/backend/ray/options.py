@@ -80,7 +80,8 @@ def _what_there_is(error: msgspec.ValidationError) -> str:
     hint = get_type_hints(RayOptions)[at[1]] if at else None
     values = [value for part in (hint, *get_args(hint)) if get_origin(part) is Literal for value in get_args(part)]
     if at and values:
-        return f"{at[1]} can be {' or '.join(map(repr, values))}"
+        a_number = ["a number"] if int in get_args(hint) else []
+        return f"{at[1]} can be {' or '.join([*a_number, *map(repr, values)])}"
     return f"There are: {', '.join(RayOptions.__struct_fields__)}"
 
 

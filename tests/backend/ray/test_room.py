@@ -109,6 +109,8 @@ def test_engines_are_a_number_or_as_many_as_there_is_room_for() -> None:
     assert options.first_engines == 1
     assert options.cpus(3) == 3 + 2
     assert parse_options({"engines": 4}).first_engines == 4
+    with pytest.raises(ConfigError, match="engines can be a number or 'auto'"):
+        parse_options({"engines": "many"})
     for wrong in ("automatic", 0, "4", None):
         with pytest.raises(ConfigError, match="engines"):
             parse_options({"engines": wrong})

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +73,12 @@ def test_engines_come_with_a_machine_and_leave_with_it() -> None:
     assert found["lengths"] == [300] * 24, "what a machine that drains was sampling is finished"
     assert len(found["gaps"]) == 1 + 3 + 1 + 1
     assert max(found["gaps"]) < 1e-4 < found["moved"]
+
+
+def test_a_runner_leaves_a_machine_that_drains_and_loses_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.backend.ray.leaving", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["gone_after"] >= 1, "it left while the run went on"
+    assert found["attempts"] == {"1": 6 * 96}, "no rollout was tried again"
