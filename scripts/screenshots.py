@@ -67,7 +67,7 @@ def show_compare(page: Any, url: str, run_id: str) -> None:
 
 def show_tokens(page: Any, url: str, run_id: str) -> None:
     """The tokens of a rollout that earned nothing, coloured by ratio."""
-    page.goto(f"{url}/rollouts?run={run_id}&mode=train&reward_max=0")
+    page.goto(f"{url}/rollouts?run={run_id}&mode=train&step=1&reward_max=0")
     page.locator("td.task").first.wait_for()
     page.locator("h1").click()
     page.keyboard.press("j")
@@ -82,7 +82,7 @@ def show_tokens(page: Any, url: str, run_id: str) -> None:
 
 def show_group(page: Any, url: str, run_id: str) -> None:
     """The siblings of a rollout."""
-    page.goto(f"{url}/rollouts?run={run_id}&mode=train&reward_min=1")
+    page.goto(f"{url}/rollouts?run={run_id}&mode=train&step=1&reward_min=1")
     page.locator("td.task").first.wait_for()
     page.locator("h1").click()
     page.keyboard.press("j")

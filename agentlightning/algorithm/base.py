@@ -130,8 +130,8 @@ class Algorithm:
     trainer_defaults = TrainerDefaults()
     """What it says of the trainer that runs it."""
     keeps_journal: ClassVar[bool] = False
-    """Whether it is resumed by taking its course again, with what was paid for read back instead of done again. It
-    needs no checkpoint then: a run's folder is enough."""
+    """Whether it is resumed from its start, with the results of paid calls read back from a journal. It needs no
+    checkpoint then: a run's folder is enough."""
 
     @property
     def policy(self) -> PolicySpec | None:

@@ -58,7 +58,7 @@ def draw_curve(run_dir: Path) -> None:
 
 
 def resumable_journal(algorithm: Algorithm, resume: str | Path | None) -> Path | None:
-    """The folder of the run to go on with, for an algorithm that takes its course again; None for all others.
+    """The folder of the run to go on with, for an algorithm that keeps a journal; None for all others.
 
     Raises ConfigError where there is no run in it.
     """

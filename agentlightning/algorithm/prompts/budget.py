@@ -1,4 +1,4 @@
-"""What a prompt optimiser may spend, and has spent. Nothing is begun that the rest of the budget may not cover."""
+"""What a prompt optimiser may spend, and has spent. A piece of work begins only if the rest of the budget covers it."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ function Sides({ compared }: { compared: Compared[] }) {
 function Heads({ compared }: { compared: Compared[] }) {
   const last = (rows: StepRow[], name: string) => curve(rows, name).at(-1)?.[1] ?? null;
   return (
-    <div className="card scroll-x">
+    <div className="card scroll-x" tabIndex={0}>
       <table className="list">
         <thead><tr><th>Run</th><th>Status</th><th className="num">Steps</th><th className="num">Reward</th><th className="num">Validation</th><th className="num" title="The median of all steps">A step took</th><th className="num">Started</th><th className="num">Took</th></tr></thead>
         <tbody>
@@ -120,7 +120,7 @@ function SettingsDiff({ compared }: { compared: Compared[] }) {
         <Switch size="xs" label="Show all" checked={all} onChange={(e) => setAll(e.currentTarget.checked)} />
       </div>
       {shown.length === 0 ? <div className="card-pad muted small">All settings are the same.</div> : (
-        <div className="scroll-x">
+        <div className="scroll-x" tabIndex={0}>
           <table className="list">
             <thead><tr><th>Setting</th>{compared.map((one) => <th key={one.run.run_id}><span className="swatch" style={{ background: one.color }} />{one.name}</th>)}</tr></thead>
             <tbody>

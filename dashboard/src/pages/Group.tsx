@@ -52,7 +52,7 @@ function Siblings({ siblings, run, left, right, choose }: { siblings: Sibling[];
   const [, go] = useLocation();
   const range = useRange(run);
   return (
-    <div className="card scroll-x">
+    <div className="card scroll-x" tabIndex={0}>
       <table className="list">
         <thead><tr><th>Sibling</th><th className="num">Reward</th><th className="num">Advantage</th><th>Outcome</th><th className="num">Calls</th><th className="num">Sampled tokens</th><th className="num">Took</th><th>Show</th></tr></thead>
         <tbody>

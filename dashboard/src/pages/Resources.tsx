@@ -27,7 +27,7 @@ function Versions({ versions }: { versions: ResourcesVersion[] }) {
   const before = versions[at + 1];
   return (
     <div className="sided">
-      <div className="card scroll-x">
+      <div className="card scroll-x" tabIndex={0}>
         <table className="list">
           <thead><tr><th>Version</th><th className="num">Set</th></tr></thead>
           <tbody>

@@ -119,7 +119,7 @@ function Table({ rollouts, tasks, field, names, run, sorting, set }: { rollouts:
     );
   };
   return (
-    <div className="scroll-x">
+    <div className="scroll-x" tabIndex={0}>
       <table className="list">
         <thead>
           <tr><th><span className="row" style={{ gap: 6 }}>Task{names.length > 1 && <FieldChoice field={field} names={names} set={set} />}</span></th>{header("reward", "Reward", true)}<th>Outcome</th>{header("step", "Step", true)}<th className="wide">Group</th><th className="wide">Mode</th><th className="num wide">Took</th>{header("start_time", "Queued", true, "wide")}</tr>

@@ -151,7 +151,7 @@ function Settings({ run }: { run: Run }) {
   return (
     <div className="card">
       <div className="filters"><TextInput size="xs" placeholder="Find a setting" aria-label="Find a setting" value={wanted} onChange={(e) => setWanted(e.currentTarget.value)} /></div>
-      <div className="scroll-x">
+      <div className="scroll-x" tabIndex={0}>
         <table className="list tight">
           <thead><tr><th>Setting of {run.algorithm}</th><th>Value</th></tr></thead>
           <tbody>

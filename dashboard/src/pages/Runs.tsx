@@ -31,7 +31,7 @@ export function Runs() {
           runs.length === 0 ? (
             <div className="card"><Empty title="No run yet">A run appears here as soon as <code>Trainer.fit</code> begins. Rollouts that belong to no run are under Rollouts.</Empty></div>
           ) : (
-            <div className="card scroll-x">
+            <div className="card scroll-x" tabIndex={0}>
               <table className="list">
                 <thead>
                   <tr>

@@ -21,7 +21,7 @@ export default function Workers() {
               ))}
             </div>
             <p className="small muted" style={{ margin: 0 }}>{amount(view.calls)} model calls and {amount(view.spans)} spans are recorded.</p>
-            <div className="card scroll-x">
+            <div className="card scroll-x" tabIndex={0}>
               {view.workers.length === 0 ? <Empty title="No worker yet" /> : (
                 <table className="list">
                   <thead><tr><th>Worker</th><th>Status</th><th>Rollout</th><th className="num">Last heard from</th><th className="num">Last busy</th><th>Details</th></tr></thead>

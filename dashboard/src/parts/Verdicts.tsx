@@ -116,7 +116,7 @@ function Line({ event }: { event: RunEvent }) {
 export function Log({ events }: { events: RunEvent[] }) {
   if (events.length === 0) return <div className="card"><Empty title="No message yet" /></div>;
   return (
-    <div className="card scroll-x">
+    <div className="card scroll-x" tabIndex={0}>
       <table className="list">
         <thead><tr><th>Time</th><th className="num">Step</th><th>Kind</th><th>Message</th></tr></thead>
         <tbody>

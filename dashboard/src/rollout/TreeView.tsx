@@ -89,7 +89,7 @@ function Branches({ data }: { data: Tokens }) {
   const anew = data.calls.map((call, index) => ({ call, number: index + 1 })).filter(({ call, number }) => number > 1 && call.continues === null && !call.divergence);
   if (diverged.length === 0 && anew.length === 0) return <p className="small muted" style={{ margin: 0 }}>Every call continued the one before it: nothing was lost.</p>;
   return (
-    <div className="card scroll-x">
+    <div className="card scroll-x" tabIndex={0}>
       <table className="list">
         <thead><tr><th>Call</th><th>Branched because of</th><th>First difference</th><th className="num">At token</th><th className="num">Tokens lost</th></tr></thead>
         <tbody>
