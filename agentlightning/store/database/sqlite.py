@@ -21,7 +21,7 @@ from typing import IO, Any, TypeVar
 
 from sqlalchemy.sql import ClauseElement
 
-from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
+from agentlightning.errors import AgentLightningError, ConflictError, StoreError, StoreUnavailableError
 from agentlightning.files import open_private
 from agentlightning.store.database.counters import write_counters
 from agentlightning.store.database.jobs import (
@@ -361,6 +361,8 @@ def _is_fatal(error: sqlite3.Error) -> bool:
 def translate(error: Exception, path: Path) -> Exception:
     """SQLite's errors as `StoreError`s that say what to do next; all others as they are."""
     translation: Exception
+    if isinstance(error, AgentLightningError):  # some are ValueErrors, too
+        return error
     if isinstance(error, sqlite3.IntegrityError):
         translation = ConflictError(f"This contradicts what is stored: {error}. Use an id that is not taken.")
     elif isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError):
