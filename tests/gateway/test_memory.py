@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import tracemalloc
 import weakref
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from agentlightning.gateway import Gateway
 from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.history.memory import Budget, Memory
-from agentlightning.gateway.history.session import Session
+from agentlightning.gateway.history.session import Session, Tokens
 from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 from agentlightning.gateway.limits import RequestLimits
@@ -58,7 +59,7 @@ def check(memory: Memory) -> None:
     assert all(piece.uses or piece.children for piece in tokens)
     arrays = [len(p.segment.ids) * 4 * (1 if p.segment.logprobs is None else 3) for p in tokens]
     texts = [len(e.text or "") + len(e.reasoning or "") for e in held]
-    assert memory.bytes == 400 * (len(held) + len(tokens)) + sum(arrays) + sum(texts)
+    assert memory.bytes == 900 * len(held) + 400 * len(tokens) + sum(arrays) + sum(texts)
 
 
 def test_the_branch_not_used_for_longest_leaves_first() -> None:
@@ -221,7 +222,7 @@ def test_attempts_hold_no_more_together_than_they_may(steps: list[tuple[int, int
         for memory in memories:
             check(memory)
         assert shared.bytes == sum(memory.bytes for memory in memories)
-        current = 400 * 2 * (len(history) + 2) + 20 * sum(len(m["content"] or "") + 20 for m in history)
+        current = 1300 * (len(history) + 2) + 20 * sum(len(m["content"] or "") + 20 for m in history)
         assert shared.bytes <= max(shared.most, current)
 
 
@@ -295,3 +296,20 @@ async def test_open_attempts_hold_no_more_than_all_may_and_go_on_exactly(togethe
         assert calls[-1].info.divergence is None
         together.check_exact([calls[0], calls[-1]])
     assert shared.bytes == 0
+
+
+def test_a_message_is_counted_as_what_it_takes() -> None:
+    """What is counted is the memory that Python takes, give or take a quarter."""
+    session, tokens = Session(RENDERING), RENDERING.encode("word")
+    session.plan([said("x")], None, "p")
+    gc.collect()
+    tracemalloc.start()
+    before, counted = tracemalloc.get_traced_memory()[0], session.memory.bytes
+    for number in range(3):
+        question = session.look_up([said(f"{number}"), *[said("word") for _ in range(1000)]], None)
+        session.place(question, Tokens(tokens, None), f"p{number}")
+        del question
+    gc.collect()
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert session.memory.bytes - counted == pytest.approx(taken, rel=0.25)

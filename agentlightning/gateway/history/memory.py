@@ -16,8 +16,8 @@ from agentlightning.gateway.history.shared import Shared
 from agentlightning.gateway.history.tree import Entry, Piece
 
 _ARRAY_BYTES = 4
-_OVERHEAD = 400
-"""Bytes of a message or of a piece without what it says."""
+_MESSAGE_BYTES, _PIECE_BYTES = 900, 400
+"""Of a message and of a piece without what they say, as measured."""
 MOST_LEFT = 4096
 """Calls that have left and can be found again."""
 
@@ -176,9 +176,9 @@ def _upwards(entry: Entry) -> Iterator[bytes]:
 
 
 def _weight(entry: Entry) -> int:
-    return _OVERHEAD + len(entry.text or "") + len(entry.reasoning or "")
+    return _MESSAGE_BYTES + len(entry.text or "") + len(entry.reasoning or "")
 
 
 def _size(piece: Piece) -> int:
     arrays = 1 if piece.segment.logprobs is None else 3
-    return _OVERHEAD + _ARRAY_BYTES * arrays * len(piece.segment.ids)
+    return _PIECE_BYTES + _ARRAY_BYTES * arrays * len(piece.segment.ids)
