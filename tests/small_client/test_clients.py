@@ -70,7 +70,7 @@ def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_client_that_dies_leaves_its_work_to_the_next_one(tmp_path: Path) -> None:
-    with small_server(tmp_path, 1000, "--client-timeout", "5") as server:
+    with small_server(tmp_path, 1000, "--client-timeout", "20") as server:
         dies = server.client(TRAIN)
         first_rollout(dies)
         dies.kill()
