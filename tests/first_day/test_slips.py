@@ -187,7 +187,7 @@ def test_an_array_as_a_reward(reward: Any) -> None:
 
 def like(name: str, *above: str, module: str = "client") -> BaseException:
     """An error of a class that a client calls so, or that is one of classes called so."""
-    kind: type[BaseException] = Exception
+    kind: Any = Exception
     for each in (*reversed(above), name):
         kind = type(each, (kind,), {"__module__": module})
     return kind("It did not answer.")
