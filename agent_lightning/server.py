@@ -132,15 +132,15 @@ async def serve(
     made = made_key(api_key, host, open_to_all=open_to_all)
     server = LoopServer(create_app(trainings, made or api_key), host, port, what="server", error=AgentLightningError)
     await server.start()
-    print(f"Agent Lightning trains {settings.name} at http://{host}:{server.port}", flush=True)  # noqa: T201
-    if made is not None:
-        print(f"Clients of yours on this machine find its key; others send {made}", flush=True)  # noqa: T201
     ended = asyncio.Event()
     with suppress(NotImplementedError, RuntimeError, ValueError):  # Windows; a loop that is not the main thread's
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
     try:
-        with kept_key(server.port, made):
+        with kept_key(server.port, made):  # before anybody knows the address
+            print(f"Agent Lightning trains {settings.name} at http://{host}:{server.port}", flush=True)  # noqa: T201
+            if made is not None:
+                print(f"Clients of yours on this machine find its key; others send {made}", flush=True)  # noqa: T201
             await ended.wait()
     finally:
         await trainings.close()

@@ -118,11 +118,11 @@ async def _serve(
         )
         await front.start()
         stack.push_async_callback(front.stop)
+        stack.enter_context(kept_key(front.port, made))  # before anybody knows the address
         console.print(
             f"Serving [bold]{', '.join(gateway.names())}[/bold] at [bold]http://{host}:{front.port}/v1[/bold] "
             f"(Ctrl-C stops)\nCalls are recorded in {place}"
         )
-        stack.enter_context(kept_key(front.port, made))
         if made is not None:
             stays = "made for this start; --api-key gives one that stays, --no-key none"
             console.show_key("Clients send the key", made, stays)

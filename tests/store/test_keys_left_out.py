@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import agentlightning as agl
+from agentlightning.errors import StoreError
 from agentlightning.keys import CALLS, redacted, redacted_pieces, sign_attempt_key, sign_url_key
 from agentlightning.store import InMemoryLightningStore, LightningStore, SqliteLightningStore
 from agentlightning.types import AttemptedRollout, AttemptStatus, Outcome, Run, RunEvent, RunStatus
@@ -179,5 +179,5 @@ def test_a_column_is_read_with_its_type() -> None:
     from agentlightning.store.operations.codec import decode
 
     assert decode("[1, 2]", type=list[int]) == [1, 2]
-    with pytest.raises(msgspec.MsgspecError):
+    with pytest.raises(StoreError, match="damaged"):
         decode('["a"]', type=list[int])
