@@ -100,8 +100,10 @@ def named(agent: ModuleType) -> bool:
 def load(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"tests.clients.agents.{name}")
-    except ModuleNotFoundError as error:
-        pytest.skip(f"not installed here: {error.name}")
+    except ImportError as error:
+        if error.path is not None:  # a package that is there, and lacks a name
+            raise
+        pytest.skip(f"not installed here: {error.name}")  # also one of which only the namespace is there, as google's
 
 
 def summary(agent: ModuleType, run: Run, stream: bool) -> dict[str, Any]:
