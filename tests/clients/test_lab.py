@@ -58,7 +58,7 @@ async def test_the_script_trains_to_its_end(tmp_path: Path) -> None:
     assert [row["step"] for row in rows if row.get("val_reward") is not None] == [0, 2]
     assert sum(row.get("failed", 0) for row in rows) == 0
     assert sum(row.get("tokens", 0) for row in rows) > 0
-    assert "trainer.val_before_train:" in done.stderr, "what has no meaning is listed"
+    assert "rollout.gpu_memory_utilization:" in done.stderr, "what has no meaning is listed"
     store = SqliteLightningStore(folder / "store.db")
     try:
         rollouts = list(await store.query_rollouts(limit=-1))
