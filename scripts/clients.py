@@ -79,6 +79,13 @@ ENVIRONMENTS: dict[str, list[str]] = {
         "agent-framework-openai==1.17.0",
         "agent-framework-lab[tau2]==1.0.0b261022",
     ],
+    "passages": [
+        "openai-agents[litellm]==0.24.0",
+        "litellm==1.110.2",
+        "mcp==1.30.0",
+        "pandas==3.1.1",
+        "pyarrow==26.0.1",
+    ],
     "newest": ["openai", "anthropic", "google-genai"],
 }
 """By version, but for the last one: what providers add to their requests shall show here first, not at a user's."""
@@ -92,6 +99,7 @@ AGENTS = {
     "mcp2": "test_math or test_lab",
     "openai2": "ag2 or dspy or instructor or llamaindex or poml or strands",
     "tau2": "test_support or test_lab_tau2",
+    "passages": "test_scripts and passages",
 }
 """What runs in an environment, where that is not everything that is installed there."""
 FAILURES, NOTHING_TO_RUN = 1, 5

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(240)]
 NEEDED = {
     "assistant": ("autogen-agentchat", "autogen-ext"),
     "library": ("openai-agents", "mcp"),
+    "passages": ("openai-agents", "litellm", "mcp", "pandas", "pyarrow"),
     "graph": ("langgraph", "langchain", "langchain-openai"),
     "rooms": ("agentops", "openai"),
 }
