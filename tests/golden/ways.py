@@ -58,9 +58,9 @@ ALGORITHMS = {
     "sum of rewards": "GRPO(rollout_return='sum', normalization='rollout')",
     "sequences": "GRPO(normalization='sequence')",
     "transitions": "GRPO(group_by='rollout')",
-    "curriculum learnability": "GRPO(curriculum='learnability')",
-    "curriculum unsolved": "GRPO(curriculum='unsolved')",
-    "curriculum pools": "GRPO(curriculum='pools')",
+    "curriculum learnability": "GRPO(curriculum='learnability', steps=5)",
+    "curriculum unsolved": "GRPO(curriculum='unsolved', steps=5)",
+    "curriculum pools": "GRPO(curriculum='pools', steps=5)",
     "baseline task": "REINFORCE(baseline='task')",
     "parts of a reward": "GRPO(reward_weights={'right': 1.0, 'short': 0.1})",
     "KL in the loss": "GRPO(kl_coef=0.05, kl_estimator='k2', kl_target=0.01)",
@@ -116,7 +116,9 @@ def run(name: str) -> None:
     tasks, agent = [task for task in recipe.train_tasks() if _is_single(task)][:12], calc.calc_agent
     tasks = [{**task, "hint": f"The answer is {task['answer']}."} for task in tasks]
     val: Any = recipe.val_tasks()[:3]
-    if name.startswith(SEVERAL_CALLS):
+    if name.startswith("curriculum"):
+        tasks = tasks[:3]  # two a step, so that later steps have to choose
+    elif name.startswith(SEVERAL_CALLS):
         tasks, val, agent = [tasks[i : i + 3] for i in range(0, 12, 3)], [val], asks_three
     elif name.startswith("parts"):
         agent = of_parts
