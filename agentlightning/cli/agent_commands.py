@@ -95,6 +95,17 @@ BackendOption = Annotated[
     list[str] | None,
     typer.Option(help="NAME=VALUE of a setting of the backend's own, such as replicas=2; may be given many times."),
 ]
+KeepAnswers = Annotated[
+    float,
+    typer.Option(
+        min=0,
+        help=(
+            "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
+            "item_reference), and that a session stays one attempt unused: one that its program names in a "
+            "header, or a chain of such requests; 0: not at all."
+        ),
+    ),
+]
 AllowHost = Annotated[
     list[str] | None,
     typer.Option(help="Another name that clients ask for the server by, as behind a proxy; may be given many times."),

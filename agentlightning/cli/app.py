@@ -189,17 +189,7 @@ def serve(
     max_context: Annotated[
         int, typer.Option(min=1, help="Tokens of a prompt with its answer; fewer let more requests run at once.")
     ] = 4096,
-    keep_answers: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help=(
-                "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
-                "item_reference), and that a session stays one attempt unused: one that its program names in a "
-                "header, or a chain of such requests; 0: not at all."
-            ),
-        ),
-    ] = 60.0,
+    keep_answers: agent_commands.KeepAnswers = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
     ] = False,
@@ -269,17 +259,7 @@ def gateway(
         bool, typer.Option("--no-key", help="Let everybody on this machine spend by --upstream-key.")
     ] = False,
     allow_host: agent_commands.AllowHost = None,
-    keep_answers: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            help=(
-                "Minutes (60) that a request may go on from an earlier answer by its id (previous_response_id, "
-                "item_reference), and that a session stays one attempt unused: one that its program names in a "
-                "header, or a chain of such requests; 0: not at all."
-            ),
-        ),
-    ] = 60.0,
+    keep_answers: agent_commands.KeepAnswers = 60.0,
     strict: Annotated[
         bool, typer.Option(help="Refuse requests with fields or tools that have no effect here, by name.")
     ] = False,
