@@ -6,6 +6,7 @@ AgentLightningError
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
 │   ├── UnknownResourceError  it asked for a resource that there is not; a KeyError too
+│   ├── PromptTemplateError  a prompt template could not be filled; a KeyError too
 │   ├── NotJsonError         it recorded what JSON cannot hold; a RuntimeError too
 │   └── RewardError          a reward that is no finite number (also a TypeError and a ValueError)
 ├── JudgeError       what gives the reward failed, not the agent
@@ -59,6 +60,12 @@ class UnknownResourceError(AgentError, KeyError):
     """The agent asked for a resource by a name that there is not."""
 
     __str__ = Exception.__str__  # a KeyError shows its message in quotes
+
+
+class PromptTemplateError(AgentError, KeyError):
+    """A prompt template could not be filled with what it was given."""
+
+    __str__ = Exception.__str__
 
 
 class NotJsonError(AgentError, RuntimeError):

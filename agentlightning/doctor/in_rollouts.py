@@ -21,7 +21,7 @@ MANY, MOST = 0.2, 0.5
 EXAMPLES = 3
 """Ids of rollouts that a finding names."""
 
-_NO_REWARD = "emitted no reward"
+_NO_REWARD = ("emitted no reward", "posted no reward")
 _NO_NUMBER = "must be a finite number"
 _TOO_LONG = ("did not fit the context", "prompt is too long", "maximum context length")
 _AWAY = ("Its client talks to another address", "NotFoundError", "APIConnectionError", "ConnectError")
@@ -81,14 +81,15 @@ def _error(episode: Episode) -> str:
 
 def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
     failed = [e for e in episodes if not e.good and e.outcome is not Outcome.CANCELLED]
-    silent = [e for e in failed if _NO_REWARD in first_line(e)]
+    silent = [e for e in failed if any(words in first_line(e) for words in _NO_REWARD)]
     wrong = [e for e in failed if _NO_NUMBER in first_line(e)]
     others = [e for e in failed if e not in silent and e not in wrong]
     if silent:
         yield problem(
             "no_reward",
             f"{share(len(silent), len(episodes))} rollouts ended without a reward.",
-            "Return a number from the agent on every way out of it, or call agl.emit_reward(…) before it ends.",
+            "Return a number from the agent on every way out of it, or call agl.emit_reward(…) before it ends; a "
+            "program prints it or posts it.",
             rollouts=ids(silent),
         )
     if wrong:

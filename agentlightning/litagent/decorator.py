@@ -10,12 +10,14 @@ from typing import Any, overload
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.litagent import LitAgent, RolloutResult
+from agentlightning.litagent.resources import GivenResources
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, PromptTemplate, ProxyLLM, Resource
 
 Function = Callable[..., Any]
 
 _BY_TYPE: dict[str, type[Resource]] = {"llm": LLM, "prompt_template": PromptTemplate}
-_FILLED_BY_NAME = (*_BY_TYPE, "resources", "rollout")
+_NO_RESOURCE = ("resources", "rollout")
+_FILLED_BY_NAME = (*_BY_TYPE, *_NO_RESOURCE)
 
 
 class FunctionAgent(LitAgent[Any]):
@@ -43,6 +45,12 @@ class FunctionAgent(LitAgent[Any]):
         code = inspect.unwrap(self.function)
         source = code.__code__.co_filename if inspect.isfunction(code) else None
         return _name(self.function), source
+
+    def check_resources(self, resources: NamedResources) -> None:
+        """Raises ConfigError for a parameter that no resource fits."""
+        for name in self._wanted:
+            if name not in _NO_RESOURCE:
+                self._resource(name, GivenResources(resources))
 
     def is_async(self) -> bool:
         return self._is_async

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from agentlightning.arguments import explained
 from agentlightning.errors import ConfigError
@@ -36,6 +36,12 @@ class LitAgent(Generic[T]):
         if trained_agents is not None:
             self.trained_agents = trained_agents
 
+    no_reward: ClassVar[str] = (
+        "The agent returned None and emitted no reward. Return a number from the agent, "
+        "or call agentlightning.emit_reward(...) before it ends."
+    )
+    """What is said of an attempt that ended without a reward."""
+
     @property
     def key_scopes(self) -> Sequence[str]:
         """What the API key of an attempt opens for this agent; see `agentlightning.keys`."""
@@ -43,6 +49,9 @@ class LitAgent(Generic[T]):
 
     def check_task(self, task: T) -> None:
         """Raises ConfigError for a task that this agent cannot be given; asked of each task before a run begins."""
+
+    def check_resources(self, resources: NamedResources) -> None:
+        """Raises ConfigError where something is missing that this agent needs; asked before a run begins."""
 
     @property
     def origin(self) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 import os
 import re
 import shlex
@@ -33,10 +34,19 @@ from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent, with_
 from agentlightning.litagent.kubernetes import Kubernetes, Work, run_job
 from agentlightning.litagent.litagent import LitAgent
 from agentlightning.litagent.process import Captured, Finished, Limits, run_command
-from agentlightning.litagent.program_words import ended_badly, missing_script, shown, without_reward
+from agentlightning.litagent.program_words import (
+    NOT_POSTED,
+    ended_badly,
+    missing_script,
+    printed_too,
+    shown,
+    without_reward,
+)
 from agentlightning.tracer.trace import current_trace
 from agentlightning.types import LLM, AttemptedRollout, NamedResources, Span
 from agentlightning.types.reward import checked_reward
+
+logger = logging.getLogger(__name__)
 
 TaskAs = Literal["stdin", "file", "env"]
 RewardFrom = Literal["last_line", "file", "http"]
@@ -97,6 +107,8 @@ class Program(LitAgent[Any]):
             None runs it as the user that you are.
     """
 
+    no_reward = NOT_POSTED
+
     @explained
     def __init__(
         self,
@@ -118,6 +130,8 @@ class Program(LitAgent[Any]):
             raise ConfigError(f"task_as is {task_as!r}; it can be 'stdin', 'file' or 'env'.")
         if reward not in ("last_line", "file", "http"):
             raise ConfigError(f"reward is {reward!r}; it can be 'last_line', 'file' or 'http', or give a grader.")
+        if reward != "last_line" and grader is not None:
+            raise ConfigError(f"With a grader reward={reward!r} would have no effect (--reward). Give one of the two.")
         if grader_env and (grader is None or callable(grader)):
             raise ConfigError("grader_env is for a grader that is a command.")
         self._known = KNOWN_AGENTS.get(command) if isinstance(command, str) else None
@@ -136,6 +150,7 @@ class Program(LitAgent[Any]):
         self._workspaces = Path(workspaces) if workspaces else None
         self._limits = limits or Limits()
         self._isolation: Isolation = isolation
+        self._warned = False
 
     @property
     def key_scopes(self) -> Sequence[str]:
@@ -178,9 +193,12 @@ class Program(LitAgent[Any]):
             finished = await self._run(rollout, command, folder, environment, stdin)
             if self._grader is not None:
                 return await self._grade(rollout, task, finished, folder)
-            if self._reward == "file":
-                return _reward_file(folder)
-            return None if self._reward == "http" else parse_reward(finished.stdout, finished.stderr)
+            if self._reward == "last_line":
+                return parse_reward(finished.stdout, finished.stderr)
+            if not self._warned and (words := printed_too(finished.stdout, self._reward)) is not None:
+                self._warned = True
+                logger.warning("%s", words)
+            return _reward_file(folder) if self._reward == "file" else None
 
     @staticmethod
     def _prepare(agent: KnownAgent, llm: LLM | None, home: Path, environment: dict[str, str], task: Any) -> list[str]:

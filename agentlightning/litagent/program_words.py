@@ -22,6 +22,24 @@ _SCRIPTS = re.compile(r"(python[\d.]*|node|ruby|perl|bash|sh|Rscript|php|deno|bu
 _SCRIPT_FILE = re.compile(r".+\.(py|js|mjs|cjs|ts|rb|pl|sh|R|php)$")
 
 
+NOT_POSTED = (
+    "The program posted no reward. With reward='http' (--reward http) it sends {\"reward\": number} to AGL_REWARD_URL, "
+    "with the key in OPENAI_API_KEY. To print the reward in the last line, leave that setting out."
+)
+
+
+def printed_too(stdout: str, reward: str) -> str | None:
+    """What is said of a program that prints a number in its last line where another one counts; None of others."""
+    lines = [line.strip() for line in stdout.splitlines() if line.strip()]
+    if not lines or _number(lines[-1]) is None:
+        return None
+    counts = {"http": "what it posts to AGL_REWARD_URL", "file": "what it writes to AGL_REWARD_FILE"}[reward]
+    return (
+        f"The program's last line is {lines[-1][:80]!r}, which does not count: with reward={reward!r} (--reward "
+        f"{reward}) only {counts} does."
+    )
+
+
 def ended_badly(code: int, stdout: str, stderr: str, *, reward: str, folder: Path, files: Path | None) -> str:
     """The message of a program that ended with another exit code than 0."""
     how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -58,6 +58,7 @@ from agentlightning.types import (
 from agentlightning.types.ids import random_hex
 from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
 from agentlightning.types.reward import find_final_reward, reward_attributes, reward_error
+from agentlightning.types.rollout import TIMEOUT_SETTING
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +81,6 @@ _STATUS = {
     Outcome.TIMEOUT: AttemptStatus.TIMEOUT,
     Outcome.CANCELLED: AttemptStatus.CANCELLED,
 }
-
-_NO_REWARD = (
-    "The agent returned None and emitted no reward. Return a number from the agent, "
-    "or call agentlightning.emit_reward(...) before it ends."
-)
 
 
 class ModelAccess(Protocol):
@@ -278,7 +274,7 @@ class LitAgentRunner:
         except TimeoutError:
             if watched is not None and watched.ended is not None:
                 return Ending(Outcome.CANCELLED, f"The rollout was set to {watched.ended} while the agent ran.")
-            return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s.")
+            return Ending(Outcome.TIMEOUT, f"The agent was stopped after {seconds:g} s. {TIMEOUT_SETTING}")
         except DeadlineError as error:
             return Ending(Outcome.TIMEOUT, str(error))
         except (StoreError, ExecutorError) as error:
@@ -371,7 +367,7 @@ class LitAgentRunner:
             except StoreError as error:
                 return Ending(Outcome.INFRA_ERROR, f"The attempt's calls could not be closed: {error}")
             ending = with_gateway(ending, summary)
-        return ending if ending.rewarded else Ending(Outcome.AGENT_ERROR, _NO_REWARD)
+        return ending if ending.rewarded else Ending(Outcome.AGENT_ERROR, self._ready_agent().no_reward)
 
     async def _reward_tools(self, rollout_id: str, attempt_id: str) -> None:
         """Intermediate rewards by the rules of AIR; they are asked when the attempt's calls are stored."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.decorator import FunctionalAlgorithm
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded
@@ -132,6 +133,21 @@ def check_resources(resources: object) -> None:
         check_parts(resource=resource)
 
 
+def check_agents_resources(
+    agent: LitAgent[Any], algorithm: Algorithm, given: NamedResources, models: Iterable[str]
+) -> None:
+    """Raises ConfigError where the agent needs a resource that it will not get.
+
+    An algorithm of the user's own may make resources that nobody knows of here, so it is left alone.
+    """
+    if not type(algorithm).__module__.startswith("agentlightning.") or isinstance(algorithm, FunctionalAlgorithm):
+        return
+    policy = algorithm.policy
+    own = () if policy is None else ("llm", *policy.model.trained, *policy.model.members, policy.model.frozen)
+    served: NamedResources = {name: LLM(endpoint="", model=name) for name in (*own, *models) if name}
+    agent.check_resources({**served, **given})
+
+
 def has_endpoints(resources: NamedResources) -> bool:
     """Whether there is an endpoint among them that the gateway is to stand in front of."""
     return any(is_endpoint(resource) for resource in resources.values())
@@ -201,24 +217,45 @@ def check_json(what: str, tasks: Dataset[Any] | None) -> None:
         try:
             encode_task(task, "A task")
         except StoreError as error:
-            field = f" in its field {where!r}" if (where := _not_json(task)) else ""
-            words = f"Of the {what} tasks, number {number + 1} (counted from 1){field}: {error}"
-            raise ConfigError(words) from error
+            raise ConfigError(f"{_which(what, number, _not_json(task))}: {error}") from error
+        if (changed := _changed_by_json(task)) is not None:
+            where, words = changed
+            raise ConfigError(f"{_which(what, number, where)}: {words}")
+
+
+def _which(what: str, number: int, field: str) -> str:
+    return f"Of the {what} tasks, number {number + 1} (counted from 1)" + (f" in its field {field!r}" if field else "")
+
+
+def _changed_by_json(value: Any, where: str = "") -> tuple[str, str] | None:
+    """Where JSON would give something else back than was put in, and what to do; None if it would not."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return where, f"JSON makes a plain list of a {type(value).__name__}, without names. Give task._asdict()."
+    if isinstance(value, Mapping) and (odd := [key for key in value if not isinstance(key, str)]):
+        example = json.dumps(str(odd[0]))
+        return where, (
+            f"it has the key {odd[0]!r}, a {type(odd[0]).__name__}, and JSON's keys are text: the agent would find "
+            f"another key. Write {example}: {{str(key): value for key, value in task.items()}}."
+        )
+    return next(filter(None, (_changed_by_json(part, path) for path, part in _parts(value, where))), None)
 
 
 def _not_json(value: Any, where: str = "") -> str:
     """Where the innermost part is that JSON cannot hold."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, Mapping):
-        parts = [(f"{where}.{name}" if where else str(name), part) for name, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(f"{where}[{number}]", part) for number, part in enumerate(value)]
-    for path, part in parts:
+    for path, part in _parts(value, where):
         try:
             encode_task(part, "A task")
         except StoreError:
             return _not_json(part, path)
     return where
+
+
+def _parts(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """What a JSON value holds, and where it is."""
+    if isinstance(value, Mapping):
+        yield from ((f"{where}.{name}" if where else str(name), part) for name, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"{where}[{number}]", part) for number, part in enumerate(value))
 
 
 def shared_tasks(train: Dataset[Any] | None, val: Dataset[Any] | None) -> int:

@@ -55,6 +55,7 @@ from agentlightning.trainer.checks import (
     as_agent,
     as_tasks,
     check_adapter,
+    check_agents_resources,
     check_each,
     check_given,
     check_models,
@@ -297,6 +298,8 @@ class Trainer(GivenByName):
         if val_dataset is not None:
             val_dataset = as_tasks("validation", val_dataset)
         check_given(self.algorithm, agent, train_dataset, val_dataset)
+        if self.llm_proxy is None:  # else it may bring resources of its own
+            check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
         away = away_runners(self, agent)  # before there are threads

@@ -10,7 +10,7 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, PromptTemplateError
 from agentlightning.keys import redacted
 from agentlightning.types.rollout import GivenRecord, Record
 
@@ -122,10 +122,10 @@ class PromptTemplate(Resource):
         """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs. POML has no
         sandbox; it reads files and evaluates expressions, so give it templates of your own only.
 
-        Raises ConfigError where the engine's package is not installed.
+        Raises PromptTemplateError for a placeholder without a value, ConfigError where the engine's package is not installed.
         """
         if self.engine == "f-string":
-            return self.template.format(**kwargs)
+            return _filled(self.template, kwargs)
         if self.engine == "poml":
             return _poml(self.template, kwargs)
         try:
@@ -223,6 +223,24 @@ def _turn(line: str) -> dict[str, str]:
     if not whole or message["role"] not in ("user", "assistant") or not isinstance(message["content"], str):
         raise ValueError(f'a line is {{"role": "user" or "assistant", "content": "…"}}, not {line[:80]}')
     return message
+
+
+def _filled(template: str, values: Mapping[str, Any]) -> str:
+    """An f-string's placeholders, filled."""
+    try:
+        return template.format(**values)
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        start = template if len(template) <= _SHOWN else f"{template[:_SHOWN]}…"
+        there = ", ".join(values) or "nothing"
+        missing = f"needs {error.args[0]!r}" if isinstance(error, KeyError) else f"cannot be filled: {error}"
+        raise PromptTemplateError(
+            f"The prompt template {start!r} {missing}, and format was given: {there}. Give every placeholder a value, "
+            "format(name=…); braces that are text, as in JSON, are written twice: {{ and }}."
+        ) from error
+
+
+_SHOWN = 60
+"""Characters of a template that a message shows."""
 
 
 def _poml(template: str, values: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from agentlightning.types.html import fields_html
 from agentlightning.types.status import AttemptStatus, Outcome, RolloutMode, RolloutStatus, WorkerStatus
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
+TIMEOUT_SETTING = "The limit is timeout_seconds of the rollout's RolloutConfig, or --timeout on the command line."
 DEFAULT_LEASE_SECONDS = 60.0
 
 

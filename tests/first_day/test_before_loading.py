@@ -10,13 +10,13 @@ import json
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 import agentlightning as agl
 from agentlightning.metrics import Sink
-from agentlightning.trainer.checks import shared_tasks
+from agentlightning.trainer.checks import check_agents_resources, shared_tasks
 from agentlightning.trainer.words import FAR_TOO_HIGH
 
 
@@ -70,6 +70,63 @@ def test_a_task_that_is_no_json_is_named_with_its_number_and_field(value: Any, p
         said = refused(tasks, val)
         assert f"Of the {what} tasks, number 6" in said
         assert repr(field) in said
+
+
+class Pair(NamedTuple):
+    q: int
+    a: int
+
+
+@pytest.mark.parametrize(
+    ("task", "field", "words"),
+    [
+        ({1: "x"}, "", ["the key 1, a int", 'Write "1"']),
+        ({"options": {2: "x"}}, "options", ["the key 2, a int"]),
+        ({"options": [{True: "x"}]}, "options[0]", ["the key True, a bool", 'Write "True"']),
+        ({None: 1}, "", ["the key None, a NoneType"]),
+        ({0.5: 1}, "", ["the key 0.5, a float"]),
+        (Pair(1, 2), "", ["a plain list of a Pair", "task._asdict()"]),
+        ({"pair": Pair(1, 2)}, "pair", ["a plain list of a Pair"]),
+    ],
+    ids=str,
+)
+def test_a_task_that_json_would_change_is_named(task: Any, field: str, words: list[str]) -> None:
+    said = refused([{"q": 1}, task])
+    for each in (*words, "Of the training tasks, number 2", *([repr(field)] if field else [])):
+        assert each in said
+
+
+@pytest.mark.parametrize("algorithm", [agl.GRPO(model="no/such/model"), agl.Baseline(model="no/such/model"), None])
+@pytest.mark.parametrize("name", ["prompt_template", "client", "tools", "main_llm2"])
+def test_a_parameter_that_no_resource_fits(algorithm: Any, name: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def mine(task, {name}): return 1.0", names)
+    trainer = agl.Trainer(algorithm=algorithm, run_dir="run", console=agl.metrics.SilentConsole())
+    with pytest.raises(agl.ConfigError, match=f"has a parameter '{name}'"):
+        trainer.fit(names["mine"], [1])
+    assert not Path("run").exists()
+
+
+def test_an_agent_that_wants_a_model_where_there_is_none() -> None:
+    with pytest.raises(agl.ConfigError, match="asks for an LLM and there is none"):
+        agl.Trainer(run_dir="run", console=agl.metrics.SilentConsole()).fit(agent, [1])
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("name", ["llm", "main_llm", "policy", "judge", "resources", "rollout", "mine"])
+def test_parameters_that_will_be_filled(name: str) -> None:
+    names: dict[str, Any] = {}
+    exec(f"def given(task, {name}): return 1.0", names)
+    check_agents_resources(
+        agl.rollout(names["given"]), agl.GRPO(model="x"), {"mine": agl.PromptTemplate(template="")}, ["judge"]
+    )
+
+
+def test_an_algorithm_of_ones_own_may_make_resources() -> None:
+    @agl.algo
+    def mine(train_dataset: Any) -> None: ...
+
+    check_agents_resources(agl.rollout(lambda task, anything: 1.0), mine, {}, [])
 
 
 def of_library(library: str, name: str, base: type = object, **members: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from agentlightning.litagent.program_words import ended_badly, shown
 from agentlightning.metrics import SilentConsole
 from agentlightning.runner.endings import Ending, with_gateway
 from agentlightning.types import Outcome
+
+WRITES = "import os; open(os.environ['AGL_REWARD_FILE'], 'w').write('1.0');"
 
 LIBRARY = """Traceback (most recent call last):
   File "/usr/lib/python3/site-packages/httpx/_transports/default.py", line 101, in map_httpcore_exceptions
@@ -172,3 +176,54 @@ def test_a_grader_that_fails_shows_no_temporary_folder(tmp_path: Path) -> None:
 def test_equal_failures_are_counted_together(one: str, other: str) -> None:
     assert kind_of(one) == kind_of(other)
     assert kind_of(one) != kind_of("ValueError: no such order")
+
+
+def earned(folder: Path, code: str, caplog: pytest.LogCaptureFixture, **settings: Any) -> tuple[list[Any], str]:
+    """The rewards of a program on two tasks, and what was said meanwhile."""
+    program = agl.Program([sys.executable, "-c", code], **settings)
+    algorithm = agl.Baseline(model="calc", max_context=64)
+    with caplog.at_level(logging.WARNING):
+        agl.Trainer(algorithm=algorithm, run_dir=folder / "run", console=SilentConsole()).fit(program, [1, 2])
+    errors = [(e.attempt and e.attempt.error) or "" for e in algorithm.episodes]
+    return [e.reward for e in algorithm.episodes], caplog.text + "".join(errors)
+
+
+POSTS = """
+import json, os, urllib.request
+from contextlib import suppress
+from urllib.error import HTTPError
+with suppress(HTTPError):
+    headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    data = json.dumps({"reward": 0.25}).encode()
+    urllib.request.urlopen(urllib.request.Request(os.environ["AGL_REWARD_URL"], data, headers))
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("reward", "counts", "words"),
+    [("http", 0.25, "with reward='http'"), ("last_line", 0.75, "A program posted a reward, which does not count")],
+)
+def test_a_reward_that_is_posted_and_printed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reward: str, counts: float, words: str
+) -> None:
+    rewards, said = earned(tmp_path, f"{POSTS}\nprint(0.75)", caplog, reward=reward)
+    assert rewards == [counts, counts]
+    assert said.count(words) == 1
+
+
+@pytest.mark.parametrize(
+    ("reward", "code", "words"),
+    [("file", WRITES + "print(0.5)", "with reward='file'"), ("http", "print('done')", "The program posted no reward")],
+)
+def test_a_reward_that_is_somewhere_else_than_it_was_said_to_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reward: str, code: str, words: str
+) -> None:
+    _, said = earned(tmp_path, code, caplog, reward=reward)
+    assert words in said
+
+
+@pytest.mark.parametrize("reward", ["file", "http"])
+def test_a_grader_and_another_place_for_the_reward(reward: Any) -> None:
+    with pytest.raises(agl.ConfigError, match="would have no effect"):
+        agl.Program(["true"], reward=reward, grader=["true"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from pathlib import Path
 from typing import Any
@@ -306,3 +307,43 @@ async def test_what_async_agents_raise() -> None:
         __import__("asyncio").run(inner)
     inner.close()
     assert "await the coroutine" in (hint_for(caught.value) or "")
+
+
+@pytest.mark.parametrize(
+    ("template", "given", "words"),
+    [
+        (
+            "Solve {question}: {hint}",
+            {"question": "1 + 1"},
+            ["'Solve {question}: {hint}'", "'hint'", "given: question"],
+        ),
+        ("Solve {question}", {}, ["'question'", "given: nothing"]),
+        ("Solve {}", {"question": 1}, ["cannot be filled", "given: question"]),
+        ('Answer as {"a": 1}: {q}', {"q": 1}, ["written twice: {{ and }}"]),
+        ("A lone { brace", {"q": 1}, ["written twice"]),
+        ("{task.question}", {"task": {"question": 1}}, ["no attribute 'question'", "given: task"]),
+        ("{task[other]}", {"task": {"question": 1}}, ["needs 'other'"]),
+        ("x" * 500 + "{q}", {}, ["x…'", "'q'"]),
+    ],
+)
+def test_a_template_that_cannot_be_filled(template: str, given: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(agl.AgentLightningError) as caught:
+        agl.PromptTemplate(template=template).format(**given)
+    for each in words:
+        assert each in str(caught.value)
+    assert isinstance(caught.value, KeyError), "as scripts of 0.3 may catch it"
+    assert len(str(caught.value)) < 400
+
+
+async def test_a_timeout_says_which_limit_it_was(tmp_path: Path) -> None:
+    async def sleeps(task: Any) -> float:
+        await asyncio.sleep(60)
+        return 1.0
+
+    algorithm = agl.Baseline(rollout_config=agl.RolloutConfig(timeout_seconds=0.2))
+    trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path / "run", console=SilentConsole())
+    await trainer.fit_async(sleeps, [1])
+    (episode,) = algorithm.episodes
+    assert episode.outcome is Outcome.TIMEOUT
+    for words in ("after 0.2 s", "timeout_seconds", "--timeout"):
+        assert words in ((episode.attempt and episode.attempt.error) or "")

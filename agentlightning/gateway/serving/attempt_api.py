@@ -8,6 +8,7 @@ A reward needs the scope REWARDS of the attempt's key, closing needs CLOSE, whic
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -27,6 +28,12 @@ from agentlightning.types.reward import reward_attributes
 
 PATHS = ("/reward", "/close")
 _MOST_BYTES = 64 * 1024
+POSTED_TOO = (
+    "A program posted a reward, which does not count: its last line, its file or its grader gives the reward. For "
+    "posted rewards set reward='http' (--reward http)."
+)
+
+logger = logging.getLogger(__name__)
 
 
 class Close(Protocol):
@@ -42,6 +49,7 @@ class AttemptApi:
         self._attempts = attempts
         self._recorder = recorder
         self._close = close
+        self._warned = False
 
     async def answer(self, path: str, key: AttemptKey, body: bytes) -> Mapping[str, Any]:
         """The answer's JSON. Raises `Refusal`."""
@@ -49,6 +57,9 @@ class AttemptApi:
             raise Refusal(f"The body is larger than {_MOST_BYTES} bytes.", status=413, code="body_too_large")
         needed = REWARDS if path == "/reward" else CLOSE
         if needed not in key.scopes:
+            if needed == REWARDS and not self._warned:
+                self._warned = True
+                logger.warning("%s", POSTED_TOO)
             raise Refusal(
                 f"This API key may not do that: it lacks the scope '{needed}'. Rewards are withheld where a grader or "
                 "the program's output gives them; closing is the runner's business.",

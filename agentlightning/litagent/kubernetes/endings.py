@@ -11,6 +11,7 @@ from typing import Any
 
 from agentlightning.errors import AgentError, DeadlineError, ExecutorError
 from agentlightning.litagent.kubernetes.manifests import CONTAINER
+from agentlightning.types.rollout import TIMEOUT_SETTING
 
 Json = Mapping[str, Any]
 
@@ -26,7 +27,7 @@ def exit_of(job: Json, pod: Json | None) -> Json | None:
     """
     conditions = [c for c in job.get("status", {}).get("conditions", ()) if c["status"] == "True"]
     if any(c.get("reason") == "DeadlineExceeded" for c in conditions):
-        raise DeadlineError("The cluster stopped the attempt at its Job's deadline.")
+        raise DeadlineError(f"The cluster stopped the attempt at its Job's deadline. {TIMEOUT_SETTING}")
     if is_going(pod):  # why is known when the Job has ended, and perhaps it was the deadline
         if any(c["type"] in ("Failed", "Complete") for c in conditions):
             raise ExecutorError("The pod was deleted before its end: its node was drained, or somebody did it.")

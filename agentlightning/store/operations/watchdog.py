@@ -17,8 +17,10 @@ from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import rollouts as rollouts_table
 from agentlightning.store.database.schema import spans
 from agentlightning.store.database.transaction import Statement, Transaction
-from agentlightning.store.operations import attempts, rollouts
+from agentlightning.store.operations import attempts, lifecycle, rollouts
+from agentlightning.store.operations.codec import decode_config
 from agentlightning.types import AttemptStatus
+from agentlightning.types.rollout import TIMEOUT_SETTING
 
 logger = logging.getLogger(__name__)
 
@@ -132,9 +134,12 @@ class Watchdog:
         row = tx.row(_last_span, {"rollout": rollout_id, "attempt": attempt_id})
         last = "no span yet" if row is None else f"last span '{row[0]}'"
         if attempt.timeout_at <= tx.now:
-            status, cause = AttemptStatus.TIMEOUT, "it took longer than its timeout"
+            _, seconds = lifecycle.limits(decode_config(rollout.config))
+            status, cause = AttemptStatus.TIMEOUT, f"it took longer than {seconds:g} s"
         else:
             status, cause = AttemptStatus.UNRESPONSIVE, f"no heartbeat for {attempt.lease:g} s"
         error = f"The attempt was {attempt.status} on worker {attempt.worker_id or '(unnamed)'}; {cause}; {last}."
+        if status is AttemptStatus.TIMEOUT:
+            error = f"{error} {TIMEOUT_SETTING}"
         attempts.finish(tx, attempt, rollout, status, None, error)
         return f"Rollout {rollout_id}, attempt {attempt_id} is given up as {status}: {error}"
