@@ -2,8 +2,8 @@
 
 It sees the system's programs, its interpreter and its own folder, all read-only; its working directory and a `/tmp`
 that ends with it are all it can write. It holds no capability, sees no process, socket or network of the host, and
-reaches one address: its endpoint, through a Unix socket and `relay.py`. Where we are root, it becomes nobody.
-`check_bubblewrap` tries all of that out before the first program runs.
+reaches one address: its endpoint, through a Unix socket and `relay.py`. Where we are root, it becomes a user of
+its own. `check_bubblewrap` tries all of that out before the first program runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from agentlightning.arguments import explained_class
 from agentlightning.descriptors import file_descriptors
 from agentlightning.errors import ConfigError
-from agentlightning.litagent import view
+from agentlightning.litagent import users, view
 
 INSIDE = Path(__file__).with_name("relay.py")
 PROBE = Path(__file__).with_name("probe.py")
@@ -34,7 +34,6 @@ ENDPOINTS = ("OPENAI_BASE_URL", "OPENAI_API_BASE", "ANTHROPIC_BASE_URL", "GOOGLE
 """The variables that hold the endpoint."""
 SOCKETS = "/run/agl"
 """Where the sandbox has the folder with the gateway's socket."""
-NOBODY = 65534
 _FILES_PER_CONNECTION = 8
 """A connection takes two file descriptors here, so sandboxes have a quarter of them."""
 
@@ -54,9 +53,11 @@ class Bubblewrap:
     """Further folders and files to see."""
 
     def arguments(
-        self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), sockets: Path | None = None
+        self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), own: Path | None = None
     ) -> list[str]:
-        """The command line up to the command: `folder` is the writable working directory."""
+        """The command line up to the command: `folder` is the writable working directory, `own` has the gateway's
+        socket and the lists of users.
+        """
         seen = view.of_command(command) | view.of_python() | {_existing(place) for place in self.read}
         others = view.others((folder, *readable), seen)
         covers = [cover for place in seen for cover in view.covers(place)]
@@ -65,8 +66,9 @@ class Bubblewrap:
         mounts |= {place: ["--tmpfs", str(place)] for place in others}
         mounts[folder] = ["--bind", str(folder), str(folder)]
         mounts |= {place: ["--ro-bind", str(place), str(place)] for place in readable}
-        if sockets:
-            mounts[Path(SOCKETS)] = ["--ro-bind", str(sockets), SOCKETS]
+        if own:
+            mounts[Path(SOCKETS)] = ["--ro-bind", str(own), SOCKETS]
+            mounts |= {place: ["--ro-bind", str(file), str(place)] for place, file in users.lists(own)}
         above = {parent for place in mounts for parent in place.parents[:-1]} - set(mounts)
         mounts |= {place: ["--perms", "0755", "--dir", str(place)] for place in above}
         return [
@@ -94,25 +96,32 @@ async def bubblewrapped(
     folder: Path,
     environment: Mapping[str, str],
     readable: Sequence[Path] = (),
+    left: Path | None = None,
 ) -> AsyncIterator[Wrapped]:
-    """The command in the sandbox; while this is open, the endpoint in its environment is reached from there."""
-    await asyncio.to_thread(_give_away, folder)
+    """The command in the sandbox; while this is open, the endpoint in its environment is reached from there.
+
+    `left` is a working directory of a program that has ended, to be read.
+    """
     environment = {**environment, "HOME": "/tmp", "TMPDIR": "/tmp"}
     url = environment.get("OPENAI_BASE_URL")
-    if url is None:
-        made = await asyncio.to_thread(sandbox.arguments, command, folder, readable)
-        yield Wrapped([*made, *_inside(folder, "-"), *command], environment)
-        return
-    host, port = _address(url)
-    local = {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
-    with tempfile.TemporaryDirectory(prefix="agl-gateway-") as sockets:  # a short path: sockets' names are limited
-        server = await asyncio.start_unix_server(Passage(host, port), f"{sockets}/gateway")
-        _give_away(Path(sockets))
+    # A short path: sockets' names are limited.
+    with users.own_user() as user, tempfile.TemporaryDirectory(prefix="agl-gateway-") as name:
+        own = Path(name)
+        users.write_lists(own, user)
+        inside, server = _inside(folder, user, "-"), None
+        if url is not None:
+            host, port = _address(url)
+            server = await asyncio.start_unix_server(Passage(host, port), f"{own}/gateway")
+            inside = _inside(folder, user, str(port))
+            environment |= {name: _local(environment[name]) for name in ENDPOINTS if name in environment}
         try:
-            made = await asyncio.to_thread(sandbox.arguments, command, folder, readable, Path(sockets))
-            yield Wrapped([*made, *_inside(folder, str(port)), *command], {**environment, **local})
+            await asyncio.to_thread(users.give_away, user, *(place for place in (own, folder, left) if place))
+            seen = [*readable, *([left] if left else [])]
+            made = await asyncio.to_thread(sandbox.arguments, command, folder, seen, own)
+            yield Wrapped([*made, *inside, *command], environment)
         finally:
-            server.close()
+            if server is not None:
+                server.close()
 
 
 @functools.cache
@@ -123,10 +132,11 @@ def check_bubblewrap() -> None:
     with ExitStack() as stack:
         secret, folder, shown = [stack.enter_context(tempfile.TemporaryDirectory(prefix="agl-probe-")) for _ in "123"]
         bait = stack.enter_context(_listening_in(Path(shown)))
-        _give_away(Path(folder))
+        user = stack.enter_context(users.own_user())
+        users.give_away(user, Path(folder))
         probe = [sys.executable, "-I", "-S", str(PROBE), secret, bait]
         made = Bubblewrap(read=[shown]).arguments(probe, Path(folder))
-        command = [*made, *_inside(Path(folder), "-"), *probe]
+        command = [*made, *_inside(Path(folder), user, "-"), *probe]
         done = subprocess.run(command, capture_output=True, text=True, env={}, timeout=60, check=False)
     if done.returncode != 0:
         raise ConfigError(
@@ -171,16 +181,9 @@ def _help() -> str:
     return subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
 
 
-def _inside(folder: Path, port: str) -> list[str]:
-    user = str(NOBODY) if os.geteuid() == 0 else "-"
-    return [sys.executable, "-I", "-S", str(INSIDE), user, str(folder), f"{SOCKETS}/gateway", port]
-
-
-def _give_away(folder: Path) -> None:
-    """What the program is to use belongs to whom it runs as."""
-    if os.geteuid() == 0:
-        for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+def _inside(folder: Path, user: int | None, port: str) -> list[str]:
+    becomes = "-" if user is None else str(user)
+    return [sys.executable, "-I", "-S", str(INSIDE), becomes, str(folder), f"{SOCKETS}/gateway", port]
 
 
 def _existing(place: str | Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +13,7 @@ from agentlightning.arguments import explained_class
 from agentlightning.errors import ConfigError
 from agentlightning.litagent.bubblewrap import Bubblewrap, Wrapped, bubblewrapped, check_bubblewrap
 from agentlightning.litagent.kubernetes import Kubernetes, server_of
+from agentlightning.litagent.users import give_away, own_user
 
 
 @explained_class
@@ -25,7 +26,8 @@ class Container:
                   cleanup=["docker", "rm", "-f", "{name}"])
 
     `{workspace}` is the working directory, `{name}` a name made for this attempt, and an argument `{env}` becomes
-    `--env NAME` for each of the program's variables. The network is the command's business.
+    `--env NAME` for each of the program's variables. An argument `{user}` becomes `--user ID:ID`
+    of a user that no other attempt is where we are root, and nothing otherwise. The network is the command's business.
     """
 
     command: Sequence[str]
@@ -33,10 +35,13 @@ class Container:
     cleanup: Sequence[str] | None = None
     """Run after the attempt, however it ended: a container outlives its client's death."""
 
-    def wrap(self, command: Sequence[str], workspace: Path, environment: Mapping[str, str]) -> list[str]:
+    def wrap(
+        self, command: Sequence[str], workspace: Path, environment: Mapping[str, str], user: int | None = None
+    ) -> list[str]:
         """The whole command line."""
-        names = [argument for name in sorted(environment) for argument in ("--env", name)]
-        given = [names if a == "{env}" else [_fill(a, workspace)] for a in self.command]
+        whole = {"{env}": [argument for name in sorted(environment) for argument in ("--env", name)]}
+        whole["{user}"] = [] if user is None else ["--user", f"{user}:{user}"]
+        given = [whole[a] if a in whole else [_fill(a, workspace)] for a in self.command]
         return [*(a for arguments in given for a in arguments), *command]
 
     async def clean(self, workspace: Path) -> None:
@@ -59,18 +64,24 @@ async def isolated(
     workspace: Path,
     environment: Mapping[str, str],
     readable: Sequence[Path] = (),
+    left: Path | None = None,
 ) -> AsyncIterator[Wrapped]:
-    """The command to run on this machine instead. In bubblewrap it sees the folders of `readable` too, read-only."""
+    """The command to run on this machine instead.
+
+    In bubblewrap it sees the folders of `readable` too, and what a program that has ended has `left`, read-only.
+    """
     if isolation is None:
         yield Wrapped(command, environment)
     elif isinstance(isolation, Container):
-        try:
-            yield Wrapped(isolation.wrap(command, workspace, environment), environment)
-        finally:
-            await asyncio.shield(isolation.clean(workspace))
+        with own_user() if "{user}" in isolation.command else nullcontext() as user:
+            await asyncio.to_thread(give_away, user, workspace)
+            try:
+                yield Wrapped(isolation.wrap(command, workspace, environment, user), environment)
+            finally:
+                await asyncio.shield(isolation.clean(workspace))
     else:
         sandbox = Bubblewrap() if isolation == "bubblewrap" else isolation
-        async with bubblewrapped(sandbox, command, workspace, environment, readable) as wrapped:
+        async with bubblewrapped(sandbox, command, workspace, environment, readable, left) as wrapped:
             yield wrapped
 
 

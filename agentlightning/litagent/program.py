@@ -248,12 +248,13 @@ class Program(LitAgent[Any]):
         limits: Limits,
         captured: Captured | None = None,
         readable: Sequence[Path] = (),
+        left: Path | None = None,
     ) -> Finished:
         """Run a command where programs run, to its end."""
         if isinstance(self._isolation, Kubernetes):
             work = Work.of(rollout, part, command, folder, environment, stdin)
             return await run_job(self._isolation, work, folder=folder, limits=limits, captured=captured)
-        async with isolated(self._isolation, command, folder, environment, readable) as wrapped:
+        async with isolated(self._isolation, command, folder, environment, readable, left) as wrapped:
             return await run_command(
                 wrapped.command,
                 folder=folder,
@@ -299,7 +300,7 @@ class Program(LitAgent[Any]):
             given |= {"workspace": str(workspace), "spans": [s.model_dump(mode="json") for s in run.spans]}
             environment, stdin = {**self._inherited(), **self._grader_env}, json.dumps(given).encode()
             return await self._execute(
-                rollout, "grader", self._grader, folder, environment, stdin, Limits(), readable=[run.workspace]
+                rollout, "grader", self._grader, folder, environment, stdin, Limits(), left=run.workspace
             )
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from agentlightning.store import InMemoryLightningStore
 from agentlightning.tracer import DummyTracer
 from agentlightning.types import AttemptedRollout, Outcome
 from agentlightning.types.reward import find_final_reward
+from tests.litagent.sharing import SHARED, uses_up
 
 TRY = """
 import ctypes, glob, json, os, socket, sys
@@ -151,6 +153,8 @@ async def everything(isolation: Any, python: str, folder: Path, port: int) -> di
     for name, (program, grader) in GRADED.items():
         code = program + "\nprint(0)"
         worked[name] = await attack(code, python, folder, grader=[python, "-S", "-c", grader], **options)
+    for name, take in SHARED.items():
+        worked[name] = await uses_up(take, partial(attack, python=python, folder=folder, **options), folder / "shared")
     worked["be changed by its grader"] = any(path.read_text() == "42!" for path in kept.glob("*/answer"))
     return worked
 

@@ -20,16 +20,18 @@ from pathlib import Path
 import pytest
 
 from agentlightning.errors import ConfigError
-from agentlightning.litagent.bubblewrap import INSIDE, NOBODY, check_bubblewrap
+from agentlightning.litagent.bubblewrap import INSIDE, check_bubblewrap
+from agentlightning.litagent.users import NOBODY
 from tests.litagent.attacks import ATTACKS, GRADED
+from tests.litagent.sharing import EACH, SHARED
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = ("none", "bubblewrap", "container")
 USERS = ("root", "not root")
 PODMAN = [
     *("run", "--rm", "-i", "--name", "{name}", "--network", "host", "--cap-drop", "ALL"),
-    *("--security-opt", "no-new-privileges", "-v", "{workspace}:{workspace}", "-w", "{workspace}", "{env}"),
-    *("--ulimit", "nofile=1000:1000", "--ulimit", "nproc=10000:10000"),
+    *("--security-opt", "no-new-privileges", "-v", "{workspace}:{workspace}", "-w", "{workspace}", "{env}", "{user}"),
+    *("--ulimit", "nofile=1000:1000", "--ulimit", f"nproc={EACH}:{EACH}", "--ulimit", f"sigpending={EACH}:{EACH}"),
 ]
 
 
@@ -75,7 +77,9 @@ def container(runtime: str, user: str) -> str | None:
             os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     base = ["podman", *(("--runtime", runtime) if runtime else ()), *PODMAN, "-v", "/usr:/usr:ro", "-v", "/etc:/etc:ro"]
     command = [*base, "--rootfs", str(image)]
-    tried = [a.replace("{workspace}", "/tmp").replace("{name}", "agl-try") for a in command if a != "{env}"]
+    tried = [
+        a.replace("{workspace}", "/tmp").replace("{name}", "agl-try") for a in command if a not in ("{env}", "{user}")
+    ]
     given = {"PATH": os.environ["PATH"], "HOME": home_of(user)}
     run = [*as_user(user), *tried, "/usr/bin/python3", "-c", ""]
     done = subprocess.run(run, capture_output=True, check=False, timeout=60, env=given)
@@ -144,10 +148,10 @@ def attack(kind: str, user: str) -> dict[str, bool]:
 
 
 def test_the_table_has_every_attack() -> None:
-    assert list(promised()) == [*ATTACKS, *GRADED]
+    assert list(promised()) == [*ATTACKS, *GRADED, *SHARED]
 
 
-@pytest.mark.parametrize("name", [*ATTACKS, *GRADED])
+@pytest.mark.parametrize("name", [*ATTACKS, *GRADED, *SHARED])
 @pytest.mark.parametrize("user", USERS)
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_each_isolation_keeps_what_the_table_promises(
@@ -156,7 +160,7 @@ def test_each_isolation_keeps_what_the_table_promises(
     if (kind, user) not in outcomes:
         outcomes[kind, user] = attack(kind, user)
     cell = promised()[name][kind]
-    expected = {"yes": True, "no": False, "as root": user == "root"}[cell]
+    expected = {"yes": True, "no": False, "as root": user == "root", "not as root": user != "root"}[cell]
     assert outcomes[kind, user][name] is expected
 
 
