@@ -17,7 +17,7 @@ from agentlightning.adapter.matching import MATCHES, RewardMatch, below_what_enc
 from agentlightning.adapter.numbered import calls_below, numbered_messages, numbered_tools, read_json, with_calls
 from agentlightning.types import Span
 from agentlightning.types.names import CALL_ID, EXECUTOR_ID, PARENT_CALL_ID, REWARD_RESPONSE, SAME_INPUT
-from agentlightning.types.reward import find_reward_spans, get_reward_value, is_reward_span
+from agentlightning.types.reward import find_reward_spans, get_reward_value, is_reward_span, names_call
 
 Message = dict[str, Any]
 AGENT_NAMES = (
@@ -185,11 +185,12 @@ def _with_calls(call: Conversation, below: Sequence[Span], earlier: Sequence[Con
 def _rewarded(calls: Sequence[Conversation], spans: Sequence[Span], match: RewardMatch) -> list[Conversation]:
     own: dict[str, float] = {}
     for span in find_reward_spans(spans):
-        if (named := span.attributes.get(REWARD_RESPONSE)) is not None:
+        if names_call(span.attributes):
+            named = str(span.attributes[REWARD_RESPONSE])
             own[named] = own.get(named, 0.0) + (get_reward_value(span) or 0.0)
     last = {c.response_id or "": i for i, c in enumerate(calls)}
     rewards = [own.get(c.response_id or "") if last[c.response_id or ""] == i else None for i, c in enumerate(calls)]
-    whole = [s for s in spans if REWARD_RESPONSE not in s.attributes]
+    whole = [s for s in spans if not names_call(s.attributes)]
     for index, value in MATCHES[match]([c.span for c in calls], whole).items():
         rewards[index] = value + (rewards[index] or 0.0)
     return [replace(c, reward=r) for c, r in zip(calls, rewards, strict=True)]

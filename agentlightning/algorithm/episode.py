@@ -10,8 +10,20 @@ from statistics import fmean
 from agentlightning.algorithm.given import calls_as_given, given_triplets
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Attempt, Call, Outcome, Rollout, Span
-from agentlightning.types.names import REWARD_AGENT, REWARD_RESPONSE
-from agentlightning.types.reward import PRIMARY, find_reward_spans, get_reward_value, get_rewards, reward_error
+from agentlightning.types.names import REWARD_RESPONSE
+from agentlightning.types.reward import (
+    Callers,
+    callers_of,
+    find_reward_spans,
+    get_rewards,
+    given_reward,
+    has_parts,
+    in_one_form,
+    mean_value,
+    reward_error,
+    weights_in,
+    which_count,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +50,7 @@ class Episode:
     rollout: Rollout
     attempt: Attempt | None
     reward: float | None
-    """The final reward: the last one that is everybody's; where there are only agents' own, the mean of their last, of
-    agents whose calls are trained. One that was truncated before it earned anything has 0."""
+    """The mean of its rewards that count (`which_count`). One that was truncated before it earned anything has 0."""
     calls: Sequence[Call]
     rewards: Sequence[Earned] = ()
     """All of them, in order."""
@@ -60,6 +71,20 @@ class Episode:
         """Whether the rollout ended without a failure; a truncated one counts as good."""
         return self.outcome in (Outcome.OK, Outcome.TRUNCATED)
 
+    def earned_by(self, *agents: str | None) -> float | None:
+        """The mean of the rewards that count for these of its agents (`which_count`); None: nobody said.
+
+        One that was truncated before they earned anything has 0.
+        """
+        counting = which_count(self.rewards, agents=agents)
+        found = mean_value([r.value for r in counting]) if self.rewards else self.reward
+        return 0.0 if found is None and self.outcome is Outcome.TRUNCATED else found
+
+    @property
+    def callers(self) -> Callers:
+        """Who called a model."""
+        return _callers(self.calls)
+
     @property
     def sampled_tokens(self) -> int:
         """Tokens that the policy in training sampled."""
@@ -72,10 +97,23 @@ async def collect(
     """Read finished rollouts back from the store, in the order of `rollout_ids`; one read, however many they are.
 
     A reward of several named parts is its primary part, or, with `reward_weights`, the weighted sum of those of its
-    parts that have a weight.
+    parts that have a weight. Where no weights are given, a rollout has those of its run.
     """
     found = await store.query_records(rollout_ids)
-    return [make_episode(one.rollout, one.attempt, one.calls, one.spans, reward_weights) for one in found]
+    weights: dict[str | None, Mapping[str, float]] = {}
+    if reward_weights is None:
+        parted = [one.rollout.run_id for one in found if any(has_parts(span.attributes) for span in one.spans)]
+        weights = {run_id: await weights_of(store, run_id) for run_id in dict.fromkeys(parted)}
+    return [
+        make_episode(one.rollout, one.attempt, one.calls, one.spans, reward_weights or weights.get(one.rollout.run_id))
+        for one in found
+    ]
+
+
+async def weights_of(store: LightningStore, run_id: str | None) -> Mapping[str, float]:
+    """By which a run adds up the parts of a reward."""
+    run = await store.get_run_by_id(run_id) if run_id else None
+    return {} if run is None else weights_in(run.settings)
 
 
 def make_episode(
@@ -86,61 +124,37 @@ def make_episode(
     reward_weights: Mapping[str, float] | None = None,
 ) -> Episode:
     """Put a rollout's calls and the rewards among its spans together; `reward_weights` as in `collect`."""
-    if given := given_triplets(spans):
-        calls, which = calls_as_given(calls, given)
-        pairs = [(t.reward, i) for (_, t), i in zip(given, which, strict=True)]
-        own = [Earned(reward, i, named=True) for reward, i in pairs if reward is not None]
-        return Episode(rollout, attempt, _final(own), calls, own, separate=True)
     for span in spans:
         if (wrong := reward_error(span.name, span.attributes)) is not None:
             logger.warning("A reward of rollout %s is left out. %s", span.rollout_id, wrong)
     rewards = [_earned(span, calls, reward_weights or {}) for span in find_reward_spans(spans)]
-    final = _final(rewards, calls)
+    final = mean_value([r.value for r in which_count(rewards, callers=_callers(calls))])
     if final is None and attempt is not None and attempt.outcome is Outcome.TRUNCATED:
         final = 0.0
+    if given := given_triplets(spans):
+        calls, which = calls_as_given(calls, given)
+        pairs = [(t.reward, i) for (_, t), i in zip(given, which, strict=True)]
+        own = [Earned(reward, i, named=True) for reward, i in pairs if reward is not None]
+        return Episode(rollout, attempt, final, calls, own, separate=True)
     refused = [s.status.description or "" for s in spans if s.attributes.get("error.type") == "refused"]
     return Episode(rollout, attempt, final, calls, rewards, refused=refused)
 
 
 def _earned(span: Span, calls: Sequence[Call], weights: Mapping[str, float]) -> Earned:
-    value = get_reward_value(span)
-    assert value is not None, span
-    parts = get_rewards(span)
-    if weights.keys() & parts.keys():
-        value = sum(weights.get(name, 0.0) * part for name, part in parts.items())
-    named = span.attributes.get(REWARD_RESPONSE)
+    given = given_reward(in_one_form(span.name, span.attributes), weights)
+    assert given is not None, span
+    response = span.attributes.get(REWARD_RESPONSE)
     found = [
         i
         for i, call in enumerate(calls)
-        if (call.info.response_id == named if named else call.info.start_time <= (span.start_time or 0.0))
+        if (call.info.response_id == response if given.named else call.info.start_time <= (span.start_time or 0.0))
     ]
-    return Earned(
-        value, found[-1] if found else None, span.attributes.get(REWARD_AGENT), named is not None, _named(parts)
-    )
+    parts = get_rewards(span) if has_parts(span.attributes) else {}
+    return Earned(given.value, found[-1] if found else None, given.agent, given.named, parts)
 
 
-def _named(parts: Mapping[str, float]) -> Mapping[str, float]:
-    """A number that was given without a name has no parts."""
-    return {} if list(parts) == [PRIMARY] else parts
-
-
-def _final(rewards: Sequence[Earned], calls: Sequence[Call] = ()) -> float | None:
-    common = [r for r in rewards if r.agent is None]
-    if common:
-        return ([r for r in common if not r.named] or common)[-1].value
-    last = {r.agent: r.value for r in of_trained(rewards, calls)}
-    return sum(last.values()) / len(last) if last else None
-
-
-def of_trained(rewards: Sequence[Earned], calls: Sequence[Call]) -> Sequence[Earned]:
-    """The rewards of agents that are trained, and everybody's. Where no such agent is rewarded: all but those of agents
-    that called a model and are not trained; and all, where nothing else is there.
-    """
-    trained = {c.info.agent for c in calls if c.info.trained}
-    others = {c.info.agent for c in calls} - trained
-    if any(r.agent is not None and r.agent in trained for r in rewards):
-        return [r for r in rewards if r.agent is None or r.agent in trained]
-    return [r for r in rewards if r.agent not in others] or rewards
+def _callers(calls: Sequence[Call]) -> Callers:
+    return callers_of((name, c.info.trained) for c in calls for name in (c.info.agent, c.info.policy))
 
 
 def mean_reward(episodes: Sequence[Episode]) -> float | None:

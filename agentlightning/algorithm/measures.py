@@ -8,11 +8,12 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Episode, mean_reward, of_trained
+from agentlightning.algorithm.episode import Episode, mean_reward
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome
+from agentlightning.types.reward import of_trained, which_count
 
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 COLUMNS = (
@@ -73,17 +74,15 @@ def of_examples(sampled: Sampled) -> dict[str, Any]:
 
 
 def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean of each named part of the rewards, over the rollouts that have it. The last one of a rollout counts; where
-    agents are rewarded apart, the mean of their last ones, of those who are trained.
+    """Mean of each named part of the rewards, over the rollouts that have it. Of those rewards of a rollout that have a
+    part the same ones count as for what it earned (`which_count`).
     """
     found: dict[str, list[float]] = {}
     for e in episodes:
-        last: dict[str, dict[str | None, float]] = {}
-        for reward in of_trained(e.rewards, e.calls):
-            for name, value in reward.parts.items():
-                last.setdefault(name, {})[reward.agent] = value
-        for name, values in last.items():
-            found.setdefault(name, []).append(fmean(values.values()))
+        rewards = of_trained(e.rewards, e.callers)
+        for name in dict.fromkeys(name for reward in rewards for name in reward.parts):
+            counting = which_count([r for r in rewards if name in r.parts])
+            found.setdefault(name, []).append(fmean(r.parts[name] for r in counting))
     return {name: fmean(values) for name, values in sorted(found.items())}
 
 

@@ -27,11 +27,7 @@ def seen_by(policy: str, episode: Episode) -> Episode:
     by_name = any(reward.agent == policy for reward in episode.rewards)
     calls = [_seen(call, policy, by_name) for call in episode.calls]
     agents = {call.info.agent for call in calls if call.info.policy == policy}
-    own = [r for r in episode.rewards if r.agent is not None and r.agent in agents]
-    common = [r for r in episode.rewards if r.agent is None and not r.named]
-    last = {r.agent: r.value for r in own}
-    reward = sum(last.values()) / len(last) if last else (common[-1].value if common else episode.reward)
-    return replace(episode, calls=calls, reward=reward)
+    return replace(episode, calls=calls, reward=episode.reward if episode.separate else episode.earned_by(*agents))
 
 
 def _seen(call: Call, policy: str, by_name: bool) -> Call:

@@ -15,6 +15,7 @@ from agentlightning.algorithm.weights import overlong_penalty
 from agentlightning.types import Outcome
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Call
+from agentlightning.types.reward import which_count
 
 Use = Literal["train", "zero", "mask"]
 Normalization = Literal["token", "sequence", "rollout", "sum", "constant"]
@@ -102,12 +103,11 @@ def make_units(episodes: Sequence[Episode], rule: CreditRule, bonuses: Mapping[s
 
 def _alone(episode: Episode, call: int) -> Episode:
     """The episode as if this call and its own reward were all of it; what names no call counts for each of them."""
-    named = [x for x in episode.rewards if x.call == call and (x.named or episode.separate)]
+    named = [replace(x, agent=None) for x in episode.rewards if x.call == call and x.named]
     if named or episode.separate:
         return replace(episode, reward=None, rewards=named)
-    of_agent = [x.value for x in episode.rewards if x.agent is not None and x.agent == episode.calls[call].info.agent]
-    earned = of_agent[-1] if of_agent else episode.reward
-    return replace(episode, rewards=[] if earned is None else [Earned(earned, call)])
+    earned = episode.earned_by(episode.calls[call].info.agent)
+    return replace(episode, reward=earned, rewards=[] if earned is None else [Earned(earned, call)])
 
 
 def _unit(
@@ -132,11 +132,9 @@ def _unit(
             rewards_T[before[-1]] += x.value
         if before and x.named and calls[before[-1]][0] == x.call:
             own_T[before[-1]] += x.value
-    whole = [x for x in earned if not x.named] or earned  # the others are intermediate
-    own = [x.value for x in whole if x.agent == agent] or [x.value for x in whole]
-    final = (sum(x.value for x in earned) if rule.total else own[-1]) if own else None
-    if final is None and episode.outcome is Outcome.TRUNCATED:
-        final = 0.0  # it ran out of what it may use before it earned anything
+    final = episode.earned_by(agent) if use == "train" else None
+    if rule.total and earned:
+        final = sum(x.value for x in earned)
     shaped = _overlong(calls, rule)
     if rewards_T:
         rewards_T[-1] += shaped
@@ -153,11 +151,9 @@ def _unit(
 
 
 def _unnamed(earned: Sequence[Earned], agent: str | None, rule: CreditRule) -> float:
-    """Of the rewards that name no call: the last one of the agent's own or else of all, or with `total` their sum."""
-    values = [x.value for x in earned if not x.named]
-    if rule.total or not values:
-        return sum(values)
-    return ([x.value for x in earned if not x.named and x.agent == agent] or values)[-1]
+    """Of the rewards that name no call: the one that counts for the agent, or with `total` their sum."""
+    unnamed = [x for x in earned if not x.named]
+    return sum(x.value for x in (unnamed if rule.total else which_count(unnamed, agents=(agent,))))
 
 
 def _overlong(calls: Sequence[tuple[int, Call]], rule: CreditRule) -> float:

@@ -37,7 +37,7 @@ async def advantages_of(store: SqlLightningStore, rollout: Rollout) -> Worth:
         return Worth({}, rule)
     ids = await _compared(store, rollout.run_id or "", step, str(group))
     try:
-        batches = credit(await collect(store, ids, run.settings.get("reward_weights")), rule)
+        batches = credit(await collect(store, ids), rule)
     except AgentLightningError as error:  # also where numpy is not installed
         return Worth({}, str(error))
     return Worth({c.call.info.call_id: c.advantages.tolist() for batch in batches for c in batch}, None)

@@ -10,7 +10,7 @@ import msgspec
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 
-from agentlightning.algorithm.episode import make_episode
+from agentlightning.algorithm.episode import make_episode, weights_of
 from agentlightning.dashboard.plain import cut, shown
 from agentlightning.dashboard.runs import name_of, number
 from agentlightning.dashboard.texts import branches, texts_of
@@ -112,7 +112,7 @@ async def one(store: SqlLightningStore, request: Request) -> Any:
         "resources_id": rollout.resources_id,
         "attempts_made": [shown(a.model_dump(mode="json")) for a in attempts],
         "attempt_id": attempt and attempt.attempt_id,
-        "reward": make_episode(rollout, attempt, mine, spans).reward,
+        "reward": make_episode(rollout, attempt, mine, spans, await weights_of(store, rollout.run_id)).reward,
         "calls": _calls(spans, {call.info.call_id: call for call in mine}, left),
         "spans": [_in_waterfall(span) for span in spans],
         "spans_left_out": 0 if page is None else max(0, page.total - len(spans)),

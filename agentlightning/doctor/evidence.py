@@ -114,9 +114,8 @@ async def gather(store: LightningStore, run: Run | None = None) -> Evidence:
     last = await _finished(store, runs, "desc", LAST_ROLLOUTS)
     first = await _finished(store, runs, "asc", FIRST_ROLLOUTS)
     known = {r.rollout_id for r in last}
-    weights = None if run is None else run.settings.get("reward_weights")
-    episodes = await collect(store, [r.rollout_id for r in reversed(last)], weights)
-    early = await collect(store, [r.rollout_id for r in first if r.rollout_id not in known], weights)
+    episodes = await collect(store, [r.rollout_id for r in reversed(last)])
+    early = await collect(store, [r.rollout_id for r in first if r.rollout_id not in known])
     return Evidence(
         steps=[] if run is None else await learned_steps(store, run.run_id),
         episodes=episodes,

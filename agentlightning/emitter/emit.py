@@ -40,9 +40,10 @@ def emit_reward(
 ) -> Span | None:
     """Reward the attempt: with a number, or with several named ones of which `primary_key` is the one that trains.
 
-    The last reward of an attempt is its final reward. A reward belongs to the model call before it, or to the one whose
-    response has `response_id`; with `agent` it is for that agent's calls alone. Raises AgentError for anything but
-    finite numbers, also outside a rollout, so that a mistake shows when the agent is tried by hand.
+    The last reward of an attempt counts, and one with `response_id` only where there is no other. A reward belongs to
+    the model call before it, or to the one whose response has `response_id`; with `agent` it is for that agent's calls
+    alone, and where no reward is for everybody the mean of each agent's last one counts. Raises AgentError for anything
+    but finite numbers, also outside a rollout, so that a mistake shows when the agent is tried by hand.
     """
     rewards = reward_attributes(value, primary_key)
     whose = {REWARD_AGENT: agent, REWARD_RESPONSE: response_id}

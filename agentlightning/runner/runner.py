@@ -471,7 +471,7 @@ def _add_all(result: Sequence[Any], trace: Trace) -> bool:
         attributes: dict[str, Any] = {TRIPLET_JSON: item.model_dump_json()}
         if item.reward is not None:
             attributes |= reward_attributes(item.reward)
-            attributes[REWARD_RESPONSE] = item.metadata.get("response_id", "none")
+            attributes[REWARD_RESPONSE] = item.metadata.get("response_id") or "none"
         trace.add(
             Span.from_attributes(
                 name=TRIPLET, attributes=attributes, rollout_id=trace.rollout_id, attempt_id=trace.attempt_id

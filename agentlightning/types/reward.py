@@ -14,10 +14,10 @@ import json
 import math
 import os
 import re
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Collection, Generator, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, SupportsFloat
+from typing import Any, Protocol, SupportsFloat, TypeVar
 
 from agentlightning.errors import RewardError, VariableError
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
@@ -171,7 +171,10 @@ def _finite_at(attributes: Attributes, index: int) -> float | None:
 
 def get_rewards(span: Span) -> dict[str, float]:
     """All rewards of a span by name, the primary one first."""
-    attributes = in_one_form(span.name, span.attributes)
+    return _parts(in_one_form(span.name, span.attributes))
+
+
+def _parts(attributes: Attributes) -> dict[str, float]:
     rewards: dict[str, float] = {}
     for index in count():
         value = _finite_at(attributes, index)
@@ -186,14 +189,135 @@ def find_reward_spans(spans: Iterable[Span]) -> list[Span]:
     return [span for span in spans if is_reward_span(span)]
 
 
-def find_final_reward(spans: Iterable[Span]) -> float | None:
-    """The last primary reward among the spans, in the order given; None if there is none.
+@dataclass(frozen=True, slots=True)
+class GivenReward:
+    """One reward of an attempt, as its span says it."""
 
-    One that names the model call it is for is an intermediate reward, and final only where there is no other.
+    value: float
+    """The number that trains: the primary one, or the weighted sum of its parts."""
+    agent: str | None = None
+    """The agent that it is for; None: everybody."""
+    named: bool = False
+    """Whether it names the model call that it is for."""
+
+
+def given_reward(attributes: Attributes, weights: Mapping[str, float] | None = None) -> GivenReward | None:
+    """The reward in a span's attributes, in today's form (`in_one_form`); None if there is none.
+
+    One of several parts is its primary part, or, with `weights`, the weighted sum of those that have a weight.
     """
-    found = find_reward_spans(spans)
-    whole = [span for span in found if REWARD_RESPONSE not in span.attributes]
-    return get_reward_value((whole or found)[-1]) if found else None
+    value = _finite_at(attributes, 0)
+    if value is None:
+        return None
+    parts = _parts(attributes) if weights and has_parts(attributes) else {}
+    if weights and weights.keys() & parts.keys():
+        value = sum(weights.get(name, 0.0) * part for name, part in parts.items())
+    agent = attributes.get(REWARD_AGENT)
+    return GivenReward(value, None if agent in (None, "") else str(agent), names_call(attributes))
+
+
+def names_call(attributes: Attributes) -> bool:
+    """Whether a reward says itself which model call it is for."""
+    return attributes.get(REWARD_RESPONSE) not in (None, "")
+
+
+def weights_in(settings: Mapping[str, Any]) -> Mapping[str, float]:
+    """The weights of parts of rewards in the settings of a run; none where it has none."""
+    found = settings.get("reward_weights")
+    given: Mapping[Any, Any] = found if isinstance(found, Mapping) else {}
+    return {str(name): float(weight) for name, weight in given.items() if isinstance(weight, int | float)}
+
+
+def has_parts(attributes: Attributes) -> bool:
+    """Whether a reward was given by the names of its parts, and not as a mere number."""
+    return f"{REWARD}.1.value" in attributes or attributes.get(f"{REWARD}.0.name", PRIMARY) != PRIMARY
+
+
+# ---- which of a rollout's rewards count ------------------------------------------------------------------------------
+
+
+class Rewarding(Protocol):
+    """What is asked of a reward to know whether it counts."""
+
+    @property
+    def agent(self) -> str | None:
+        """The agent that it is for; None: everybody."""
+        ...
+
+    @property
+    def named(self) -> bool:
+        """Whether it names the model call that it is for."""
+        ...
+
+
+Reward = TypeVar("Reward", bound=Rewarding)
+
+
+@dataclass(frozen=True, slots=True)
+class Callers:
+    """Who called a model in a rollout, by the names of agents and of policies."""
+
+    trained: Set[str] = frozenset()
+    others: Set[str] = frozenset()
+    """Those without a call that is trained."""
+
+
+_NOBODY = Callers()
+
+
+def callers_of(calls: Iterable[tuple[str | None, bool]]) -> Callers:
+    """From the names of who called (None: it has no name), each with whether the call is trained."""
+    named = [(name, trained) for name, trained in calls if name]
+    trained = {name for name, trained in named if trained}
+    return Callers(trained, {name for name, _ in named} - trained)
+
+
+def of_trained(rewards: Sequence[Reward], callers: Callers) -> Sequence[Reward]:
+    """The rewards of agents that are trained, and everybody's. Where no such agent is rewarded: all but those of agents
+    that called a model and are not trained; and all, where nothing else is there.
+    """
+    if any(r.agent in callers.trained for r in rewards):
+        return [r for r in rewards if r.agent is None or r.agent in callers.trained]
+    return [r for r in rewards if r.agent not in callers.others] or rewards
+
+
+def which_count(
+    rewards: Sequence[Reward], *, callers: Callers = _NOBODY, agents: Collection[str | None] | None = None
+) -> list[Reward]:
+    """Which of a rollout's rewards, given in their order, count: what was earned is their mean. [] where none does.
+
+    One that names a call is intermediate, and counts only where there is no other. For the rollout as a whole the last
+    one for everybody counts; where there is none, the last one of each agent that is trained (`callers`, `of_trained`).
+    For some of its `agents` the last one of each of them counts; where there is none, the last one for everybody.
+    """
+    if agents is None:
+        rewards = of_trained(rewards, callers)
+    else:
+        rewards = [r for r in rewards if r.agent is None or r.agent in agents]
+    left = [r for r in rewards if not r.named] or rewards
+    common = [r for r in left if r.agent is None][-1:]
+    own = list({r.agent: r for r in left if r.agent is not None}.values())
+    return common or own if agents is None else own or common
+
+
+def mean_value(values: Collection[float]) -> float | None:
+    """Their mean, in whatever order they are; None where there are none."""
+    return math.fsum(values) / len(values) if values else None
+
+
+def find_final_reward(spans: Iterable[Span]) -> float | None:
+    """What an attempt earned by its spans, in the order given (`which_count`); None if they hold no reward."""
+    return final_of(in_one_form(span.name, span.attributes) for span in spans)
+
+
+def final_of(attributes: Iterable[Attributes]) -> float | None:
+    """The same from the attributes of its spans, with rewards in today's form."""
+    found = [given for one in attributes if (given := given_reward(one)) is not None]
+    return mean_value([r.value for r in which_count(found)])
+
+
+Numbered = tuple[int, float]
+"""The sequence number of a reward's span, and the reward."""
 
 
 @dataclass(slots=True)
@@ -203,42 +327,49 @@ class LastRewards:
     A span counts by its sequence number; of equal ones the one that came later.
     """
 
-    whole: tuple[int, float] | None = None
-    """The attempt's: the sequence number of its span, and the value."""
-    of_call: tuple[int, float] | None = None
+    whole: Numbered | None = None
+    """The attempt's."""
+    of_call: Numbered | None = None
     """One that names the model call it is for."""
-    of_agents: dict[str, tuple[int, float]] = field(default_factory=dict[str, tuple[int, float]])
+    of_agents: dict[str, Numbered] = field(default_factory=dict[str, Numbered])
     """Those of agents that are rewarded apart; of the first `MOST_AGENTS`."""
+    of_agents_calls: dict[str, Numbered] = field(default_factory=dict[str, Numbered])
+    """Likewise, of those that name a call."""
+    callers: dict[str, bool] | None = None
+    """Who called a model, and whether it is trained; None: not looked up, as no reward names an agent."""
 
-    def add(self, sequence_id: int, attributes: Attributes) -> None:
-        """Take in a span's attributes, with a reward in today's form (`in_one_form`)."""
-        if (value := _finite_at(attributes, 0)) is None:
-            return
-        agent = attributes.get(REWARD_AGENT)
-        if agent is not None:
-            name = str(agent)[:MOST_CHARACTERS]
-            if name in self.of_agents or len(self.of_agents) < MOST_AGENTS:
-                self.of_agents[name] = _later(self.of_agents.get(name), (sequence_id, value))
-        elif REWARD_RESPONSE in attributes:
-            self.of_call = _later(self.of_call, (sequence_id, value))
+    def add(self, sequence_id: int, given: GivenReward) -> None:
+        """Take in the reward of a span."""
+        new = sequence_id, given.value
+        if given.agent is not None:
+            known, name = self.of_agents_calls if given.named else self.of_agents, given.agent[:MOST_CHARACTERS]
+            if name in known or len(known) < MOST_AGENTS:
+                known[name] = _later(known.get(name), new)
+        elif given.named:
+            self.of_call = _later(self.of_call, new)
         else:
-            self.whole = _later(self.whole, (sequence_id, value))
+            self.whole = _later(self.whole, new)
+
+    def names_agents(self) -> bool:
+        """Whether agents are rewarded apart."""
+        return bool(self.of_agents or self.of_agents_calls)
+
+    def know(self, callers: Callers) -> None:
+        """Note who called a model."""
+        names = [(name, True) for name in sorted(callers.trained)] + [(name, False) for name in sorted(callers.others)]
+        self.callers = {name[:MOST_CHARACTERS]: trained for name, trained in names[:MOST_AGENTS]}
 
     def final(self) -> float | None:
-        """As `find_final_reward`; where agents are rewarded apart, the mean of their last ones."""
-        if (common := self.whole or self.of_call) is not None:
-            return common[1]
-        own = [value for _, value in self.of_agents.values()]
-        return sum(own) / len(own) if own else None
+        """What the attempt earned (`which_count`)."""
+        kept = [
+            *((self.whole, None, False), (self.of_call, None, True)),
+            *((last, name, False) for name, last in self.of_agents.items()),
+            *((last, name, True) for name, last in self.of_agents_calls.items()),
+        ]
+        found = [GivenReward(last[1], name, named) for last, name, named in kept if last is not None]
+        callers = callers_of((self.callers or {}).items())
+        return mean_value([r.value for r in which_count(found, callers=callers)])
 
 
-def _later(known: tuple[int, float] | None, new: tuple[int, float]) -> tuple[int, float]:
+def _later(known: Numbered | None, new: Numbered) -> Numbered:
     return new if known is None or new[0] >= known[0] else known
-
-
-def final_of(attributes: Iterable[Attributes]) -> float | None:
-    """The final reward of an attempt, from the attributes of its spans in their order."""
-    last = LastRewards()
-    for number, given in enumerate(attributes):
-        last.add(number, given)
-    return last.final()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Earned, make_episode, of_trained
+from agentlightning.algorithm.episode import Earned, make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
@@ -26,7 +26,7 @@ from agentlightning.metrics.catalogue import COUNTED, GROUPS, MEASURED, METRICS,
 from agentlightning.metrics.intervals import expected_best
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import REWARD
-from agentlightning.types.reward import reward_attributes
+from agentlightning.types.reward import of_trained, reward_attributes
 from scripts.metrics import listed
 
 from .test_credit import episode
@@ -136,7 +136,8 @@ def test_parts_of_agents_rewards_are_the_mean_over_those_in_training() -> None:
     rewards = [Earned(0.0, 0, agent, False, given) for agent, given in parts]
     found = of_rollouts(Sampled([replace(one, calls=calls, rewards=rewards)], [0], 1, 0.0, 0.0), CreditRule())
     assert {k: v for k, v in found.items() if k.startswith("reward/")} == {"reward/vote": 0.5, "reward/won": 0.5}
-    assert [r.agent for r in of_trained(rewards[5:], calls)] == ["never asked"], "its calls may have had no name"
+    callers = replace(one, calls=calls).callers
+    assert [r.agent for r in of_trained(rewards[5:], callers)] == ["never asked"], "its calls may have had no name"
 
 
 def test_ratios_and_the_divergence_of_the_engine() -> None:

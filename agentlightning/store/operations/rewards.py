@@ -12,11 +12,19 @@ from typing import Any
 
 from sqlalchemy import bindparam, or_, select, update
 
-from agentlightning.store.database.schema import attempts, rollouts, spans
+from agentlightning.store.database.schema import attempts, calls, rollouts, runs, spans
 from agentlightning.store.database.transaction import Statement, Transaction
 from agentlightning.store.operations.codec import decode, encode
 from agentlightning.types.names import REWARD
-from agentlightning.types.reward import AGENTOPS_OUTPUTS, LastRewards, in_one_form
+from agentlightning.types.reward import (
+    AGENTOPS_OUTPUTS,
+    LastRewards,
+    callers_of,
+    given_reward,
+    has_parts,
+    in_one_form,
+    weights_in,
+)
 
 _KEYS = {"holding": f"{REWARD}.0.value", "task": AGENTOPS_OUTPUTS[0], "entity": AGENTOPS_OUTPUTS[1]}
 _reward_spans = Statement(
@@ -39,12 +47,21 @@ _update_reward = Statement(
     ),
     ["reward"],
 )
+_select_infos = Statement(
+    select(calls.c.info).where(calls.c.rollout_id == bindparam("rollout"), calls.c.attempt_id == bindparam("attempt"))
+)
+_select_settings = Statement(
+    select(runs.c.settings).where(
+        runs.c.run_id
+        == select(rollouts.c.run_id).where(rollouts.c.rollout_id == bindparam("rollout")).scalar_subquery()
+    )
+)
 
 
 def note(tx: Transaction, attempt_id: str, rollout_id: str, otherwise: float | None = None) -> None:
     """Of an attempt that ends. `otherwise`: what one earned that no span rewards."""
     found = tx.rows(_reward_spans, {"rollout": rollout_id, "attempt": attempt_id, "named": REWARD, **_KEYS})
-    reward = _add(tx, attempt_id, LastRewards(), found) if found else None
+    reward = _add(tx, attempt_id, rollout_id, LastRewards(), found) if found else None
     _write(tx, attempt_id, rollout_id, otherwise if reward is None else reward)
 
 
@@ -61,15 +78,27 @@ def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[
     if row is None or row[0] is None:  # none was known, or it ended before these were kept
         note(tx, attempt_id, rollout_id)
     else:
-        _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, LastRewards(**decode(row[0])), rewarding))
+        _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, rollout_id, LastRewards(**decode(row[0])), rewarding))
 
 
-def _add(tx: Transaction, attempt_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
-    """Keep what is last now; what the attempt earned by it."""
-    for sequence_id, name, attributes in told:
-        last.add(sequence_id, in_one_form(name, decode(attributes)))
+def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
+    """Keep what is last now; what the attempt earned by it. Weights and callers are looked up where they matter."""
+    found = [(sequence_id, in_one_form(name, decode(attributes))) for sequence_id, name, attributes in told]
+    weights = _weights(tx, rollout_id) if any(has_parts(attributes) for _, attributes in found) else {}
+    for sequence_id, attributes in found:
+        if (given := given_reward(attributes, weights)) is not None:
+            last.add(sequence_id, given)
+    if last.callers is None and last.names_agents():
+        infos = [decode(row[0]) for row in tx.rows(_select_infos, {"rollout": rollout_id, "attempt": attempt_id})]
+        last.know(callers_of((info[who], info["trained"]) for info in infos for who in ("agent", "policy")))
     tx.run(_update_rewards, {"attempt": attempt_id, "rewards": encode(asdict(last))})
     return last.final()
+
+
+def _weights(tx: Transaction, rollout_id: str) -> Mapping[str, float]:
+    """By which the rollout's run adds up the parts of a reward."""
+    row = tx.row(_select_settings, {"rollout": rollout_id})
+    return {} if row is None else weights_in(decode(row[0]))
 
 
 def _write(tx: Transaction, attempt_id: str, rollout_id: str, reward: float | None) -> None:
