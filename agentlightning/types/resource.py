@@ -122,7 +122,7 @@ class PromptTemplate(Resource):
         """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs. POML has no
         sandbox; it reads files and evaluates expressions, so give it templates of your own only.
 
-        Raises PromptTemplateError for a placeholder without a value, ConfigError where the engine's package is not installed.
+        Raises PromptTemplateError for a placeholder without a value, ConfigError where the engine's package is missing.
         """
         if self.engine == "f-string":
             return _filled(self.template, kwargs)
