@@ -18,6 +18,8 @@ from agentlightning.errors import ConfigError
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_FEW = 30
+"""So many names are listed in a message."""
 _ALIKE = 0.62
 """How much of two names must be the same, for one to be a slip of the other."""
 ELSEWHERE_CALLED = {
@@ -136,9 +138,14 @@ class GivenByName(metaclass=_ByName):
 
 def explained(function: Callable[P, R]) -> Callable[P, R]:
     """The function, whose callers are told by ConfigError which argument they meant or forgot."""
+    inside, _, name = function.__qualname__.rpartition(".")
+    first = next(iter(inspect.signature(function).parameters), None)
+    owner = "" if first != "self" or inside.endswith(">") else inside.rpartition(".")[2]
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if owner and args and all(kind.__name__ != owner for kind in type(args[0]).__mro__):
+            raise ConfigError(f"{name} was called on the class {owner}; call it on an object: {owner}(…).{name}(…).")
         try:
             return function(*args, **kwargs)
         except TypeError as error:
@@ -203,12 +210,20 @@ def refuse_unknown(
         if name not in known:
             meant = None if name in others else nearest(name, known)
             said = others.get(name) if isinstance(others, Mapping) else None
-            hint = f"Did you mean {meant}?" if meant else said or otherwise or f"They are: {', '.join(sorted(known))}."
+            hint = f"Did you mean {meant}?" if meant else said or otherwise or listed(what, known)
             raise ConfigError(f"{what} has no {noun} '{name}'. {hint}")
+
+
+def listed(what: str, known: Collection[str]) -> str:
+    """All names, or where to find them if they are many."""
+    if len(known) <= _FEW:
+        return f"They are: {', '.join(sorted(known))}."
+    return f"There are {len(known)}: help(agl.{what}) explains them, and so does docs/configuration.md."
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
     """The setting that was probably meant; None where nothing is near."""
+    name = name.rpartition(".")[2]  # verl's settings stand in groups
     other = ELSEWHERE_CALLED.get(name.lower())
     if other in known:
         return other

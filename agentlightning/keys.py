@@ -64,8 +64,12 @@ _Key = TypeVar("_Key", str, bytes)
 
 def not_empty(key: _Key | None, what: str) -> _Key | None:
     """The key or secret. Raises ConfigError for an empty one, as a variable that is not set gives: it would keep nobody
-    out, and everybody could sign with it.
+    out, and everybody could sign with it. Nor may one have what belongs around it: blanks, a line's end, "Bearer".
     """
+    if isinstance(key, str) and key.strip() and (key != key.strip() or key.startswith("Bearer ")):
+        raise ConfigError(
+            f"{what} has blanks, a line's end or 'Bearer' around it. Give the key alone; from a file, take .strip()."
+        )
     if key is not None and not key.strip():
         raise ConfigError(f"{what} is empty, and an empty key is not a key: is a variable not set? Give one, or none.")
     return key

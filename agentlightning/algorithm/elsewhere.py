@@ -34,6 +34,10 @@ OF_TRAINING = {
         ("tokenizer", "processing_class"),
         "The tokenizer is the model's own; renderer=… chooses how messages become tokens.",
     ),
+    **dict.fromkeys(
+        ("args", "config", "cfg", "settings", "params", "kwargs", "training_args"),
+        "Each setting is an argument of its own: GRPO(model=…, learning_rate=…).",
+    ),
     "use_vllm": "Say backend='vllm'.",
     **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
     **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),

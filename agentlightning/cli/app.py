@@ -11,6 +11,7 @@ from agentlightning.cli import agent_commands, export_command, look_commands, op
 from agentlightning.cli.key_options import key_option
 from agentlightning.cli.store_commands import store_app
 from agentlightning.cli.usage import Commands
+from agentlightning.errors import ConfigError
 
 app = typer.Typer(
     name="agl",
@@ -38,6 +39,10 @@ def root(
     ] = False,
 ) -> None:
     """Agent Lightning: train any LLM agent with (almost) no change to its code."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise ConfigError("The folder that you are in was deleted. Go to another one with cd.") from None
 
 
 @app.command()

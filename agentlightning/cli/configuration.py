@@ -214,7 +214,7 @@ def parsed_settings(settings: Sequence[str], known: Collection[str]) -> dict[str
         if not equals or name not in known:
             meant = nearest(name, known)
             setting, colon, rest = text.partition(":")
-            hint = f"give NAME=VALUE with one of {', '.join(known)}."
+            hint = "there is no such setting; agl train --print-config prints all."
             if colon and setting in known:
                 hint = f"give NAME=VALUE: --set {setting}={rest}"
             elif meant and equals:

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 
 from agentlightning.arguments import nearest
 from agentlightning.cli.panels import COMMANDS, GROUPED, group_options, panel_of
+from agentlightning.errors import ConfigError
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
 _OTHER_COMMANDS = {
@@ -50,6 +51,7 @@ class Commands(TyperGroup):
         return group_options(command) if cmd_name in GROUPED else command
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        _refuse_pasted_signs(args)
         try:
             return super().parse_args(ctx, [*args])
         except Exception as error:
@@ -63,6 +65,20 @@ class Commands(TyperGroup):
         except Exception as error:
             _explain(error, typed)
             raise
+
+
+_PASTED = {"\u2013": "--", "\u2014": "--", "\u2212": "-", "\u201c": '"', "\u201d": '"', "\u2018": "'", "\u2019": "'"}
+"""Signs that web pages and word processors put in place of those that are typed."""
+
+
+def _refuse_pasted_signs(typed: Sequence[str]) -> None:
+    """Raises ConfigError for an option or a quoted word with the long dashes and curly quotes of a page."""
+    for word in typed:
+        dashed = re.match(r"[\u2013\u2014\u2212][-\u2013\u2014\u2212]?[a-z]", word) is not None
+        if dashed or (len(word) > 1 and word[0] in _PASTED and word[-1] in _PASTED):
+            plain = "".join(_PASTED.get(sign, sign) for sign in word)
+            shown = f"--{plain.lstrip('-')}" if dashed else plain
+            raise ConfigError(f"{word} has the dash or the quotes that pages print. Type {shown}")
 
 
 def _explain(error: Any, typed: Sequence[str] = ()) -> None:
@@ -80,8 +96,8 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
         error.message = error.message or getattr(error.param, "help", None) or ""
     elif extra := re.search(r"unexpected extra arguments? ?(?:\(s\))? ?\((.*)\)$", error.message):
         error.message += f". {_of_extra(extra[1].split(), options)}"
-    elif command := re.fullmatch(r"No such command '(.+)'\.", error.message):
-        error.message += f" {_OTHER_COMMANDS.get(command[1], '')}".rstrip()
+    elif (command := re.match(r"No such command '(.+?)'\.", error.message)) and command[1] in _OTHER_COMMANDS:
+        error.message = f"{command[0]} {_OTHER_COMMANDS[command[1]]}"
 
 
 def _with_one_dash(name: str, typed: Sequence[str], options: list[str]) -> list[str]:
@@ -102,10 +118,15 @@ def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str
 
 def _of_extra(words: list[str], options: list[str]) -> str:
     """Which option the words that stand by themselves belong to."""
-    if "--tasks" in options and any(PurePath(word).suffix in _OF_TASKS for word in words):
-        return f"Tasks are given by an option: --tasks {next(w for w in words if PurePath(w).suffix in _OF_TASKS)}"
-    if "--agent" in options and any(".py" in word for word in words):
-        return f"The agent is given by an option: --agent {next(w for w in words if '.py' in w)}"
+    slashed = [word.replace("/", "--", 1) for word in words if word.startswith("/")]
+    if known := [option for option in slashed if option in options]:
+        return f"Options begin with two hyphens: {' … '.join(known)} …"
+    tasks = [f"--tasks {word}" for word in words if "--tasks" in options and PurePath(word).suffix in _OF_TASKS]
+    agents = [f"--agent {word}" for word in words if "--agent" in options and ".py" in word]
+    if tasks and agents:
+        return f"Agent and tasks are given by options: {agents[0]} {tasks[0]}"
+    if tasks or agents:
+        return f"{'Tasks are' if tasks else 'The agent is'} given by an option: {(tasks or agents)[0]}"
     if "--set" in options:
         return "A setting is given as --set NAME=VALUE, and what holds blanks stands in quotes."
     return "What holds blanks stands in quotes."

@@ -23,7 +23,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from agentlightning.compat.arguments import accept_older_words
-from agentlightning.compat.lookup import NotKept, follow, resolve, why_not
+from agentlightning.compat.lookup import NotKept, follow, of_others, resolve, why_not
 from agentlightning.compat.notice import use
 from agentlightning.compat.row import Old
 from agentlightning.compat.table import ARGUMENTS, BY_NAME, MEMBERS, MODULES, NAMES
@@ -43,6 +43,8 @@ class OldNames:
         old = BY_NAME.get(":".join(name.rsplit(".", 1)))
         if old is not None and old.to is None and name not in OLD_PATHS:  # from agentlightning import NotKeptAnyMore
             raise NotKept(why_not(old))
+        if name.count(".") == 1 and old is None and (words := of_others(*name.split("."))) is not None:
+            raise NotKept(words)
         if name not in _EXTENDED and name not in OLD_PATHS:
             return None
         spec = PathFinder.find_spec(name, path, target)

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from agentlightning.compat.notice import use
+from agentlightning.compat.other_libraries import written_here
 from agentlightning.compat.row import Old
 from agentlightning.compat.table import BY_NAME
 from agentlightning.errors import ConfigError
@@ -27,6 +28,8 @@ def resolve(module: str, name: str) -> Any:
     Raises AttributeError for one that the table does not know, and NotKept for one that is not kept.
     """
     old = BY_NAME.get(f"{module}:{name}")
+    if old is None and (words := of_others(module, name)) is not None:
+        raise NoSuchName(words)
     if old is None:
         raise AttributeError(f"module '{module}' has no attribute '{name}'{_meant(module, name)}")
     if old.to is None and hasattr(sys.modules.get(module), "__path__"):
@@ -34,6 +37,13 @@ def resolve(module: str, name: str) -> Any:
     value = follow(old)
     use(old)
     return value
+
+
+def of_others(module: str, name: str) -> str | None:
+    """What is said of a name that other libraries have and the package lacks; None for any other."""
+    there = set(dir(sys.modules.get(module))) if module == "agentlightning" else set()
+    hint = None if name in there or module != "agentlightning" else written_here(name, there)
+    return hint and f"There is no agentlightning.{name}. {hint}"
 
 
 def why_not(old: Old) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, overload
 
 from agentlightning.arguments import explained
@@ -20,21 +21,36 @@ _NO_RESOURCE = ("resources", "rollout")
 _FILLED_BY_NAME = (*_BY_TYPE, *_NO_RESOURCE)
 
 
+_OF_REWARD_FUNCTIONS = frozenset(
+    {
+        *("completions", "completion", "completion_ids", "prompts", "trainer_state"),
+        *("data_source", "solution_str", "ground_truth", "extra_info"),
+        *("state", "parser", "info", "response", "responses"),
+    }
+)
+"""Parameters of reward functions of trl, verl and verifiers."""
+
+
 class FunctionAgent(LitAgent[Any]):
     """An agent made from `f(task, …)`. Its other parameters are filled by name.
 
     `llm` is the first LLM of the resources, `prompt_template` the first template, `resources` all of them, `rollout`
-    the rollout; any other name is looked up in the resources.
+    the rollout; any other name is looked up in the resources. A parameter with another default than None is left alone.
     """
 
     def __init__(self, function: Function, *, trained_agents: str | None = None, strip_proxy: bool = True) -> None:
         super().__init__(trained_agents=trained_agents)
         self._strips = strip_proxy
+        if isinstance(function, type):
+            raise ConfigError(
+                f"{function.__name__} is a class, and @agl.rollout is for a def. Make it an agl.LitAgent with a method "
+                "rollout(self, task, resources, rollout), and give an object of it to fit."
+            )
         if not callable(function):
             raise ConfigError(f"An agent is a function of a task, not {function!r:.60}: @agl.rollout is for a def.")
         self.function = function
         self._is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-        self._wanted = _parameters(function)
+        self._wanted, self._optional = _parameters(function)
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,6 +80,9 @@ class FunctionAgent(LitAgent[Any]):
     def _arguments(self, resources: NamedResources, rollout: AttemptedRollout) -> dict[str, Any]:
         special = {"rollout": rollout, "resources": resources}
         found = {name: special[name] if name in special else self._resource(name, resources) for name in self._wanted}
+        for name in self._optional:
+            with suppress(ConfigError):
+                found[name] = special[name] if name in special else self._resource(name, resources)
         return {name: self._of_attempt(value, rollout) for name, value in found.items()}
 
     def _of_attempt(self, value: Any, rollout: AttemptedRollout) -> Any:
@@ -86,6 +105,12 @@ class FunctionAgent(LitAgent[Any]):
                 "Baseline(model=…), agl run --model; or give one: "
                 "Trainer(initial_resources={'llm': LLM(…)}), agl run --endpoint."
             )
+        if name in _OF_REWARD_FUNCTIONS:
+            raise ConfigError(
+                f"The agent {_name(self.function)} has a parameter '{name}', as reward functions of other trainers "
+                "have. Here the agent itself calls the model and returns the reward: def agent(task, llm), with "
+                "OpenAI(base_url=llm.endpoint, api_key=llm.api_key) in it; call your function with its answer."
+            )
         raise ConfigError(
             f"The agent {_name(self.function)} has a parameter '{name}', but the resources hold only: "
             f"{', '.join(resources) or 'nothing'}. Rename the parameter, give it a default value, or give the resource "
@@ -98,7 +123,8 @@ def _name(function: Function) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _parameters(function: Function) -> tuple[str, ...]:
+def _parameters(function: Function) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the parameters to be filled, and of those that are None unless they can be."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters:
         raise ConfigError(f"The agent {_name(function)} takes no arguments; its first one must be the task.")
@@ -115,7 +141,8 @@ def _parameters(function: Function) -> tuple[str, ...]:
             f"name. Write def {name}(task, {first})."
         )
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return tuple(p.name for p in parameters[1:] if p.kind not in variable and p.default is inspect.Parameter.empty)
+    rest = [p for p in parameters[1:] if p.kind not in variable]
+    return tuple(p.name for p in rest if p.default is p.empty), tuple(p.name for p in rest if p.default is None)
 
 
 @overload

@@ -13,6 +13,7 @@ from agentlightning.keys import ALL_SCOPES
 from agentlightning.types import AttemptedRollout, NamedResources, RolloutMode, Span, Triplet
 
 T = TypeVar("T")
+_METHODS = ("rollout", "training_rollout", "validation_rollout")
 
 RolloutResult = float | int | None | list[Span] | list[Triplet]
 """A reward; None if rewards were emitted; spans, which become spans of the attempt; or triplets, trained as given."""
@@ -88,8 +89,12 @@ class LitAgent(Generic[T]):
 
     def is_async(self) -> bool:
         """Whether one of the `_async` methods was overridden."""
-        names = ("rollout_async", "training_rollout_async", "validation_rollout_async")
-        return any(_overridden(type(self), n) for n in names)
+        return any(_overridden(type(self), f"{name}_async") for name in _METHODS)
+
+    def own_methods(self) -> list[Callable[..., Any]]:
+        """Of the methods that run a rollout, those that were overridden."""
+        names = [*_METHODS, *(f"{name}_async" for name in _METHODS)]
+        return [getattr(self, name) for name in names if _overridden(type(self), name)]
 
     def method_for(self, mode: RolloutMode | None) -> Any:
         """The method that runs a rollout of this mode: the training one for mode train, for all others the other."""

@@ -162,6 +162,7 @@ class Program(LitAgent[Any]):
         """Raises ConfigError for a task that the program cannot be given, and for a script that is not there."""
         if self._isolation is None and self._files is None:
             _check_scripts(self.command, self._grader)
+            _check_line_ends([self.command[0], *(self._grader[:1] if isinstance(self._grader, list) else ())])
         placeholders.fill(self.command, task)
         length = len(json.dumps(task)) if self._task_as == "env" else 0
         if length > _MOST_VARIABLE:
@@ -382,6 +383,17 @@ def _check_scripts(command: Sequence[str], grader: object) -> None:
                 f"The {name} is to run {script!r}, and there is no such file here ({Path.cwd()}). Give its path, or "
                 "the folder that it lies in: --files FOLDER (files=…)."
             )
+
+
+def _check_line_ends(command: Sequence[str]) -> None:
+    """Raises ConfigError for a script with the line ends of Windows: its interpreter's name would end in a sign."""
+    for word in filter(os.path.isfile, command):
+        with open(word, "rb") as file:
+            if file.read(2) == b"#!" and file.readline().endswith(b"\r\n"):
+                raise ConfigError(
+                    f"{word} has the line ends of Windows, with which it cannot be started. Save it with those of "
+                    f"Unix (LF):  sed -i 's/\\r$//' {word}"
+                )
 
 
 def _arguments(command: Sequence[str] | str, *, here: bool) -> list[str]:

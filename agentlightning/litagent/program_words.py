@@ -93,6 +93,12 @@ def without_reward(stdout: str, stderr: str) -> str:
     if earlier:
         number, line = earlier[-1]
         return f"{said} Line {number} of {len(lines)} is {line!r}: print the reward last."
+    if re.fullmatch(r"[-+]?\d+,\d+", last):
+        return f"{said} A number has a point here: {last.replace(',', '.')}."
+    if last in ("True", "False", "true", "false"):
+        return f"{said} Print a number: 1 or 0, such as print(int(right))."
+    if last.startswith("{"):
+        return f'{said} Its key is "reward": {{"reward": number}}, as json.dumps writes it.'
     if (value := re.search(r"[-+]?\d+(\.\d+)?\s*$", last)) is not None:
         return f'{said} Print the number alone, {value[0].strip()}, or {{"reward": number}}.'
     return f'{said} Print a number or {{"reward": number}}, or give a grader.'

@@ -50,12 +50,22 @@ def resolve_model(name: str | Path) -> str:
         )
     if path.is_file():
         raise ModelError(f"'{text}' is a file, and a model is a folder. Give a folder or a Hugging Face id.")
-    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1:
+    if path.is_absolute() or text.startswith((".", "~")) or text.count("/") != 1 or ":" in text:
         raise ModelError(
-            f"There is no model at '{text}'. Give an existing directory, a Hugging Face id such as "
-            f"'Qwen/Qwen3-0.6B', or a model that ships with the package: {', '.join(shipped) or 'none'}."
+            f"There is no model at '{text}'. {_otherwise_named(text)}"
+            "Give an existing directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or a model that ships with the "
+            f"package: {', '.join(shipped) or 'none'}."
         )
     return text
+
+
+def _otherwise_named(text: str) -> str:
+    """What is said of a name that another program or a browser has for models."""
+    if (address := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+)", text)) is not None:
+        return f"That is an address; its Hugging Face id is '{address[1]}'. "
+    if re.fullmatch(r"[\w./-]+:[\w.-]+", text):
+        return "That is a name of Ollama's, whose weights (GGUF) cannot be trained. "
+    return ""
 
 
 @contextmanager

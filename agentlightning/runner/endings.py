@@ -89,6 +89,8 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
         return Ending(Outcome.INFRA_ERROR, f"{summary.infra_error}\n{ending.error}")
     if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and summary.calls:
         return Ending(Outcome.JUDGE_ERROR, f"{summary.refused_elsewhere}\n{ending.error}")
+    if ending.outcome is Outcome.AGENT_ERROR and summary.refused_elsewhere and not summary.forwarded:
+        ending = replace(ending, error=_after_the_first_line(ending.error or "", summary.refused_elsewhere))
     if ending.outcome is Outcome.AGENT_ERROR and summary.limit:
         return Ending(Outcome.TRUNCATED, f"{summary.limit}\n{ending.error}")
     unanswered = _unanswered(ending, summary)
@@ -98,6 +100,11 @@ def with_gateway(ending: Ending, summary: AttemptSummary) -> Ending:
         outcome = Outcome.TRUNCATED if summary.limit else Outcome.OK
         return Ending(outcome, rewarded=ending.rewarded or summary.rewarded)
     return _with_hint(ending, heard=summary.calls > 0)
+
+
+def _after_the_first_line(error: str, words: str) -> str:
+    message, _, way = error.partition("\n")
+    return "\n".join(filter(None, (message, words, way)))
 
 
 def _with_hint(ending: Ending, *, heard: bool) -> Ending:

@@ -5,8 +5,9 @@ Clients are told apart by the names of their errors: none of them is imported.
 
 from __future__ import annotations
 
+import errno
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from urllib.request import getproxies, proxy_bypass
 
 from agentlightning.errors import AgentError, message_of
@@ -45,13 +46,37 @@ BEHIND_A_PROXY = (
     "HTTP_PROXY or ALL_PROXY sends its calls to a proxy, and the model answers on this machine: set "
     "NO_PROXY=127.0.0.1,localhost before you start."
 )
+TOO_MANY_FILES = (
+    "This process may open no more files: allow more (ulimit -n 4096), make one client for all rollouts, or lower "
+    "concurrency."
+)
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
+NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
+A_STREAM = "With stream=True the answer comes in parts:  for chunk in answer: …  Leave stream out to get it whole."
+A_DICT = 'A dict\'s fields stand in brackets: task["question"]. Tasks are what the data set says, as JSON.'
+BASE_URL = "The address is called base_url there: OpenAI(base_url=llm.endpoint, api_key=llm.api_key)."
+NO_FUNCTION = (
+    "The model is sent a description of a tool, and no Python function: tools=[{'type': 'function', 'function': "
+    "{'name': …, 'description': …, 'parameters': …}}]."
+)
+NOT_AS_EXPECTED = (
+    "The model had answered. If what it wrote is the cause, that is no failure of the agent: return a low reward for "
+    "it, such as 0.0, in place of an error, so that the model learns from it."
+)
+_ANSWERS = "(ChatCompletion|ChatCompletionMessage|Completion|Choice|Message|Response)"
+
 _PYTHONS_WORDS = {
-    r"'LLM' object (has no attribute|is not callable)": NO_SUCH_PART,
+    r"'(LLM|ProxyLLM)' object (has no attribute|is not callable|is not subscriptable)": NO_SUCH_PART,
+    rf"'{_ANSWERS}' object is not subscriptable": NO_DICT,
+    r"'(Async)?Stream' object (has no attribute|is not subscriptable)": A_STREAM,
+    r"'dict' object has no attribute": A_DICT,
+    r"unexpected keyword argument '(endpoint|api_base|url|host|openai_api_base)'": BASE_URL,
+    r"Object of type (function|builtin_function_or_method|method|type) is not JSON serializable": NO_FUNCTION,
     r"'coroutine' object (has no attribute|is not)": AWAIT_IT,
+    r"^'?(OPENAI|ANTHROPIC|GEMINI|GOOGLE|AZURE)_[A-Z_]+'?$": OWN_KEY,
     r"asyncio\.run\(\) cannot be called from a running event loop": IN_A_LOOP,
-    r"^object (ChatCompletion|Completion|Message|Response|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
+    rf"^object ({_ANSWERS}|Stream)\b.* can't be used in 'await' expression": SYNC_CLIENT,
     r"^No module named": NOT_HERE,
     r"^EOF when reading a line": NO_KEYBOARD,
 }
@@ -66,6 +91,8 @@ _CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "url
 _SAID_BY_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
 )
+_OF_TEXTS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, SyntaxError)
+"""What is raised by code that reads a text of another form than it expects."""
 _WANTS_A_KEY = ("api_key", "credentials", "authentication method", "API key")
 
 
@@ -88,6 +115,8 @@ def hint_if_unheard(error: BaseException | None) -> str | None:
         return None
     if isinstance(error, AgentError):  # a program, which is known by its words
         return ADDRESS_OF_A_PROGRAM if _SAID_BY_PROGRAMS.search(message_of(error)) else None
+    if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
+        return TOO_MANY_FILES
     sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
     if sent and _goes_through_a_proxy():
         return BEHIND_A_PROXY
@@ -100,7 +129,19 @@ def hint_if_heard(error: BaseException | None) -> str | None:
         return None
     if hint_for(error) == OWN_KEY or _is(error, ("AuthenticationError",)):
         return OTHER_KEY
-    return OTHER_ADDRESS if _is(error, _NOT_CONNECTED) else None
+    if _is(error, _NOT_CONNECTED):
+        return OTHER_ADDRESS
+    return NOT_AS_EXPECTED if isinstance(error, _OF_TEXTS) and hint_for(error) is None else None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from."""
+    found: BaseException | None = error
+    for _ in range(20):
+        if found is None:
+            return
+        yield found
+        found = found.__cause__ or found.__context__
 
 
 def _is(error: BaseException, names: Sequence[str]) -> bool:

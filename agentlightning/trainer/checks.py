@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -170,6 +171,7 @@ def refuse_while_loading() -> None:
 def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
     """A plain function is taken as if it were decorated with `@rollout`. Raises ConfigError for what is no agent."""
     if isinstance(agent, LitAgent):
+        _check_methods(agent)
         return agent
     if isinstance(agent, type):
         raise ConfigError(f"The agent is the class {agent.__name__}; give an instance of it: {agent.__name__}(…).")
@@ -180,6 +182,24 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
     if callable(agent):
         return FunctionAgent(agent)
     raise ConfigError(_no_agent(agent))
+
+
+def _check_methods(agent: LitAgent[Any]) -> None:
+    """Raises ConfigError for an agent that runs nothing, or whose method cannot be given what it is called with."""
+    name, methods = type(agent).__name__, agent.own_methods()
+    if not methods:
+        raise ConfigError(
+            f"{name} has no method that runs a task. Write  def rollout(self, task, resources, rollout)  (or async def "
+            "rollout_async) that returns the reward; the model is resources['llm']."
+        )
+    for method in methods:
+        try:
+            inspect.signature(method).bind("task", "resources", "rollout")
+        except TypeError:
+            raise ConfigError(
+                f"{name}.{method.__name__} cannot be called with a task, the resources and the rollout. Write  "
+                f"def {method.__name__}(self, task, resources, rollout); the model is resources['llm']."
+            ) from None
 
 
 def _no_agent(given: object) -> str:
@@ -298,6 +318,25 @@ def _of_a_library(what: str, tasks: object) -> str | None:
     return None
 
 
+def _is_a_set(tasks: object) -> bool:
+    """Whether it is a list of dicts, as tasks are and one task seldom is."""
+    return isinstance(tasks, list) and bool(tasks) and all(isinstance(task, Mapping) for task in tasks)
+
+
+_SPLITS = {"train", "training", "test", "val", "valid", "validation", "dev", "eval"}
+
+
+def _rows_of(tasks: Mapping[Any, Any]) -> str:
+    """What to do with a dict of several sets of tasks, or of columns; nothing for another one."""
+    names = [name for name in tasks if isinstance(name, str) and name.lower() in _SPLITS]
+    if names and len(names) == len(tasks):
+        others = "".join(f", val_dataset=sets[{name!r}]" for name in names[1:2])
+        return f" It holds sets of tasks by name: fit(agent, sets[{names[0]!r}]{others})."
+    if tasks and all(isinstance(column, list) for column in tasks.values()):
+        return " Of columns it is made so: [dict(zip(tasks, row)) for row in zip(*tasks.values())]."
+    return ""
+
+
 def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     """The tasks, read from a file if it is the name of one.
 
@@ -308,11 +347,14 @@ def as_tasks(what: str, tasks: object) -> Dataset[Any]:
     if (words := _of_a_library(what, tasks)) is not None:
         raise ConfigError(words)
     if isinstance(tasks, bytes | Mapping):
-        rows = ""
-        if isinstance(tasks, Mapping) and tasks and all(isinstance(column, list) for column in tasks.values()):
-            rows = " Of columns it is made so: [dict(zip(tasks, row)) for row in zip(*tasks.values())]."
+        rows = _rows_of(tasks) if isinstance(tasks, Mapping) else ""
         raise ConfigError(
             f"The {what} tasks are a {type(tasks).__name__}. Give a list with one JSON value per task.{rows}"
+        )
+    if isinstance(tasks, tuple) and len(tasks) == 2 and all(_is_a_set(each) for each in tasks):
+        raise ConfigError(
+            f"The {what} tasks are a pair of two sets. Give each as an argument of its own: "
+            "fit(agent, tasks, val_dataset=others)."
         )
     if not isinstance(tasks, Dataset):
         raise ConfigError(

@@ -6,12 +6,18 @@ import logging
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.metrics.svg import curve_svg, points_of
 from agentlightning.types.html import fields_html
 
 logger = logging.getLogger(__name__)
+
+
+_HAS = (
+    "It has run_dir, checkpoint, stopped, learned and metrics, a row per step: result.metrics[-1]['reward']. The model "
+    "is at result.checkpoint: agl serve, agl export."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,14 @@ class RunResult:
         logger.warning("fit() had come to its end before this await. In an event loop: await trainer.fit_async(…)")
         return self
         yield
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(f"RunResult has no {name!r}. {_HAS}", name=name, obj=self)
+
+        def __getitem__(self, name: Any) -> Any:
+            raise TypeError(f"RunResult is no dict or list: it has no [{name!r}]. {_HAS}")
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

@@ -51,7 +51,16 @@ def _no_file(file: Path) -> str:
         if re.fullmatch(r"[\w-]+/[\w-]+", str(file))
         else ""
     )
-    return f"There is no file '{file}' with tasks. Give one that ends in {_ENDINGS}.{hub}"
+    return f"There is no file '{file}' with tasks. {_instead(str(file))}{hub}"
+
+
+def _instead(given: str) -> str:
+    """What to give in place of what is no file."""
+    if "\\" in given and Path(slashes := given.replace("\\", "/")).exists():
+        return f"Folders stand behind / here: {slashes}"
+    if given.startswith(("[", "{")) or (" " in given and Path(given).suffix.lower() not in _READERS):
+        return "Tasks themselves are given in a list, fit(agent, ['…']), or in a file.jsonl with a JSON value per line."
+    return f"Give one that ends in {_ENDINGS}."
 
 
 def _lines(file: Path) -> list[Any]:
@@ -94,6 +103,8 @@ def _hint(line: str) -> str:
         return " There is a comma at the end of the line: lines of a .jsonl file stand alone, without commas."
     if line.startswith("version https://git-lfs"):
         return " It is a pointer of git-lfs, not the data: fetch it with  git lfs pull"
+    if line.startswith(("#", "//")):
+        return " JSON has no comments: take the line out."
     if line in "[{":
         return " It looks like a JSON array over many lines: let its name end in .json."
     if re.match(r"[\[{]+'", line):

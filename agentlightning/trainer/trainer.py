@@ -319,7 +319,9 @@ class Trainer(GivenByName):
     def _concluded(self, job: _Job) -> RunResult:
         checkpoints, metrics = list_checkpoints(self.run_dir), read_metrics(self.run_dir / METRICS_FILE)
         result = RunResult(self.run_dir, checkpoints[-1] if checkpoints else None, job.stop.is_set(), metrics)
-        conclude(self.console or default_console(), self.algorithm, job.agent, result, self._resumed_at)
+        conclude(
+            self.console or default_console(), self.algorithm, job.agent, result, self._resumed_at, job.train_dataset
+        )
         return result
 
     async def _run_to_the_end(self, job: _Job, away: Away | None) -> None:

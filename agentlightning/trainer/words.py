@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ NOTHING_LEARNED = (
     "tasks that the model solves now and then, give partial rewards, or take a larger group_size."
 )
 
+_LOOKED_AT = 20
+_NUMBER = re.compile(r"[-+]?[0-9]+([.,][0-9]+)?")
 FAR_TOO_HIGH = 30
 """Times the default learning rate from which on a warning is due before training."""
 
@@ -95,8 +98,26 @@ def resuming(
     return f"Goes on after step {step}{of}, from {checkpoint}.{again}{others}"
 
 
+def numbers_as_text(tasks: Dataset[Any] | None) -> list[str]:
+    """What is said of a field of the first tasks that is a number in quotes, as everything in a CSV file is."""
+    first = [tasks[number] for number in range(min(len(tasks), _LOOKED_AT))] if tasks is not None else []
+    if not first or not all(isinstance(task, Mapping) for task in first):
+        return []
+    names = [name for name in first[0] if all(_NUMBER.fullmatch(str(t.get(name))) for t in first)]
+    found = [name for name in names if all(isinstance(task[name], str) for task in first)]
+    return [
+        f"The tasks' field {name!r} is text, such as {first[0][name]!r}: compare texts, or take float(task[{name!r}])."
+        for name in found[:1]
+    ]
+
+
 def conclude(
-    console: Console, algorithm: Algorithm, agent: LitAgent[Any], result: RunResult, resumed_at: int | None = None
+    console: Console,
+    algorithm: Algorithm,
+    agent: LitAgent[Any],
+    result: RunResult,
+    resumed_at: int | None = None,
+    tasks: Dataset[Any] | None = None,
 ) -> None:
     """After the last step. `resumed_at`: the step after which the run went on."""
     if not isinstance(algorithm, TrainingSettings):
@@ -109,7 +130,7 @@ def conclude(
         return
     console.note(closing(command_name(), result, agent_known=agent.origin[1] is not None))
     if not result.learned:
-        console.warn(NOTHING_LEARNED)
+        console.warn(" ".join([NOTHING_LEARNED, *numbers_as_text(tasks)]))
 
 
 def opening(

@@ -118,12 +118,17 @@ class PromptTemplate(Resource):
         """Whether it is used as it stands, so that braces mean nothing in it."""
         return False
 
-    def format(self, **kwargs: Any) -> str:
+    def format(self, *args: Any, **kwargs: Any) -> str:
         """The prompt with its placeholders filled. Jinja runs sandboxed: templates are data, not programs. POML has no
         sandbox; it reads files and evaluates expressions, so give it templates of your own only.
 
         Raises PromptTemplateError for a placeholder without a value, ConfigError where the engine's package is missing.
         """
+        if args:
+            raise PromptTemplateError(
+                f"format was given {args[0]!r:.60} without a name. Name each value: format(question=…), or "
+                "format(**task) for the fields of a dict."
+            )
         if self.engine == "f-string":
             return _filled(self.template, kwargs)
         if self.engine == "poml":

@@ -86,7 +86,9 @@ def _instead(value: Any) -> str:
         return "Return float(…) of it."
     if isinstance(value, tuple) and any(isinstance(part, int | float) for part in value):
         return "Return the number alone; agl.emit_annotation({…}) records the rest."
-    return ""
+    if value is None or isinstance(value, str | bytes | bool | tuple | list | dict):
+        return ""
+    return "Return what the answer is worth, for example float(answer == task['answer'])."
 
 
 def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) -> float:

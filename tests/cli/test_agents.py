@@ -68,7 +68,9 @@ def test_settings_of_an_isolation_that_mean_nothing(kind: str | None, options: l
 
 
 def test_a_class_in_a_file_is_made(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("import agentlightning as agl\nclass Mine(agl.LitAgent): ...\n")
+    (tmp_path / "mine.py").write_text(
+        "import agentlightning as agl\nclass Mine(agl.LitAgent):\n    def rollout(*_): return 1.0\n"
+    )
     assert type(find_agent(f"{tmp_path}/mine.py:Mine")).__name__ == "Mine"
 
 

@@ -56,7 +56,7 @@ def test_files_that_are_wrong(tmp_path: Path, name: str, text: str, words: str) 
 
 
 def test_settings_that_are_wrong() -> None:
-    for text, words in [("lr=1", "did you mean learning_rate"), ("steps", "give NAME=VALUE"), ("zzz=1", "one of")]:
+    for text, words in [("lr=1", "did you mean learning_rate"), ("steps", "give NAME=VALUE"), ("zzz=1", "no such")]:
         with pytest.raises(agl.ConfigError, match=words):
             make_algorithm(None, "calc", None, [text])
     with pytest.raises(agl.ConfigError, match=r"no file 'none\.json'"):

@@ -114,7 +114,7 @@ def test_the_shell_can_complete(tmp_path: Path) -> None:
         ("agl.PPO(model='calc', beta=0.1)", "PPO has no setting 'beta'. Did you mean kl_coef?"),
         ("agl.DAPO(model='calc', rank=8)", "Did you mean lora_rank?"),
         ("agl.GRPO('calc')", "GRPO takes its settings by name"),
-        ("agl.GRPO(model='calc', frobnicate=1)", "They are: adam_beta1, "),
+        ("agl.GRPO(model='calc', frobnicate=1)", "help(agl.GRPO) explains them"),
         ("agl.Trainer(agl.GRPO(model='calc'))", "Trainer takes its settings by name, for example Trainer(algorithm=…)"),
         ("agl.Trainer(model='calc')", "Trainer(algorithm=GRPO(model=…"),
         ("agl.Trainer(algoritm=None)", "Did you mean algorithm?"),

@@ -15,7 +15,9 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -78,6 +80,10 @@ class Provider(Settings, frozen=True, kw_only=True):
                 raise ConfigError(
                     f"The base_url of a Provider is {url!r}; it begins with http:// or https://, for example "
                     "https://api.openai.com/v1."
+                )
+            if (ends := re.search(r"/(chat/completions|responses|messages|embeddings)/?$", url)) is not None:
+                raise ConfigError(
+                    f"The base_url of a Provider is {url!r}; clients add {ends[0]} themselves. Leave that out."
                 )
         not_empty(self.api_key, "The api_key of a Provider")
         if self.price is None and (self.limits.cost is not None or self.limits.run_cost is not None):
@@ -162,7 +168,15 @@ class Upstream:
         elif status in _BUSY or status >= 500:
             live.mark_infra_error(f"The provider of '{self._alias}' answered {status}.")
         elif status >= 400:
-            live.mark_refused_elsewhere(f"The provider of '{self._alias}' answered {status}.")
+            why = f"The provider of '{self._alias}' answered {status}."
+            live.mark_refused_elsewhere(why + self._doubt(live, status))
+
+    def _doubt(self, live: LiveAttempt, status: int) -> str:
+        """What is said of the base URL where nothing is there."""
+        base = self._replica(live.rollout_id)
+        if status != HTTPStatus.NOT_FOUND or urlsplit(base).path.rstrip("/").endswith("/v1"):
+            return ""
+        return f" Its base URL is {base}; that of most servers ends in /v1."
 
     async def _admit(self, live: LiveAttempt, place: Place, call: Forwarded, settings: Mapping[str, Any]) -> Spent:
         try:

@@ -1,0 +1,39 @@
+"""Names that other libraries have and people look for here, and what to write instead. They lead nowhere."""
+
+from __future__ import annotations
+
+import re
+
+_KNOWN = {
+    **dict.fromkeys(("train", "fit", "run"), "It trains with Trainer(algorithm=GRPO(model=…)).fit(agent, tasks)."),
+    **dict.fromkeys(
+        ("init", "login", "configure", "setup", "start"),
+        "There is nothing to set up: make a Trainer(…) and call fit(agent, tasks).",
+    ),
+    **dict.fromkeys(
+        ("Agent", "Environment", "Env", "Task", "Rubric", "reward", "reward_fn"),
+        "An agent is a function that does a task and returns its reward: @agl.rollout on  def agent(task, llm)  . "
+        "A task is any JSON value.",
+    ),
+    **dict.fromkeys(
+        ("LightningModule", "LightningDataModule", "LightningTrainer"),
+        "That is PyTorch Lightning's. This package trains agents: Trainer(algorithm=GRPO(model=…)).fit(agent, tasks).",
+    ),
+    **dict.fromkeys(
+        ("AutoModelForCausalLM", "AutoTokenizer", "LoraConfig"),
+        "A model is named, not made: GRPO(model='Qwen/Qwen3-0.6B', lora_rank=16).",
+    ),
+}
+_MADE = re.compile(r"(\w+?)(Trainer|Config|Args|Arguments|TrainingArguments)")
+
+
+def written_here(name: str, algorithms: set[str]) -> str | None:
+    """What to write in place of a name; None for one that nobody is known to have."""
+    if name in _KNOWN:
+        return _KNOWN[name]
+    made = _MADE.fullmatch(name)
+    if made is None or made[1] not in algorithms:
+        return None
+    if made[2] == "Trainer":
+        return f"Write Trainer(algorithm={made[1]}(model=…)).fit(agent, tasks)."
+    return f"The settings of {made[1]} are its arguments: {made[1]}(model=…, learning_rate=…)."
