@@ -117,7 +117,7 @@ UpstreamPrice = Annotated[
 UpstreamLimit = Annotated[
     list[str] | None,
     typer.Option(
-        help="NAME.LIMIT=NUMBER: how much may be asked of it; LIMIT is calls, tokens or cost (of one rollout), "
+        help="NAME.LIMIT=NUMBER: how much of it may be used; LIMIT is calls, tokens or cost (of one rollout), "
         "run_calls, run_tokens or run_cost."
     ),
 ]
@@ -190,7 +190,8 @@ def train(
     remote: Annotated[
         bool,
         typer.Option(
-            "--remote", help="No agent here: runners join from elsewhere, as agl runner; the same as --strategy remote."
+            "--remote",
+            help="No agent here: runners join from other machines, as agl runner; the same as --strategy remote.",
         ),
     ] = False,
     server: Annotated[
@@ -228,7 +229,7 @@ def train(
         typer.Option(
             help=(
                 "Settings by name in a .json, .yaml or .toml file, algorithm and model among them; or a run's "
-                "run.json, which repeats that run: its agent, its tasks (up to 10,000 are kept beside it), its "
+                "run.json, which repeats that run: its agent, its tasks (up to 10,000 are kept next to it), its "
                 "settings. The command line wins."
             )
         ),

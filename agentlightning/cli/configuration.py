@@ -138,7 +138,7 @@ def folder_of_run(name: str, run_dir: Path | None) -> Path:
     if run_dir is not None:
         raise ConfigError(f"--name {name} means the folder runs/{name}, and --run-dir names another: give one of them.")
     if not name or name in (".", "..") or PurePath(name).name != name:
-        raise ConfigError(f"--name {name!r} is no name of a run. For a folder elsewhere give --run-dir {name}")
+        raise ConfigError(f"--name {name!r} is no name of a run. For any other folder give --run-dir {name}")
     return Path("runs") / name
 
 

@@ -69,7 +69,7 @@ async def _read(run: Path, form: str, good: Good, agent: str | None = None) -> l
         run_id = opened.run.run_id if opened.run is not None else None
         episodes = await good_rollouts(opened.store, run_id, good)
         if not episodes:
-            raise ConfigError(f"No finished rollout of {run} has the reward that is asked for{_hint(good, agent)}.")
+            raise ConfigError(f"No finished rollout of {run} has such a reward{_hint(good, agent)}.")
         told: list[tuple[Episode, list[Example]]] = []
         for episode in episodes:
             spans = await _taught(opened.store, episode)

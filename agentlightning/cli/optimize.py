@@ -144,7 +144,7 @@ def _check_models(
 ) -> None:
     """Raises ConfigError where a model that is needed is missing, or the agent has two."""
     if model is not None and endpoint is not None:
-        raise ConfigError("The agent's model is either served from here (--model) or asked at --endpoint: give one.")
+        raise ConfigError("The agent's model is either served here (--model) or at --endpoint: give one.")
     if texts and critic_url is None and endpoint is None:
         raise ConfigError("There is no critic: give --critic-url, the base URL of an OpenAI-compatible server.")
     if put_in and endpoint is None and model is None:

@@ -91,7 +91,7 @@ def train_agent(
     others = {"rollout_config": RolloutConfig(timeout_seconds=timeout), **backend_settings(backend, backend_options)}
     chosen = make_algorithm(algorithm, model, config, settings, trust=trust, **others)
     if agent is None and strategy != "remote" and (chosen.samples or val_tasks is not None):
-        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners elsewhere have it.")
+        raise ConfigError("Say which agent to train: --agent AGENT; or --remote, if runners on other machines have it.")
     store = None if server is None else LightningStoreClient(server, key=store_key(server, key_file))
     trainer = Trainer(
         algorithm=chosen,

@@ -91,7 +91,7 @@ def compares_siblings(loss: str) -> bool:
 def import_path(function: Callable[..., Any]) -> str:
     """Where another process finds the function. Raises ConfigError, with the next step, if it cannot."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    advice = "Put it at the top level of a file of its own beside your script, for example losses.py, and import it."
+    advice = "Put it at the top level of a file of its own next to your script, for example losses.py, and import it."
     if module is None or name is None or "<" in name:
         raise ConfigError(
             f"The loss {function!r} has no import path by which the model process could find it. {advice}"

@@ -74,7 +74,7 @@ def _own_frames(text: str) -> str:
 
 def _advice(stdout: str, stderr: str, reward: str) -> Sequence[str]:
     if "AGL_REWARD_URL" in stderr and "403" in stderr and reward != "http":
-        return ["AGL_REWARD_URL takes a reward only where it is asked for:  --reward http,  or  reward='http'."]
+        return ["AGL_REWARD_URL takes rewards only with  --reward http,  or  reward='http'."]
     lines = [line.strip() for line in stdout.splitlines() if line.strip()]
     if reward == "last_line" and lines and (value := _number(lines[-1])) is not None:
         return [f"Its last line holds a reward, {value:g}, which does not count: a program must end with exit code 0."]

@@ -35,7 +35,7 @@ class Reporter(Sink):
                 what(guest)
             except Exception:  # a tracker that is down is no reason to stop training
                 self._guests.remove(guest)
-                logger.exception("The sink %s failed; it is told no more.", type(guest).__name__)
+                logger.exception("The sink %s failed, and gets nothing more.", type(guest).__name__)
 
     def start(self, run: Run) -> None:
         self._tell(lambda sink: sink.start(run))

@@ -40,7 +40,7 @@ class FileTokenizer:
             self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         except Exception as error:  # the library has no kind of its own for a damaged file
             raise ModelError(
-                f"{directory / 'tokenizer.json'} cannot be read: {error}. Get the model's file anew."
+                f"{directory / 'tokenizer.json'} cannot be read: {error}. Get the model's file again."
             ) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

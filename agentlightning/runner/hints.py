@@ -50,6 +50,10 @@ TOO_MANY_FILES = (
     "This process may open no more files: allow more (ulimit -n 4096), make one client for all rollouts, or lower "
     "concurrency."
 )
+HUNG_UP = (
+    "It was connected, and the other side hung up. With many connections at once, make one client for all rollouts or "
+    "lower concurrency; else look whether an HTTP server is at that address."
+)
 ONE_V1_ONLY = "llm.endpoint is the base URL, ending in /v1: the client itself adds /chat/completions."
 
 NO_DICT = "Its parts are attributes: answer.choices[0].message.content, and answer.model_dump() is a dict."
@@ -87,6 +91,8 @@ _NOT_CONNECTED = (
     *("URLError", "gaierror"),
 )
 """Errors of clients whose call arrived nowhere; an error counts as one by its class or a class above it."""
+_HUNG_UP = ("RemoteProtocolError", "RemoteDisconnected", "ServerDisconnectedError", "ConnectionResetError", "ReadError")
+"""Errors of a connection that was made and that the other side ended."""
 _CLIENTS = ("openai", "anthropic", "httpx", "httpx2", "requests", "urllib", "urllib3", "aiohttp", "google", "litellm")
 _SAID_BY_PROGRAMS = re.compile(
     rf"\b({'|'.join(_NOT_CONNECTED)}|AuthenticationError|ECONNREFUSED|ENOTFOUND|Connection refused)\b"
@@ -117,6 +123,8 @@ def hint_if_unheard(error: BaseException | None) -> str | None:
         return ADDRESS_OF_A_PROGRAM if _SAID_BY_PROGRAMS.search(message_of(error)) else None
     if any(isinstance(each, OSError) and each.errno in (errno.EMFILE, errno.ENFILE) for each in _causes(error)):
         return TOO_MANY_FILES
+    if _is(error, _NOT_CONNECTED) and any(_is(each, _HUNG_UP) for each in _causes(error)):
+        return HUNG_UP
     sent = _is(error, _NOT_CONNECTED) or (_of_a_client(error) and hint_for(error) is None)
     if sent and _goes_through_a_proxy():
         return BEHIND_A_PROXY

@@ -177,7 +177,7 @@ def as_agent(agent: LitAgent[Any] | Callable[..., Any] | None) -> LitAgent[Any]:
         raise ConfigError(f"The agent is the class {agent.__name__}; give an instance of it: {agent.__name__}(…).")
     if agent is None:
         raise ConfigError(
-            "There is no agent. It may be left out where runners are elsewhere: Trainer(strategy='remote')."
+            "There is no agent. Leave it out only if runners on other machines have it: Trainer(strategy='remote')."
         )
     if callable(agent):
         return FunctionAgent(agent)

@@ -64,13 +64,15 @@ class Strategy:
         if chosen not in get_args(Runners):
             raise ConfigError(f"strategy is {chosen!r}; it can be 'inline', 'processes', 'ray' or 'remote'.")
         if role != "both" and chosen != "remote":
-            raise ConfigError(f"AGL_CURRENT_ROLE={role} means runners elsewhere; leave strategy={chosen!r} out.")
+            raise ConfigError(
+                f"AGL_CURRENT_ROLE={role} means runners on other machines; leave strategy={chosen!r} out."
+            )
         key = environment.get("AGL_STORE_KEY") or None
         managed = _says_yes("AGL_MANAGED_STORE", environment.get("AGL_MANAGED_STORE") or "1")
         if chosen == "remote" and not key:
             raise ConfigError(
-                "Runners elsewhere need a key to the store. Set the same AGL_STORE_KEY for them and for the trainer, "
-                "for example to the output of: openssl rand -hex 32"
+                "Runners on other machines need a key to the store. Set the same AGL_STORE_KEY for them and for the "
+                "trainer, for example to the output of: openssl rand -hex 32"
             )
         try:
             port = int(environment.get("AGL_SERVER_PORT", DEFAULT_PORT))

@@ -18,8 +18,8 @@ def load_tasks(path: str | Path) -> list[Any]:
     """The tasks in a file, in its order. Raises ConfigError that says what is wrong with it, and in which line."""
     if str(path).startswith(("http://", "https://")):
         raise ConfigError(
-            f"Tasks are a list or a file, and '{path}' is an address. A server that hands tasks out, as in 0.1, is not "
-            "kept: train here with fit(agent, tasks), and let runners elsewhere join by `agl runner --server URL`."
+            f"Tasks are a list or a file, and '{path}' is an address: download the file first. A server of tasks, "
+            "as in 0.1, is not kept: train here with fit(agent, tasks), and runners join by `agl runner --server URL`."
         )
     file = Path(path).expanduser()
     read = _READERS.get(file.suffix.lower())

@@ -20,12 +20,12 @@ from agentlightning.trainer.result import RunResult
 from agentlightning.types import Dataset
 
 NO_VALIDATION = (
-    "There are no validation tasks: whether it got better is told by the rewards of training alone, and the best "
-    "checkpoint cannot be told from the last. Keep some tasks apart: fit(agent, tasks, val_dataset=others)."
+    "There are no validation tasks: only the training rewards show whether it gets better, and nothing shows which "
+    "checkpoint is the best. Keep some tasks for validation: fit(agent, tasks, val_dataset=others)."
 )
 NO_VALIDATION_OF_EXAMPLES = (
-    "There are no validation tasks: the loss says how well the examples are known, and nothing says whether an agent "
-    "does better. Give tasks to validate on: fit(agent, examples, val_dataset=tasks)."
+    "There are no validation tasks: the loss shows how well the examples are learned, and nothing shows whether an "
+    "agent does better. Give tasks to validate on: fit(agent, examples, val_dataset=tasks)."
 )
 NOTHING_LEARNED = (
     "Nothing was learned: in every step all siblings earned the same, so the weights are those it began with. Take "

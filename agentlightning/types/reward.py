@@ -32,6 +32,8 @@ MOST_CHARACTERS = 200
 LARGEST = "AGL_LARGEST_REWARD"
 """The environment variable that sets another range; the same for runners, gateways, the store and the training."""
 LARGEST_REWARD = 1e6
+_SHOWN = 100
+"""Characters of something that is no reward."""
 AGENTOPS_OUTPUTS = ("agentops.task.output", "agentops.entity.output")
 """Attributes that hold the output of an AgentOps operation; a reward is the JSON `{"type": "reward", "value": 0.5}`."""
 
@@ -94,7 +96,8 @@ def _instead(value: Any) -> str:
 def checked_reward(value: Any, name: str = PRIMARY, *, is_json: bool = False) -> float:
     """The reward as a float. Raises RewardError for anything that is not a finite number within the range."""
     if not isinstance(value, SupportsFloat) or (is_json and isinstance(value, bool)):
-        said = f"The reward '{name}' must be a number, not {type(value).__name__}: {value!r:.100}."
+        shown = text if len(text := repr(value)) <= _SHOWN else f"{text[:_SHOWN]}…"
+        said = f"The reward '{name}' must be a number, not {type(value).__name__}: {shown}."
         raise RewardError(f"{said} {_instead(value)}".rstrip())
     try:
         number = float(value)

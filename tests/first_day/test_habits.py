@@ -17,7 +17,15 @@ from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.models import resolve_model
 from agentlightning.runner.endings import Ending, describe, with_gateway
-from agentlightning.runner.hints import NOT_AS_EXPECTED, TOO_MANY_FILES, hint_for, hint_if_heard, hint_if_unheard
+from agentlightning.runner.hints import (
+    HUNG_UP,
+    NOT_AS_EXPECTED,
+    OWN_ADDRESS,
+    TOO_MANY_FILES,
+    hint_for,
+    hint_if_heard,
+    hint_if_unheard,
+)
 from agentlightning.trainer.checks import as_agent, as_tasks
 from agentlightning.trainer.words import numbers_as_text
 from agentlightning.types import Outcome
@@ -229,6 +237,10 @@ def test_a_process_that_may_open_no_more_files() -> None:
     raised = APIConnectionError("Connection error.")
     raised.__cause__ = OSError(errno.EMFILE, "Too many open files")
     assert hint_if_unheard(raised) == TOO_MANY_FILES
+    raised.__cause__ = ConnectionResetError("Connection reset by peer")
+    assert hint_if_unheard(raised) == HUNG_UP
+    raised.__cause__ = ConnectionRefusedError("Connection refused")
+    assert hint_if_unheard(raised) == OWN_ADDRESS
 
 
 def test_a_provider_that_has_nothing_at_this_address() -> None:
