@@ -19,16 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from agentlightning.algorithm.preflight import TREND_LEVEL, WATCHED_STEPS
 from agentlightning.algorithm.prompts.significance import evidence, least_gain, threshold
 from agentlightning.algorithm.trend import (
     LOOKED_RATE,
     Validated,
-    chance_of_no_rise,
     fall_of,
     has_overfitted,
     has_risen,
 )
+from agentlightning.algorithm.verdicts import WATCHED_STEPS, may_stand_still
 from agentlightning.metrics.intervals import is_positive, mean_interval, paired_difference, widened
 from agentlightning.metrics.power import POWER, visible_gain
 
@@ -209,15 +208,12 @@ def falling(rng: Rng, runs: int) -> Iterator[Row]:
 
 
 def standing(rng: Rng, runs: int) -> Iterator[Row]:
-    def says(rewards: list[float]) -> bool:
-        return chance_of_no_rise(rewards) > TREND_LEVEL
-
     for shape in SHAPES:
-        found = [share(says, [series(rng, shape, b) for _ in range(runs // 6)]) for b in BATCHES[1:]]
+        found = [share(may_stand_still, [series(rng, shape, b) for _ in range(runs // 6)]) for b in BATCHES[1:]]
         where = f"{shape}, 0.38 → 0.78, {STEPS} steps, 8 × 4 or more"
         yield at_most("`not_rising`", where, 0.05, found, runs // 6)
     drawn = [[series(rng, "flat", b, steps=WATCHED_STEPS) for _ in range(runs // 6)] for b in BATCHES]
-    found = [share(says, one) for one in drawn]
+    found = [share(may_stand_still, one) for one in drawn]
     yield at_least("`not_rising`", f"nothing changes; one look after {WATCHED_STEPS}", 0.8, found, runs // 6, "(power)")
 
 

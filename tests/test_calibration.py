@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from agentlightning.algorithm.trend import chance_of_no_rise
+from agentlightning.algorithm.verdicts import TREND_LEVEL
 from scripts import calibration
 
 
@@ -24,7 +26,7 @@ def test_the_simulation_finds_a_test_that_was_made_for_one_look() -> None:
     """What `agl why` said before: at the level .15, whenever somebody looked."""
 
     def once(rewards: list[float]) -> bool:
-        return calibration.chance_of_no_rise(rewards) <= calibration.TREND_LEVEL
+        return chance_of_no_rise(rewards) <= TREND_LEVEL
 
     rng = calibration.np.random.default_rng(0)
     flat = [calibration.series(rng, "flat", (8, 4), steps=36) for _ in range(40)]

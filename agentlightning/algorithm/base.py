@@ -16,6 +16,7 @@ from agentlightning.gateway.settings import CallSettings
 from agentlightning.metrics import Reporter, Sink
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Dataset, NamedResources, ResourcesUpdate
+from agentlightning.types.finding import Finding
 
 
 @explained_class
@@ -55,8 +56,7 @@ def with_trained_agents(
 class Objection:
     """What speaks against learning from a step's rollouts."""
 
-    words: str
-    """What was found, and what to do."""
+    finding: Finding
     refuses: bool
     """It makes training meaningless."""
 

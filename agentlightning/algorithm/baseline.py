@@ -12,8 +12,8 @@ from typing import Any
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
-from agentlightning.algorithm.preflight import never_called
 from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
+from agentlightning.algorithm.verdicts import unheard
 from agentlightning.arguments import GivenByName
 from agentlightning.backend import BackendFactory, ModelSpec
 from agentlightning.errors import ConfigError, kind_of
@@ -110,7 +110,7 @@ class Baseline(GivenByName, Algorithm):
         heard = any(e.calls for e in self.episodes) or self.context.turned_away
         ended = heard or any(e.outcome is not Outcome.AGENT_ERROR for e in self.episodes)
         if self.policy is not None and ended and not any(e.calls for e in self.episodes):
-            reporter.warn(never_called(self.episodes, self.context.turned_away))
+            reporter.warn(str(unheard(self.episodes, self.context.turned_away)))
 
 
 def summary(episodes: Sequence[Episode], *, counts: bool = True) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -11,67 +10,20 @@ from typing import Any
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.policies import groups_to_learn_from
-from agentlightning.algorithm.trend import (
-    FALSE_ALARMS,
-    MISSED_RISES,
-    chance_of_no_rise,
-    fall_of,
-    noise_of,
-    visible_rise,
-)
 from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
 
-WATCHED_STEPS = 30
-"""Steps after which the reward should have risen …"""
 LOOK_AGAIN = 5
-"""… and between one look at it and the next."""
-TREND_LEVEL = 0.15
-"""A reward may have risen when one without any trend would look like it this rarely. Generous on purpose: a dead run
-is found at one of the next looks, and a healthy one is not accused (`scripts/calibration.py` has the rates). That it
-has not risen is said with it; that it has takes `trend.has_risen`."""
-VISIBLE = 0.12
-"""No verdict while a rise of this share of the range of rewards would go unseen in the noise of the steps."""
-NEARLY_SOLVED = 0.9
-"""Nothing is said of a reward that has come this far from the lowest to the highest that a rollout earned."""
-GO_BACK = (
-    "Go back to the best checkpoint, and on from there with a third of the learning_rate, schedule='linear', or "
-    "kl_coef=0.01."
-)
-"""What to do when the reward has fallen."""
+"""Steps between one look at whether the reward has risen and the next."""
 FLAT_STEPS = 5
 """Steps in a row without any difference between siblings that are worth a word."""
 _TOO_HARD = (
     "If it is always low, the tasks are too hard or the reward too strict: start with easier tasks or give partial "
     "rewards. If it is always high, the agent has nothing left to learn."
 )
-
-WAY_TO_THE_MODEL = (
-    "Make its client use the endpoint it is given:  OpenAI(base_url=llm.endpoint, api_key=llm.api_key)  and  "
-    "model=llm.model.  A program finds them in its environment: OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL (and "
-    "the same of ANTHROPIC_ and GEMINI_). An async client's call is made only where it is awaited."
-)
-NEVER_CALLED = f"The agent never called the model: no call arrived at the gateway. {WAY_TO_THE_MODEL}"
-KEEPS_ANSWERS = (
-    "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
-    "Turn that off: every rollout must ask the model itself, because its own answer is what is learned from."
-)
-CALLS_NO_LONGER = f"The agent called the model in earlier steps and calls it no longer. {KEEPS_ANSWERS}"
-
-
-def never_called(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> str:
-    """What to say where no call was answered: none arrived, or why those that did were refused."""
-    refused = Counter(turned_away)
-    refused.update(text for e in episodes for text in e.refused)
-    if not refused:
-        return NEVER_CALLED
-    reason, count = refused.most_common(1)[0]
-    return (
-        f"No model call of the agent was answered: {refused.total()} arrived at the gateway, and all of them were "
-        f"refused. Most common ({count}×): {reason}"
-    )
 
 
 class Preflight:
@@ -136,7 +88,7 @@ class Preflight:
         self._failed = 0 if usable else self._failed + 1
         unanswered = not usable and all(e.refused and not e.calls for e in episodes)
         if unanswered:
-            self._refuse(never_called(episodes, self._turned_away))
+            self._refuse(str(unheard(episodes, self._turned_away)))
         elif not usable and (not self._learned or self._failed >= FLAT_STEPS):
             self._refuse(
                 f"All {len(episodes)} rollouts of this step failed, so there is nothing to learn from. "
@@ -151,7 +103,7 @@ class Preflight:
             return
         if not any(e.calls for e in usable):
             silent = self._heard and not any(e.refused for e in usable)
-            self._refuse(CALLS_NO_LONGER if silent else never_called(episodes, self._turned_away))
+            self._refuse(str(calls_no_longer() if silent else unheard(episodes, self._turned_away)))
         elif not any(e.sampled_tokens for e in usable):
             self._refuse(_nothing_selected(usable, self._selected_by))
         self._heard = True
@@ -161,44 +113,15 @@ class Preflight:
             self._check_variance(usable)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
-        """After a step: say once that the reward has fallen, or, with the likeliest cause, that it has not risen.
-
-        The verdict is a statistical test on the rewards of all steps so far (`algorithm.trend`), made at
-        `WATCHED_STEPS` steps and every `LOOK_AGAIN` after them.
-        """
+        """After a step: say once that the reward has fallen, or, with the likeliest cause, that it has not risen."""
         if not self._compares or metrics.get("reward") is None:
             return
         self._rewards.append(metrics["reward"])
-        steps = len(self._rewards)
-        if fall := fall_of(self._rewards, max(0.0, self._highest - self._lowest)):
-            self._tell(
-                f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. "
-                f"{FALSE_ALARMS} {GO_BACK}",
-                key="fell",
-                verdict=True,
-            )
-            return
-        if steps < WATCHED_STEPS or steps % LOOK_AGAIN or not self._stands_still():
-            return
-        third = steps // 3
-        early, late = statistics.mean(self._rewards[:third]), statistics.mean(self._rewards[-third:])
-        self._tell(
-            f"The reward has not risen in {steps} steps: it was {early:.3g} in the first third of them and {late:.3g} "
-            f"in the last, and varies by ±{noise_of(self._rewards):.2g} from step to step. {MISSED_RISES} "
-            f"{_likely_cause(metrics)}",
-            key="stands still",
-            verdict=True,
-        )
-
-    def _stands_still(self) -> bool:
-        """Whether it has not risen, is not high already, and its steps are not too noisy to tell."""
-        spread = self._highest - self._lowest
-        recent = statistics.mean(self._rewards[-(len(self._rewards) // 3) :])
-        if spread > 0 and (
-            recent >= self._lowest + NEARLY_SOLVED * spread or visible_rise(self._rewards, 0.05) > VISIBLE * spread
-        ):
-            return False
-        return chance_of_no_rise(self._rewards) > TREND_LEVEL
+        found = fallen(self._rewards, self._lowest, self._highest)
+        if found is None and len(self._rewards) % LOOK_AGAIN == 0:
+            found = not_risen(self._rewards, self._lowest, self._highest, metrics)
+        if found is not None:
+            self._tell(str(found), key=found.code, verdict=True)
 
     def _object(self, usable: Sequence[Episode]) -> None:
         """Say what speaks against the first rollouts there are; refuse to learn where it makes no sense."""
@@ -208,8 +131,8 @@ class Preflight:
         found = list(self._objections(usable, self._settings))
         for objection in found:
             if objection.refuses:
-                self._refuse(objection.words)
-            self._tell(objection.words)
+                self._refuse(str(objection.finding))
+            self._tell(str(objection.finding), key=objection.finding.code)
 
     def _refuse(self, text: str) -> None:
         """Raises AgentError; says it once where the user wants to go on all the same."""
@@ -281,21 +204,6 @@ def _nothing_selected(usable: Sequence[Episode], selected_by: Mapping[str, str])
 def _same(steps: int, rewards: Sequence[float]) -> str:
     shown = ", ".join(f"{r:g}" for r in rewards[:5])
     return f"For {steps} steps all siblings earned the same reward ({shown}), so there was nothing to learn from."
-
-
-def _likely_cause(metrics: Mapping[str, Any]) -> str:
-    if metrics.get("learning_rate") == 0:
-        return "The learning rate is 0, so nothing is learned: leave learning_rate out to take the model's default."
-    if metrics.get("updates") == 0:
-        return "Most groups have equal rewards: try a larger group_size, other tasks, or partial rewards."
-    if metrics.get("clip_fraction", 0.0) > 0.2:
-        return "Many tokens are clipped, so steps are too large: try a lower learning_rate."
-    if metrics.get("entropy", 1.0) < 0.02:
-        return "The model says the same every time (entropy near 0): try a higher temperature or an entropy_coef."
-    return (
-        "Look at a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try a higher "
-        "learning_rate, or more rollouts per step (tasks_per_step, group_size)."
-    )
 
 
 def _most_common(failed: Sequence[Episode]) -> str:

@@ -7,8 +7,8 @@ diagnosis.verdict, diagnosis.findings
 from agentlightning.doctor.agent import Plan, examine
 from agentlightning.doctor.breaks import Break, break_findings, find_breaks, lost_by_cause
 from agentlightning.doctor.evidence import Evidence, gather
-from agentlightning.doctor.finding import Diagnosis, Finding, Severity
 from agentlightning.doctor.why import diagnose, find_run, why
+from agentlightning.types.finding import Diagnosis, Finding, Severity
 
 __all__ = [
     "Break",

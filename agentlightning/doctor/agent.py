@@ -13,10 +13,11 @@ from typing import Any
 
 from agentlightning.doctor.breaks import Decode
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Diagnosis, Finding, note, problem, share, warning, worst_first
 from agentlightning.doctor.template import Template
 from agentlightning.doctor.why import diagnose
 from agentlightning.models.shape import BYTES_OF, ModelShape
+from agentlightning.runner.blocking import INSTEAD
+from agentlightning.types.finding import Diagnosis, Finding, note, problem, share, warning, worst_first
 
 SLOW_STEP = 1800.0
 """Projected seconds of a step's sampling that are worth a word."""
@@ -151,7 +152,4 @@ def _costly(measured: dict[str, Any], plan: Plan) -> Iterator[Finding]:
 
 def _blocking(blocked: Sequence[str]) -> Iterator[Finding]:
     if blocked:
-        what, _, fix = blocked[0].partition(" Await ")
-        yield warning(
-            "blocks_the_loop", what, f"Await {fix}" if fix else "Await instead of waiting.", times=len(blocked)
-        )
+        yield warning("blocks_the_loop", blocked[0].removesuffix(f" {INSTEAD}"), INSTEAD, times=len(blocked))

@@ -15,9 +15,9 @@ from typing import Any
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, warning
 from agentlightning.types.arrays import Int32Array, np
 from agentlightning.types.call import Call
+from agentlightning.types.finding import Finding, warning
 
 Decode = Callable[[Sequence[int]], str]
 """Token ids → text."""

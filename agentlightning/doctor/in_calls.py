@@ -11,10 +11,10 @@ from typing import Any
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.breaks import WORTH_A_WORD, Decode, common, differ_by_clock
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, note, problem, share, warning
 from agentlightning.doctor.in_rollouts import BUSY_FIX, MANY, MOST, ids, is_busy
 from agentlightning.types import Span
 from agentlightning.types.call import Call
+from agentlightning.types.finding import Finding, note, problem, share, warning
 from agentlightning.types.left_out import left_out_of
 from agentlightning.types.names import CALL_ID
 

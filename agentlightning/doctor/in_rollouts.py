@@ -6,20 +6,19 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.preflight import KEEPS_ANSWERS, WAY_TO_THE_MODEL, never_called
+from agentlightning.algorithm.verdicts import EXAMPLES, KEEPS_ANSWERS, unheard
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, note, problem, share, warning
 from agentlightning.errors import kind_of
 from agentlightning.models import KNOWS, examples_first
 from agentlightning.types import Outcome
-from agentlightning.types.names import ELSEWHERE, NO_SUCH_PATH
+from agentlightning.types.finding import Finding, note, problem, share, warning
+from agentlightning.types.names import ELSEWHERE
 
 MANY, MOST = 0.2, 0.5
 """Shares of rollouts from which on something is worth a word, or stands in the way of training."""
-EXAMPLES = 3
-"""Ids of rollouts that a finding names."""
 
 _NO_REWARD = ("emitted no reward", "posted no reward")
 _NO_NUMBER = "must be a finite number"
@@ -90,6 +89,7 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
             f"{share(len(silent), len(episodes))} rollouts ended without a reward.",
             "Return a number from the agent on every way out of it, or call agl.emit_reward(…) before it ends; a "
             "program prints it or posts it.",
+            affected=len(silent),
             rollouts=ids(silent),
         )
     if wrong:
@@ -98,6 +98,7 @@ def _failed(episodes: Sequence[Episode]) -> Iterator[Finding]:
             f"{share(len(wrong), len(episodes))} rollouts gave a reward that is no finite number: "
             f"{first_line(wrong[-1])}",
             "Look for a division by zero or a missing value in the reward, and return a number or raise an error.",
+            affected=len(wrong),
             rollouts=ids(wrong),
         )
     if len(others) < max(1, MANY * len(episodes)):
@@ -136,16 +137,10 @@ def _calls(evidence: Evidence) -> Iterator[Finding]:
                 rollouts=ids(told),
             )
         else:
-            if (arrived := _refused(heard, evidence)) is not None:
-                yield arrived
-                return
+            found = unheard(heard, evidence.turned_away)
             away = next((first_line(e) for e in heard if _asked_elsewhere(e)), "")
-            yield problem(
-                "never_called",
-                f"{_unheard(heard, evidence)}{f' It said: {away}' if away else ''}",
-                WAY_TO_THE_MODEL,
-                turned_away=dict(evidence.turned_away),
-            )
+            said = f"{found.words} It said: {away}" if away and found.code == "never_called" else found.words
+            yield replace(found, words=said)
         return
     yield from _answers_kept(heard)
     trained = [c for c in calls if c.info.trained]
@@ -177,26 +172,6 @@ def _answers_kept(heard: Sequence[Episode]) -> Iterator[Finding]:
             KEEPS_ANSWERS,
             rollouts=ids(silent),
         )
-
-
-def _refused(heard: Sequence[Episode], evidence: Evidence) -> Finding | None:
-    """Calls that arrived and were refused for what they asked: their client's address is right."""
-    asked = Counter(text for e in heard for text in e.refused)
-    asked.update({text: n for text, n in evidence.turned_away.items() if text.startswith(NO_SUCH_PATH)})
-    if not asked:
-        return None
-    return problem(
-        "calls_refused",
-        _unheard(heard, evidence),
-        "The base URL is right: the calls arrive. Mend what the message names, in the settings of the program or of "
-        "its client; docs/clients.md says which programs need one.",
-        refused=dict(asked.most_common(EXAMPLES)),
-    )
-
-
-def _unheard(heard: Sequence[Episode], evidence: Evidence) -> str:
-    """Why no call was answered, without the advice, which is the finding's own."""
-    return never_called(heard, evidence.turned_away).partition(" Make its client")[0]
 
 
 def _elsewhere(evidence: Evidence, episodes: Sequence[Episode]) -> tuple[str, str, list[Episode]] | None:
@@ -232,6 +207,7 @@ def _truncated(evidence: Evidence) -> Iterator[Finding]:
             "Raise max_context if the model can do more; else shorten system prompt, tools or history, or set "
             "cut_long_prompts=True. If prompts grow from one rollout to the next, the agent keeps its history: begin "
             "each rollout with an empty one.",
+            affected=len(too_long),
             rollouts=ids(too_long),
         )
     if cut and len(cut) >= MANY * len(episodes):

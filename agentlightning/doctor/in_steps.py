@@ -11,28 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentlightning.algorithm.preflight import GO_BACK, TREND_LEVEL, WATCHED_STEPS
-from agentlightning.algorithm.trend import (
-    FALSE_ALARMS,
-    MISSED_RISES,
-    Validated,
-    chance_of_no_rise,
-    fall_of,
-    has_overfitted,
-    has_risen,
-    noise_of,
-)
+from agentlightning.algorithm.trend import FALSE_ALARMS, Validated, has_overfitted, has_risen
+from agentlightning.algorithm.verdicts import CLIPPED, WATCHED_STEPS, fallen, may_stand_still, not_risen
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, note, problem, warning
 from agentlightning.errors import ModelError
 from agentlightning.models import shipped_models
 from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
+from agentlightning.types.finding import Finding, note, problem, warning
 
 RECENT = 8
 """Steps that are the recent ones."""
 FEW = 4
 """Fewer steps than this say nothing of a trend."""
-CLIPPED = 0.2
 NOISY = 0.1
 """A gradient whose signal is this much of its noise, or less, is mostly noise."""
 MEASURED = 4
@@ -142,31 +132,13 @@ def _no_updates(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _trend(evidence: Evidence) -> Iterator[Finding]:
-    rewards = evidence.series("reward")
-    if evidence.solved:
+    if evidence.solved or not evidence.steps:
         return
-    if fall := fall_of(rewards, evidence.spread):
-        yield problem(
-            "reward_fell",
-            f"The reward was {fall.best:.3g} {fall.since} steps ago and has fallen to {fall.now:.3g}. {FALSE_ALARMS}",
-            GO_BACK,
-            best=fall.best,
-            steps_ago=fall.since,
-            now=fall.now,
-        )
-    elif len(rewards) >= WATCHED_STEPS and chance_of_no_rise(rewards) > TREND_LEVEL:
-        third = len(rewards) // 3
-        first, last, noise = statistics.mean(rewards[:third]), statistics.mean(rewards[-third:]), noise_of(rewards)
-        yield warning(
-            "not_rising",
-            f"The reward has not risen in {len(rewards)} steps: {first:.3g} in their first third, {last:.3g} in the "
-            f"last, ±{noise:.2g} from step to step. {MISSED_RISES}",
-            "Read a few rollouts (agl show): does the reward tell good answers from bad ones? If it does, try three "
-            "times the learning_rate, or more rollouts per step.",
-            first_third=first,
-            last_third=last,
-            noise=noise,
-        )
+    lowest, highest = min(evidence.rewards, default=0.0), max(evidence.rewards, default=0.0)
+    rewards = evidence.series("reward")
+    found = fallen(rewards, lowest, highest) or not_risen(rewards, lowest, highest, evidence.steps[-1])
+    if found is not None:
+        yield found
 
 
 def _validation(evidence: Evidence) -> Iterator[Finding]:
@@ -313,8 +285,7 @@ def _noise(evidence: Evidence) -> Iterator[Finding]:
     ratio = signal_to_noise(evidence)
     if ratio is None or ratio > NOISY or evidence.solved:
         return
-    rewards = evidence.series("reward")
-    if len(rewards) < WATCHED_STEPS or chance_of_no_rise(rewards) <= TREND_LEVEL:
+    if not may_stand_still(evidence.series("reward")):
         return  # it learns all the same, or nobody knows yet
     cosine = statistics.mean(evidence.series("gradient_cosine")[-RECENT:])
     yield warning(

@@ -14,9 +14,9 @@ from typing import Any
 from agentlightning.adapter.conversations import Conversation
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, problem, share, warning
 from agentlightning.doctor.in_rollouts import ids
 from agentlightning.types.arrays import Int32Array, np
+from agentlightning.types.finding import Finding, problem, share, warning
 
 SAME = 0.9
 """Share of siblings that say word for word the same."""

@@ -11,7 +11,6 @@ from typing import Any
 from agentlightning.algorithm.base import Objection
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding
 from agentlightning.doctor.in_rollouts import rollout_findings
 from agentlightning.doctor.in_texts import text_findings
 
@@ -30,10 +29,5 @@ def objections(episodes: Sequence[Episode], settings: Mapping[str, Any]) -> Iter
     evidence = Evidence(episodes=episodes, settings=settings)
     for finding in (*rollout_findings(evidence), *text_findings(evidence)):
         if finding.code not in _TOLD_OTHERWISE and finding.severity != "note":
-            yield Objection(f"{finding.words} {finding.fix}", refuses=_refuses(finding, episodes))
-
-
-def _refuses(finding: Finding, episodes: Sequence[Episode]) -> bool:
-    if finding.code in MEANINGLESS:
-        return True
-    return finding.code in OF_ALL and f"{len(episodes)} of {len(episodes)} " in finding.words
+            of_all = finding.code in OF_ALL and finding.evidence["affected"] == len(episodes)
+            yield Objection(finding, refuses=finding.code in MEANINGLESS or of_all)

@@ -15,8 +15,8 @@ from typing import Any
 from agentlightning.adapter.conversations import Conversation
 from agentlightning.doctor.breaks import CLOCK, Decode, common
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Finding, share, warning
 from agentlightning.types.arrays import np
+from agentlightning.types.finding import Finding, share, warning
 
 Template = Callable[[Sequence[Mapping[str, Any]], Sequence[Any]], Sequence[int] | None]
 """(messages, tools) → the prompt's tokens by the model's own chat template; None where it cannot express them."""

@@ -12,7 +12,6 @@ from typing import Any
 from agentlightning.algorithm.trend import FALSE_ALARMS, has_risen
 from agentlightning.doctor.breaks import Decode, break_findings, lost_tokens
 from agentlightning.doctor.evidence import Evidence, gather
-from agentlightning.doctor.finding import Diagnosis, Finding, note, worst_first
 from agentlightning.doctor.in_calls import call_findings
 from agentlightning.doctor.in_rollouts import difficulty, outcomes, rollout_findings
 from agentlightning.doctor.in_steps import FEW, recent, signal_to_noise, step_findings
@@ -21,6 +20,7 @@ from agentlightning.doctor.template import Template, template_findings
 from agentlightning.errors import ConfigError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Outcome, Run
+from agentlightning.types.finding import Diagnosis, Finding, note, worst_first
 
 _OF_STEPS = (
     *("clip_fraction", "entropy", "kl_old", "kl_reference", "grad_norm", "staleness"),

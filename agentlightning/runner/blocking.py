@@ -33,6 +33,11 @@ WAITED_SHARE = 0.25
 """A thread that waits longer than this share of the time for a processor is on a busy machine, which slows all code."""
 TOLD_AFTER = 5
 """Found so often at the same line: two seconds of waiting, more than a slow start takes."""
+INSTEAD = (
+    "Await an async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a plain `def`: "
+    "sync agents get a thread each."
+)
+"""What to do about an agent that blocks its event loop."""
 
 
 def watch_for_blocking(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
@@ -48,10 +53,9 @@ def _watch(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
             seen[place] += 1
             if seen[place] == TOLD_AFTER:
                 logger.warning(
-                    "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. Await "
-                    "an async client instead (AsyncOpenAI, httpx.AsyncClient, asyncio.sleep), or make the agent a "
-                    "plain `def`: sync agents get a thread each.",
+                    "The async agent blocks its event loop at %s: while it waits there no other rollout goes on. %s",
                     place,
+                    INSTEAD,
                 )
                 return
 

@@ -16,8 +16,8 @@ import pytest
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.doctor.evidence import Evidence
-from agentlightning.doctor.finding import Severity
 from agentlightning.doctor.in_steps import RECENT, step_findings
+from agentlightning.types.finding import Severity
 
 from .test_parts import episode
 from .test_trend import verdict

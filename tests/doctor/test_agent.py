@@ -15,6 +15,7 @@ from agentlightning.doctor.preflight import objections
 from agentlightning.errors import AgentError
 from agentlightning.metrics import Reporter, Sink
 from agentlightning.models.shape import ModelShape
+from agentlightning.runner.blocking import INSTEAD
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, Span
 from agentlightning.types.names import ELSEWHERE
@@ -61,10 +62,11 @@ async def test_slow_and_blocking_agents_are_told() -> None:
         for e in evidence.episodes
         if e.attempt
     ]
-    said = "The async agent blocks its event loop at a.py, line 3. Await an async client instead."
+    what = "The async agent blocks its event loop at a.py, line 3."
+    said = f"{what} {INSTEAD}"
     found = examine(replace(evidence, episodes=late), Plan(rollouts_per_step=256), blocked=[said], unfinished=3)
     assert {f.code for f in found.findings} == {"too_slow", "slow_steps", "blocks_the_loop"}
-    assert [f.fix for f in found.findings if f.code == "blocks_the_loop"] == ["Await an async client instead."]
+    assert [(f.words, f.fix) for f in found.findings if f.code == "blocks_the_loop"] == [(what, INSTEAD)]
     nothing = examine(Evidence(), Plan(), unfinished=16, phases={"in a tool": 12, "claimed, nothing recorded yet": 4})
     assert [(f.code, f.severity) for f in nothing.findings] == [("too_slow", "problem")]
     assert "(12 in a tool; 4 claimed, nothing recorded yet)" in nothing.findings[0].words

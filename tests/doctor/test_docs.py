@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from agentlightning import doctor
+from agentlightning.algorithm import verdicts
 from agentlightning.doctor.breaks import ADVICE
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def codes_in(source: str) -> Iterator[str]:
 
 
 def test_every_code_is_explained() -> None:
-    files = Path(doctor.__file__).parent.glob("*.py")
+    files = [*Path(doctor.__file__).parent.glob("*.py"), Path(verdicts.__file__)]
     made = {code for file in files for code in codes_in(file.read_text())}
     made |= {f"prefix_break_{cause}" for cause in ADVICE}
     text = (ROOT / "docs" / "diagnosis.md").read_text()

@@ -1,6 +1,6 @@
 """Findings: what was found to be wrong with a run or an agent, in words, with the first thing to try. Plain records.
 
-Whoever shows them decides how; nothing in this package prints.
+Whoever shows them decides how.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class Finding:
     fix: str
     """The first thing to try."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """What was found and what to do, as text."""
+        return f"{self.words} {self.fix}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
