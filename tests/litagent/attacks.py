@@ -108,7 +108,7 @@ GRADED = {
     ),
     "show the grader the environment of your process": (
         "pass",
-        "import os; print(int(any('admin-key' in value for value in os.environ.values())))",
+        "import os, sys; sys.stdin.read(); print(int(any('admin-key' in value for value in os.environ.values())))",
     ),
     "be changed by its grader": (
         "open('answer', 'w').write('42')",
@@ -136,7 +136,8 @@ async def attack(code: str, python: str, folder: Path, **options: Any) -> bool:
     script = folder / "agent" / "agent.py"
     script.write_text(code)
     given = ["-c", code] if isinstance(options["isolation"], Container) else [str(script)]  # an image has no script
-    rollout, reward = await run(Program([python, "-S", *given], **options))
+    # podman loses what a program prints that ends before it could be sent its stdin; these read none.
+    rollout, reward = await run(Program([python, "-S", *given], task_as="file", **options))
     assert rollout.attempt.outcome is Outcome.OK, rollout.attempt.error
     return reward == 1.0
 

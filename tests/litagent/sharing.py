@@ -47,7 +47,8 @@ SHARED = {
 }
 EACH = 400
 """So many of them each user has in these tests; containers are given the same by their command."""
-PARTS = {"greedy": EACH + 100, "poor": 1}
+PARTS = {"greedy": EACH + 100, "poor": 20}
+"""How many each wants. The second one more than a few: signals of others under way count for a moment too."""
 
 
 async def uses_up(take: str, attack: Callable[..., Awaitable[bool]], kept: Path) -> bool:
