@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,10 +16,10 @@ from agentlightning.store import LightningStore, SqliteLightningStore
 from agentlightning.store.database.migrate import alembic_config
 from agentlightning.store.database.transaction import Transaction
 from agentlightning.store.operations import spans as span_rows
-from agentlightning.types import AttemptStatus, Outcome, RolloutMode
+from agentlightning.types import AttemptStatus, Outcome, RolloutMode, Run
 from agentlightning.types.names import REWARD, REWARD_AGENT, REWARD_RESPONSE
 from agentlightning.types.reward import reward_attributes
-from tests.store.builders import make_span
+from tests.store.builders import make_call, make_segment, make_span
 
 
 async def finished(
@@ -82,6 +83,25 @@ async def test_what_a_rollout_earned_is_noted(store: LightningStore) -> None:
     assert await found(store, sort_by="reward", sort_order="asc") == [task for _, task in expected]
     for reward, task in expected:
         assert await found(store, reward_min=reward - 1e-9, reward_max=reward + 1e-9) == [task]
+
+
+async def test_the_weights_of_its_run_and_who_is_trained_are_known(store: LightningStore) -> None:
+    """Looked up by every database, and over HTTP."""
+    await store.begin_run(Run(run_id="r", algorithm="GRPO", agent="a", settings={"reward_weights": {"x": 1, "y": 0.5}}))
+    parts = reward_attributes({"x": 1.0, "y": 0.5}, primary_key="x")
+    await finished(store, "weighed", parts, run_id="r")
+    await finished(store, "of no run", parts)
+    claim = await store.start_rollout("one is frozen", worker_id="w")
+    for number, trained in enumerate((True, False)):
+        ids = make_segment(f"p{number}", None, 0, [1]), make_segment(f"r{number}", f"p{number}", 1, [2], version=0)
+        call = make_call(claim, f"c{number}", f"p{number}", f"r{number}", *ids)
+        await store.add_calls([replace(call, info=replace(call.info, agent="ab"[number], trained=trained))])
+        given = reward_attributes(float(number)) | {REWARD_AGENT: "ab"[number]}
+        await store.add_span(make_span(claim, REWARD, **given))
+    await store.update_attempt(claim.rollout_id, claim.attempt.attempt_id, status=AttemptStatus.SUCCEEDED)
+    assert await found(store, sort_by="reward", sort_order="asc") == ["one is frozen", "of no run", "weighed"]
+    for reward, task in ((0.0, "one is frozen"), (1.0, "of no run"), (1.25, "weighed")):
+        assert await found(store, reward_min=reward, reward_max=reward) == [task]
 
 
 async def test_a_reward_that_comes_late_counts_and_one_of_an_earlier_attempt_does_not(tmp_path: Path) -> None:
