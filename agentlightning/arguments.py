@@ -43,6 +43,7 @@ ELSEWHERE_CALLED = {
     "clip_range": "clip_low",
     "clip": "clip_low",
     "epsilon_high": "clip_high",
+    **dict.fromkeys(("num_iterations", "ppo_epochs", "num_ppo_epochs"), "update_epochs"),
     "entropy": "entropy_coef",
     "max_length": "max_context",
     "max_seq_length": "max_context",
@@ -71,6 +72,7 @@ ELSEWHERE_CALLED = {
     "lr_scheduler_type": "schedule",
     "max_grad": "max_grad_norm",
     "resume_from_checkpoint": "resume",
+    **dict.fromkeys(("output_file", "dest", "destination"), "to"),
     **dict.fromkeys(
         ("validation", "val", "valid", "validation_data", "validation_dataset", "val_tasks"), "val_dataset"
     ),
@@ -225,6 +227,8 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     """The setting that was probably meant; None where nothing is near."""
     name = name.rpartition(".")[2]  # verl's settings stand in groups
     other = ELSEWHERE_CALLED.get(name.lower())
+    if other == "run_dir" and "to" in known:
+        return "to"
     if other in known:
         return other
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)

@@ -55,7 +55,7 @@ OF_TRAINING = {
         "learner over two.",
     ),
     **dict.fromkeys(
-        ("max_prompt_length", "max_completion_length", "max_response_length"),
+        ("max_prompt_length", "max_completion_length", "max_response_length", "max_prompt_len", "max_response_len"),
         "max_context bounds prompt and response together; the agent says max_tokens in its calls.",
     ),
     **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),

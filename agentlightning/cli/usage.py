@@ -17,6 +17,8 @@ from agentlightning.cli.panels import COMMANDS, GROUPED, group_options, panel_of
 from agentlightning.errors import ConfigError
 
 _OF_TASKS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet")
+_OF_ARGUMENTS = ("run", "model", "checkpoint", "folder", "run-dir", "path")
+"""What people call the run or model that a command is given by its place."""
 _OTHER_COMMANDS = {
     "resume": "A run is gone on with by the command that began it, and --resume RUN.",
     "test": "agl eval RUN compares a trained model with the one it came from; agl run tries an agent.",
@@ -86,9 +88,13 @@ def _explain(error: Any, typed: Sequence[str] = ()) -> None:
     of = getattr(error, "ctx", None)
     if of is None or not hasattr(error, "message"):
         return
-    options = [option for parameter in of.command.params for option in parameter.opts]
+    options = [option for p in of.command.params for option in p.opts if option.startswith("-")]
+    arguments = [p.opts[0] for p in of.command.params if not p.opts[0].startswith("-")]
     if name := getattr(error, "option_name", None):
-        meant = _meant(name, options) or _with_one_dash(name, typed, options)
+        if arguments and name.lstrip("-") in (*arguments, *_OF_ARGUMENTS):
+            error.message += f". It is given without an option: agl {of.command.name} {arguments[0].upper()}"
+            return
+        meant = _meant(name, options) or _with_one_dash(name, typed, options) or _of_one_letter(name, options)
         if of.parent is None and not meant:
             error.message += f".{_before_the_command(of.command, name, typed)}"
         vars(error)["possibilities"] = meant
@@ -104,6 +110,11 @@ def _with_one_dash(name: str, typed: Sequence[str], options: list[str]) -> list[
     """The option of several letters that was given with one dash."""
     words = (word.partition("=")[0] for word in typed if word.startswith(name) and not word.startswith("--"))
     return [f"-{word}" for word in words if f"-{word}" in options][:1]
+
+
+def _of_one_letter(name: str, options: list[str]) -> list[str]:
+    """The options that begin with the letter of a short one: here all have their whole names."""
+    return [option for option in options if re.fullmatch("-[a-z]", name) and option.startswith(f"-{name}")]
 
 
 def _before_the_command(commands: Any, option: str, typed: Sequence[str]) -> str:

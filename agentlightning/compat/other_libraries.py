@@ -12,8 +12,12 @@ _KNOWN = {
     ),
     **dict.fromkeys(
         ("Agent", "Environment", "Env", "Task", "Rubric", "reward", "reward_fn"),
-        "An agent is a function that does a task and returns its reward: @agl.rollout on  def agent(task, llm)  . "
+        "An agent is a function that does a task and returns its reward: @agl.rollout on def agent(task, llm). "
         "A task is any JSON value.",
+    ),
+    **dict.fromkeys(
+        ("algorithms", "algos", "trainers", "agents", "rewards", "envs", "environments", "core"),
+        "The names are at the top: from agentlightning import GRPO, Trainer, rollout.",
     ),
     **dict.fromkeys(
         ("LightningModule", "LightningDataModule", "LightningTrainer"),

@@ -53,6 +53,8 @@ def check_parts(**parts: object) -> None:
     """Raises ConfigError for a part that is given by name, as a class, or is something else."""
     for name, value in parts.items():
         kind, example = _PARTS[name]
+        if name == "store" and isinstance(value, str) and value.startswith("http"):
+            raise ConfigError(f"store is {value!r}; a store that is served is agl.LightningStoreClient({value!r}).")
         if value is not None and not isinstance(value, kind):
             shown = value.__name__ if isinstance(value, type) else repr(value)
             raise ConfigError(f"{name} is {shown}, which is no {kind.__name__}. Give an object: agl.{example}.")

@@ -86,6 +86,8 @@ def _instead(value: Any) -> str:
         return "The function has `yield`: let it return the reward."
     if isinstance(value, str) and re.fullmatch(r"\s*[-+]?[\d.]+\s*", value):
         return "Return float(…) of it."
+    if isinstance(value, list) and len(value) == 1:
+        return "Give the number itself, without brackets."
     if isinstance(value, tuple) and any(isinstance(part, int | float) for part in value):
         return "Return the number alone; agl.emit_annotation({…}) records the rest."
     if value is None or isinstance(value, str | bytes | bool | tuple | list | dict):

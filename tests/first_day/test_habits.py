@@ -54,6 +54,7 @@ def agent(task: Any, llm: agl.LLM) -> float:
         ("init", "nothing to set up"),
         ("Environment", "@agl.rollout"),
         ("LoraConfig", "lora_rank=16"),
+        ("algorithms", "from agentlightning import GRPO, Trainer"),
     ],
 )
 def test_names_that_are_other_libraries(name: str, words: str) -> None:
@@ -68,6 +69,9 @@ def test_names_that_are_other_libraries(name: str, words: str) -> None:
     ("wrong", "words"),
     [
         ("agl.GRPO(model='calc', args={})", "Each setting is an argument of its own"),
+        ("agl.GRPO(model='calc', num_iterations=2)", "Did you mean update_epochs?"),
+        ("agl.GRPO(model='calc', max_prompt_len=2)", "max_context bounds prompt and response"),
+        ("agl.Trainer(store='http://h:4747')", "agl.LightningStoreClient('http://h:4747')"),
         ("agl.GRPO(model='calc', config={})", "Each setting is an argument of its own"),
         ("agl.GRPO(model='calc', **{'actor_rollout_ref.rollout.n': 8})", "Did you mean group_size?"),
         ("agl.GRPO(model='calc', **{'data.train_batch_size': 8})", "Did you mean tasks_per_step?"),
@@ -85,6 +89,15 @@ def test_lines_that_are_other_libraries(wrong: str, words: str) -> None:
         eval(wrong, {**NAMES, "agent": agent})
     assert words in str(caught.value)
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("name", ["Trainer", "GRPO", "rollout", "emit_reward"])
+def test_names_that_are_in_the_other_package(name: str) -> None:
+    import agent_lightning
+
+    with pytest.raises(AttributeError, match=rf"agentlightning\.{name}"):
+        getattr(agent_lightning, name)
+    assert not hasattr(agent_lightning, "frobnicate")
 
 
 @pytest.mark.parametrize(
