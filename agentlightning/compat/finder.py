@@ -43,8 +43,6 @@ class OldNames:
         old = BY_NAME.get(":".join(name.rsplit(".", 1)))
         if old is not None and old.to is None and name not in OLD_PATHS:  # from agentlightning import NotKeptAnyMore
             raise NotKept(why_not(old))
-        if name.count(".") == 1 and old is None and (words := of_others(*name.split("."))) is not None:
-            raise NotKept(words)
         if name not in _EXTENDED and name not in OLD_PATHS:
             return None
         spec = PathFinder.find_spec(name, path, target)
@@ -55,10 +53,21 @@ class OldNames:
         return spec
 
 
+class OthersNames:
+    """Comes last, for a name of the package that nobody else finds: one that another library has is explained."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> None:
+        module, _, last = name.rpartition(".")
+        if (words := of_others(module, last)) is not None:
+            raise NotKept(words)
+
+
 def install() -> None:
-    """Put the finder in place. Once is enough; repeating changes nothing."""
+    """Put the finders in place. Once is enough; repeating changes nothing."""
     if OldNames not in sys.meta_path:
         sys.meta_path.insert(0, OldNames)  # pyright: ignore[reportArgumentType]
+        sys.meta_path.append(OthersNames)  # pyright: ignore[reportArgumentType]
 
 
 # ---- paths that exist no more ---------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 from agentlightning.compat.notice import use
-from agentlightning.compat.other_libraries import written_here
 from agentlightning.compat.row import Old
 from agentlightning.compat.table import BY_NAME
 from agentlightning.errors import ConfigError
@@ -41,8 +40,11 @@ def resolve(module: str, name: str) -> Any:
 
 def of_others(module: str, name: str) -> str | None:
     """What is said of a name that other libraries have and the package lacks; None for any other."""
-    there = set(dir(sys.modules.get(module))) if module == "agentlightning" else set()
-    hint = None if name in there or module != "agentlightning" else written_here(name, there)
+    if module != "agentlightning":
+        return None
+    from agentlightning.compat.other_libraries import written_here  # seldom needed
+
+    hint = written_here(name, set(dir(sys.modules.get(module))))
     return hint and f"There is no agentlightning.{name}. {hint}"
 
 
