@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agentlightning.store import LightningStore
 
 
 def damaged(raw: bytes, chance: random.Random) -> bytes:
@@ -41,27 +44,35 @@ async def read_all(path: Path) -> None:
     except AgentLightningError as error:
         print("refused", type(error).__name__)
         return
+    try:
+        await ask_all(store)
+        for ask in (store.enqueue_rollout(input=5), store.start_rollout(input={})):
+            await _refused(ask)
+    finally:
+        await _refused(store.close())
 
-    async def each(ask: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            return await ask
-        except AgentLightningError as error:
-            print("refused", type(error).__name__)
+
+async def _refused(ask: Coroutine[Any, Any, Any]) -> tuple[Any, str | None]:
+    """What was asked for, or what is said instead. Only our own errors are words; any other one is a finding."""
+    from agentlightning.errors import AgentLightningError
 
     try:
-        await each(store.statistics())
-        ids = [one.rollout_id for one in await each(store.query_rollouts()) or ()][:20]
-        await each(store.query_calls(ids))
-        await each(store.query_records(ids))
-        for one in ids:
-            await each(store.query_spans(one))
-            await each(store.query_attempts(one))
-        for ask in (store.query_runs, store.query_resources, store.query_workers):
-            await each(ask())
-        await each(store.enqueue_rollout(input=5))
-        await each(store.start_rollout(input={}))
-    finally:
-        await each(store.close())
+        return await ask, None
+    except AgentLightningError as error:
+        print("refused", type(error).__name__)
+        return None, str(error)
+
+
+async def ask_all(store: LightningStore, ids: Sequence[str] = ()) -> list[str]:
+    """Ask a store for all that it holds, of rollouts that are known if it does not list them; what it refused."""
+    found, *refused = await _refused(store.query_rollouts())
+    ids = [one.rollout_id for one in found or ()][:20] or ids
+    asks = [store.query_calls(ids), store.query_records(ids), store.statistics()]
+    asks += [ask(one) for one in ids for ask in (store.query_spans, store.query_attempts, store.get_rollout_by_id)]
+    asks += [store.query_runs(), store.query_resources(), store.query_workers(), store.get_latest_resources()]
+    asks += [store.query_run_events("run-1")]
+    refused += [(await _refused(ask))[1] for ask in asks]
+    return [words for words in refused if words is not None]
 
 
 def read_rendering(path: Path) -> None:

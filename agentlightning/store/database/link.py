@@ -6,8 +6,9 @@ import threading
 import time
 
 import psycopg
+from psycopg import errors
 
-from agentlightning.errors import ConflictError, StoreError, StoreUnavailableError
+from agentlightning.errors import AgentLightningError, ConflictError, StoreError, StoreUnavailableError
 from agentlightning.store.database.transaction import Row
 
 Connection = psycopg.Connection[Row]
@@ -73,18 +74,28 @@ def connect(dsn: str) -> Connection:
         ) from error
 
 
+_DAMAGED = (errors.DataCorrupted, errors.IndexCorrupted, errors.UndefinedTable, errors.UndefinedColumn)
+_RESTORE = "Stop what uses it, keep a copy (pg_dump), then restore the database from a backup or name an empty one."
+
+
 def translate(error: Exception) -> Exception:
-    """PostgreSQL's errors as `StoreError`s; all others as they are."""
+    """PostgreSQL's errors as `StoreError`s that say what to do next; all others as they are."""
+    if isinstance(error, AgentLightningError):  # some are ValueErrors, too
+        return error
     if isinstance(error, psycopg.IntegrityError):
         translation: Exception = ConflictError(
             f"This contradicts what is stored: {str(error).strip()}. Use an id that is not taken."
         )
     elif isinstance(error, psycopg.DataError):
         translation = StoreError(f"A value cannot be stored: {error}.")
+    elif isinstance(error, _DAMAGED):
+        translation = StoreError(f"The store's database in PostgreSQL is damaged: {str(error).strip()}. {_RESTORE}")
     elif isinstance(error, psycopg.Error):
         translation = StoreUnavailableError(f"PostgreSQL failed: {str(error).strip()}. Try again; nothing is lost.")
-    elif isinstance(error, UnicodeEncodeError):
-        translation = StoreError(f"A value cannot be stored: {error}. Texts are Unicode.")
+    elif isinstance(error, OverflowError | UnicodeEncodeError):
+        translation = StoreError(f"A value cannot be stored: {error}. Numbers have 64 bits, and texts are Unicode.")
+    elif isinstance(error, ValueError):  # a status, a number or a record that nobody wrote like that
+        translation = StoreError(f"What the store's database in PostgreSQL holds cannot be read: {error}. {_RESTORE}")
     else:
         return error
     translation.__cause__ = error

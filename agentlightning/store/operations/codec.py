@@ -183,7 +183,7 @@ def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
         "resources_id": resources_id,
         "status": RolloutStatus(status),
         "config": decode_config(config),
-        "metadata": decode(metadata) if metadata else {},
+        "metadata": decode(metadata, type=dict[str, Any]) if metadata else {},
         "run_id": run_id,
     }
 

@@ -83,7 +83,10 @@ def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[
 
 def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
     """Keep what is last now; what the attempt earned by it. Weights and callers are looked up where they matter."""
-    found = [(sequence_id, in_one_form(name, decode(attributes))) for sequence_id, name, attributes in told]
+    found = [
+        (sequence_id, in_one_form(name, decode(attributes, type=dict[str, Any])))
+        for sequence_id, name, attributes in told
+    ]
     weights = _weights(tx, rollout_id) if any(has_parts(attributes) for _, attributes in found) else {}
     for sequence_id, attributes in found:
         if (given := given_reward(attributes, weights)) is not None:

@@ -35,14 +35,15 @@ _insert_event = Statement(
 def to_run(row: Sequence[Any]) -> Run:
     values = dict(zip(RUN_FIELDS, row, strict=True))
     values["error"] = values["error"] and redacted(values["error"])
-    values["settings"], values["state"] = decode(values["settings"]), decode(values["state"])
+    for name in ("settings", "state"):
+        values[name] = decode(values[name], type=dict[str, Any])
     values["status"] = RunStatus(values["status"])
     return Run.model_construct(**values)
 
 
 def to_event(row: Sequence[Any]) -> RunEvent:
     values = dict(zip(EVENT_FIELDS, row, strict=True))
-    values["data"] = decode(values["data"])
+    values["data"] = decode(values["data"], type=dict[str, Any])
     return RunEvent.model_construct(**values)
 
 

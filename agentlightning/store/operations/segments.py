@@ -103,9 +103,12 @@ class SegmentTree:
         while current is not None and current not in self._starts:
             chain.append(self._row(current))
             current = chain[-1].parent_id
+            if len(chain) > len(self._rows):
+                raise _damaged(chain[-1], "it continues itself")
         for row in reversed(chain):
-            before = 0 if row.parent_id is None else self._starts[row.parent_id] + row.parent_keep
-            self._starts[row.segment_id] = before
+            above = None if row.parent_id is None else self._rows[row.parent_id]
+            _check(row, above)
+            self._starts[row.segment_id] = 0 if above is None else self._starts[above.segment_id] + row.parent_keep
 
     def _assemble(self, segment_id: str, end: int) -> None:
         """One array for a segment's path; every ancestor that is wholly on it becomes a view."""
@@ -122,6 +125,21 @@ class SegmentTree:
             if end - start == row.length:
                 self._paths[current] = path[:end]
             end, current = start, row.parent_id
+
+
+def _check(row: SegmentRow, above: SegmentRow | None) -> None:
+    """Raises StoreError for a segment that cannot follow the one above it, or whose numbers are not those of tokens."""
+    if above is not None and not 0 <= row.parent_keep <= above.length:
+        raise _damaged(row, f"it keeps {row.parent_keep} tokens of {above.length}")
+    for data, size in ((row.ids, None), (row.logprobs, row.length), (row.plain_logprobs, row.length), (row.kept, None)):
+        if data is not None and (len(data) % TOKEN_BYTES or size not in (None, len(data) // TOKEN_BYTES)):
+            raise _damaged(row, f"{len(data)} bytes are no numbers of {row.length} tokens")
+
+
+def _damaged(row: SegmentRow, why: str) -> StoreError:
+    return StoreError(
+        f"Segment '{row.segment_id}' is damaged in the store: {why}. Keep a copy of the store, and repair it."
+    )
 
 
 def _floats(row: SegmentRow, data: bytes | None) -> bytes:

@@ -79,7 +79,7 @@ def to_worker(row: Any) -> Worker:
     values = dict(zip(WORKER_FIELDS, row, strict=True))
     values["status"] = WorkerStatus(values["status"])
     stats = values["heartbeat_stats"]
-    values["heartbeat_stats"] = None if stats is None else decode(stats)
+    values["heartbeat_stats"] = None if stats is None else decode(stats, type=dict[str, Any])
     return Worker.model_construct(**values)
 
 
