@@ -46,9 +46,11 @@ def store_key(server: str | None, file: Path | None) -> str | None:
     if file is None:
         return os.environ.get("AGL_STORE_KEY") or (find_key(server) if server else None)
     try:
-        return file.read_text().strip()
+        if key := file.read_text().strip():
+            return key
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The key of the store cannot be read from {file}: {error}") from None
+    raise ConfigError(f"{file} is empty: it is to hold the key of the store.")
 
 
 def with_store(server: str, strategy: str | None, key_file: Path | None) -> Strategy:
