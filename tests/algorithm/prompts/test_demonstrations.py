@@ -156,6 +156,7 @@ async def test_they_are_chosen_from_runs_without_a_critic(tmp_path: Path, algori
 def test_a_text_to_write_needs_a_critic(tmp_path: Path) -> None:
     trainer = agl.Trainer(
         algorithm=agl.APO(),
+        models={"llm": agl.Provider(base_url="http://127.0.0.1:9/v1")},
         initial_resources={"text": agl.PromptTemplate(template="x"), "shown": agl.Demonstrations()},
         console=SilentConsole(),
         run_dir=tmp_path / "run",
