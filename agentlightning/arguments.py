@@ -11,6 +11,7 @@ import functools
 import inspect
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
 
 from agentlightning.errors import ConfigError
@@ -232,3 +233,19 @@ def nearest(name: str, known: Collection[str]) -> str | None:
     if other in known:
         return other
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Stands beside a setting, in `Annotated[…]`: where it plays a part. One that was changed and plays none is a
+    mistake."""
+
+    used: Callable[[Any], bool]
+    """Whether the settings use it."""
+    words: str
+    """What it needs, as a part of a sentence."""
+
+
+def one_of(table: Mapping[str, Any], has: Callable[[Any], bool] = lambda _: True) -> str:
+    """The names of what has a property, for a message: 'this' or 'that'."""
+    return " or ".join(repr(name) for name, one in table.items() if has(one))

@@ -90,7 +90,7 @@ def before_training(tree: ast.Module) -> ast.Module:
 
 def run(page: Path, line: int, code: str, names: dict[str, Any]) -> None:
     tree = before_training(ast.parse("\n" * line + code))
-    compiled = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    compiled = compile(tree, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     if compiled.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(compiled, names))
     else:

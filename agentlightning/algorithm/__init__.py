@@ -23,6 +23,7 @@ from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.joint import Joint
 from agentlightning.algorithm.league import League
 from agentlightning.algorithm.mixture import Mixture
+from agentlightning.algorithm.part import Part, PolicyHooks, RunHooks
 from agentlightning.algorithm.prompts import Prices
 from agentlightning.algorithm.supervised import DPO, SFT
 from agentlightning.learner.catalog import LossSpec
@@ -48,10 +49,13 @@ __all__ = [
     "League",
     "LossSpec",
     "Mixture",
+    "Part",
+    "PolicyHooks",
     "PolicySpec",
     "Prices",
     "ReinforcePP",
     "ReinforcePPBaseline",
+    "RunHooks",
     "SelfDistill",
     "TrainingContext",
     "algo",

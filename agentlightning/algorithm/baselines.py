@@ -10,11 +10,16 @@ It is subtracted at a unit's last call, so every way of credit sees it. What is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Self
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.units import Unit
+from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.units import Unit, make_units
 from agentlightning.types.arrays import np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 BaselineKey = Literal["none", "task", "agent"]
 
@@ -51,3 +56,35 @@ class MovingBaselines:
             return f"{metadata.get('task')} {agent}".strip()
         seat = f"seat {metadata['seat']}" if "seat" in metadata else ""
         return " ".join(filter(None, (metadata.get("source"), agent, seat)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MovingBaseline(Part):
+    """What earlier steps earned, subtracted."""
+
+    name = "baseline"
+
+    key: BaselineKey
+    decay: float = 0.95
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        return None if settings.baseline == "none" else cls(key=settings.baseline, decay=settings.baseline_decay)
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _Subtraction(MovingBaselines(self.key, self.decay))
+
+
+class _Subtraction(PolicyHooks):
+    def __init__(self, baselines: MovingBaselines) -> None:
+        self._baselines = baselines
+
+    async def load(self, state: Mapping[str, float]) -> None:
+        self._baselines.values |= state
+
+    def state(self) -> dict[str, float]:
+        return self._baselines.values
+
+    async def before_credit(self, update: Update) -> None:
+        units = make_units(update.episodes, update.rule, update.bonuses)
+        update.add_bonuses(self._baselines.subtract(update.episodes, units))

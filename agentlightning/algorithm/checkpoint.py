@@ -14,13 +14,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agentlightning.algorithm.base import TrainingContext
 from agentlightning.backend import Backend
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_write, is_held, shared_lock
 from agentlightning.metrics.card import CARD_FILE, Kind, model_card
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE, read_metrics
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 CHECKPOINT_FILE = "checkpoint.json"
 
@@ -51,16 +55,15 @@ class CheckpointInfo:
     """A name that no other weights have; rollouts say under which weights they were enqueued."""
     recipe: str | None = None
     """See `TrainingContext.recipe`."""
-    known_tasks: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """What a curriculum knows of the tasks."""
-    league: Sequence[Mapping[str, Any]] = ()
-    """The pool of opponents (`Opponents.state`)."""
-    replay: Sequence[Mapping[str, Any]] = ()
-    """The groups that may be learned again (`ReplayBuffer.state`)."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """What the parts of the run keep, by their names."""
     learning: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The state of each policy's updates (`Updater.state`)."""
+    """What the parts of each policy's updates keep, by policy and name."""
 
 
+_PARTS_BEFORE = {"known_tasks": "curriculum", "league": "league", "replay": "replay"}
+_LEARNING_BEFORE = {"baselines": "baseline", "scales": "scales"}
+"""Where older checkpoints have the state of parts: there it has a key of its own."""
 _OF_THE_RUN = ("base_model", "seed", "lora_rank", "policies", "tasks")
 """What cannot change within a run: the weights, the optimiser's state and the order of the tasks follow from them."""
 
@@ -142,11 +145,56 @@ def card_of(run_dir: Path, info: CheckpointInfo, kind: Kind) -> str:
 def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
     """Raises ConfigError for a directory that is no (whole) checkpoint."""
     try:
-        return CheckpointInfo(**json.loads((checkpoint / CHECKPOINT_FILE).read_text()))
+        return info_from(json.loads((checkpoint / CHECKPOINT_FILE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"
         ) from error
+
+
+def info_from(data: Mapping[str, Any]) -> CheckpointInfo:
+    """What a checkpoint's file says; also one that was written before parts kept their state by name.
+
+    Raises TypeError for a file that says something else.
+    """
+    known = dict(data)
+    parts = {name: state for key, name in _PARTS_BEFORE.items() if (state := known.pop(key, None))}
+    learning = {alias: _learning_from(state) for alias, state in known.pop("learning", {}).items()}
+    return CheckpointInfo(**{**known, "parts": {**parts, **known.get("parts", {})}, "learning": learning})
+
+
+def _learning_from(state: Mapping[str, Any]) -> dict[str, Any]:
+    if "steps" not in state and "kl_coef" not in state:
+        return dict(state)
+    reference = {"coef": state.get("kl_coef"), "steps": state.get("steps")}
+    found = {"reference": {key: value for key, value in reference.items() if value is not None}}
+    return found | {name: state[key] for key, name in _LEARNING_BEFORE.items() if state.get(key)}
+
+
+def info_of(settings: TrainingSettings, tasks: int) -> CheckpointInfo:
+    """What a checkpoint says of a run on so many tasks, before its first step."""
+    return CheckpointInfo(
+        step=0,
+        base_model=settings.model,
+        seed=settings.seed,
+        lora_rank=settings.lora_rank,
+        policies=list(settings.adapters),
+        frozen=settings.frozen,
+        tasks=tasks,
+    )
+
+
+async def restore(context: TrainingContext, backend: Backend, now: CheckpointInfo) -> CheckpointInfo:
+    """What the checkpoint to go on from says, once the backend has its weights; `now` if there is none.
+
+    Raises ConfigError for a checkpoint of a run that was another one than `now` says.
+    """
+    if context.resume_from is None:
+        return now
+    info = read_checkpoint(context.resume_from)
+    refuse_other_run(context.resume_from, info, now)
+    await backend.restore(str(context.resume_from))
+    return info
 
 
 def refuse_other_run(checkpoint: Path, saved: CheckpointInfo, now: CheckpointInfo) -> None:

@@ -11,16 +11,26 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
-from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, CheckpointInfo, list_checkpoints, superfluous
+from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, info_from, list_checkpoints, superfluous
+from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.errors import ConfigError
 from agentlightning.files import atomic_directory
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
 
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
+    from agentlightning.metrics import Reporter
+
 COPY_SECONDS = 3600.0
 """A copy that takes longer is said to have failed."""
+NOT_COPIED = (
+    "The checkpoint of step {step} was not copied to {url}: {problem}. It is in the run's folder, and copying is tried "
+    "again with the next one."
+)
 
 
 def is_url(place: object) -> bool:
@@ -92,7 +102,7 @@ class CheckpointCopy:
 
     def _prune(self, files: Any, root: str, newest: str) -> None:
         """Checkpoints that are later than the newest one here are of another course of the run."""
-        infos = {name: CheckpointInfo(**about) for name, about in _whole(files, root).items()}
+        infos = {name: info_from(about) for name, about in _whole(files, root).items()}
         current = {name: info for name, info in infos.items() if name <= newest}
         gone = superfluous(current, self._keep_last) | (infos.keys() - current.keys())
         for name in _steps(files, root):
@@ -195,3 +205,34 @@ def _get(files: Any, source: str, work: Path) -> None:
             raise ConfigError(f"{path} leads out of its checkpoint.")
         (work / inside).parent.mkdir(parents=True, exist_ok=True)
         files.get_file(path, str(work / inside))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copies(Part):
+    """Checkpoints are copied to a URL."""
+
+    url: str
+    keep: int
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        url = settings.checkpoint_copy
+        return None if url is None else cls(url=url, keep=settings.keep_checkpoints)
+
+    @classmethod
+    def check(cls, settings: TrainingSettings) -> None:
+        if settings.checkpoint_copy is not None:
+            check_url(settings.checkpoint_copy)
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        return _Copying(CheckpointCopy(self.url, self.keep), run.context.reporter)
+
+
+class _Copying(RunHooks):
+    def __init__(self, copy: CheckpointCopy, reporter: Reporter) -> None:
+        self._copy = copy
+        self._reporter = reporter
+
+    async def saved(self, run_dir: Path, step: int) -> None:
+        if (problem := await self._copy.update(run_dir)) is not None:
+            self._reporter.warn(NOT_COPIED.format(step=step, url=self._copy.url, problem=problem))

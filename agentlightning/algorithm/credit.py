@@ -15,6 +15,7 @@ from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
 from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.weights import entry_weights, filter_weights
+from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall, is_kept
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
@@ -66,6 +67,18 @@ def credit(
             ]
         )
     return [batch for batch in batches if batch or keep_empty]
+
+
+def refuse_rewards_below_zero(rule: CreditRule, episodes: Sequence[Episode]) -> None:
+    """Raises ConfigError where the advantage divides by the mean of the rewards, and one of them is negative."""
+    if not rule.estimator.from_zero or not CREDIT_MODES[rule.mode].compares:
+        return
+    lowest = min((r for e in episodes for r in (e.reward or 0.0, *(x.value for x in e.rewards))), default=0.0)
+    if lowest < 0:
+        raise ConfigError(
+            f"advantage={rule.advantage!r} is for rewards of at least 0, best 0 and 1, and a rollout earned "
+            f"{lowest:g}. Let the agent give rewards from 0 on, or take another advantage, such as 'grpo'."
+        )
 
 
 def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Hashable]:

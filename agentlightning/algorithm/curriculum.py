@@ -11,9 +11,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.mixture import first_of, source_of
+from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.units import OUTCOME_USE, Use
 from agentlightning.errors import ConfigError
+from agentlightning.types import Dataset, Outcome
 from agentlightning.types.arrays import Array, Float64Array, np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 KEPT = 0.5
 """How much of what was known of a task stays at its next visit: the policy has changed meanwhile."""
@@ -98,7 +107,6 @@ class TaskHistory:
         self,
         weigh: Weigh,
         tasks: int,
-        state: Mapping[str, Sequence[float]] | None = None,
         *,
         first: Callable[[int], int] = lambda task: task,
         source: Callable[[int], str | None] = lambda task: None,
@@ -109,7 +117,7 @@ class TaskHistory:
         self._first_T = np.array([first(task) for task in range(tasks)], dtype=np.int64)
         names = [source(task) for task in range(tasks)]
         self._source_T = np.unique([name or "" for name in names], return_inverse=True)[1]
-        self._known: dict[int, list[float]] = {int(task): list(of) for task, of in (state or {}).items()}
+        self._known: dict[int, list[float]] = {}
         """By task: visits, mean reward, variance, last mean reward, lowest and highest reward."""
 
     def record(self, task: int, rewards: Sequence[float]) -> None:
@@ -128,6 +136,10 @@ class TaskHistory:
             min(low, *rewards),
             max(high, *rewards),
         ]
+
+    def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        """Go on with the history that a checkpoint has."""
+        self._known = {int(task): list(of) for task, of in state.items()}
 
     @property
     def state(self) -> dict[str, list[float]]:
@@ -167,3 +179,47 @@ class TaskHistory:
             return []
         chosen = rng.choice(self._tasks, min(count, possible), replace=False, p=left_T / left_T.sum())
         return self._first_T[chosen].tolist()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnTasks(Part):
+    """A step's tasks are drawn by what they have earned."""
+
+    name = "curriculum"
+
+    weigh: Weigh
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        return None if settings.weigh is None else cls(weigh=settings.weigh)
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        return TaskDraw(self.weigh, run.tasks, run.settings.seed, run.settings.outcome_use)
+
+
+class TaskDraw(RunHooks):
+    """Draws a step's tasks; the same ones at the same position for the same history and seed."""
+
+    def __init__(
+        self, weigh: Weigh, tasks: Dataset[Any], seed: int = 0, uses: Mapping[Outcome, Use] = OUTCOME_USE
+    ) -> None:
+        """`uses`: what rollouts of an outcome are worth; those that are left out say nothing of their task."""
+        self._seed = seed
+        self._uses = uses
+        self.history = TaskHistory(
+            weigh, len(tasks), first=lambda task: first_of(tasks, task), source=lambda task: source_of(tasks, task)
+        )
+
+    async def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        self.history.load(state)
+
+    def state(self) -> dict[str, list[float]]:
+        return self.history.state
+
+    def choose(self, position: int, count: int, besides: Sequence[int]) -> list[int]:
+        return self.history.draw(count, np.random.default_rng([self._seed, position]), besides)
+
+    def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
+        for task, episodes in groups:
+            rewards = [e.reward for e in episodes if e.reward is not None and self._uses[e.outcome] != "mask"]
+            self.history.record(task, rewards)

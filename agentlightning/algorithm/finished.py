@@ -8,10 +8,16 @@ are sampled anew. Each is handed out once.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.checkpoint import CheckpointInfo
 from agentlightning.store.base import LightningStore
 from agentlightning.types import Call, Outcome, Rollout, RolloutMode, RolloutStatus
+from agentlightning.types.ids import random_hex
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 WEIGHTS = "weights"
 """The key of a rollout's metadata that says under which weights it was enqueued."""
@@ -36,6 +42,18 @@ class FinishedRollouts:
         """Finished siblings of one group for the task, at most so many; none where there are none."""
         groups = self._groups.get((step, task))
         return groups.pop(next(iter(groups)))[:most] if groups else ()
+
+
+async def finished_before(
+    context: TrainingContext, settings: TrainingSettings, info: CheckpointInfo, versions: Mapping[str, int]
+) -> FinishedRollouts:
+    """What a run that goes on from a checkpoint need not sample again; none of it in a deterministic run, which draws
+    a step as a whole. `versions`: of the weights that are sampled from, by policy."""
+    same = info.weights is not None and info.recipe is not None and info.recipe == context.recipe
+    if context.resume_from is None or info.weights is None or not same or settings.deterministic:
+        return FinishedRollouts(random_hex(8))
+    steps = range(info.step + 1, info.step + 2 + settings.max_staleness)
+    return await find_finished(context.store, context.run_id, info.weights, versions, steps)
 
 
 async def find_finished(

@@ -16,13 +16,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.arguments import explained_class, refuse_unknown
 from agentlightning.backend import Backend, TakesUp
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.settings import TrainingSettings
 
 PLAYER, START = "player", "start"
 KEPT = 0.9
@@ -60,7 +65,7 @@ DRAWS: dict[str, Draw] = {"latest": latest, "uniform": uniform, "pfsp": pfsp, "p
 
 @explained_class
 @dataclass(frozen=True, kw_only=True)
-class League:
+class League(Part):
     """How a policy plays against its earlier selves: `GRPO(…, league="pfsp")`, or `league=agl.League(…)`."""
 
     draw: str | Draw = "pfsp"
@@ -91,6 +96,25 @@ class League:
     @property
     def weigh(self) -> Draw:
         return DRAWS[self.draw] if isinstance(self.draw, str) else self.draw
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> League | None:
+        return settings.plays
+
+    @classmethod
+    def check(cls, settings: TrainingSettings) -> None:
+        s = settings
+        if s.plays is not None and (len(s.adapters) != 1 or s.is_off_policy):
+            raise ConfigError(
+                "A league is for one policy whose steps wait for all rollouts: one of policies, quorum 1, no replay."
+            )
+        if s.plays is not None and {*s.adapters, s.frozen} & {*s.plays.members}:
+            raise ConfigError(
+                "The names member-1, member-2, … are those of a league's members; call the policy otherwise."
+            )
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        return _Matches(Opponents(self, run.settings.frozen or "", run.settings.seed), run)
 
 
 def as_league(given: League | str | Mapping[str, Any] | None) -> League | None:
@@ -208,3 +232,34 @@ def _holder(backend: Backend) -> TakesUp:
     if not isinstance(backend, TakesUp):
         raise ConfigError(f"{type(backend).__name__} holds no opponents, which a league needs: it has no take_up.")
     return backend
+
+
+class _Matches(RunHooks):
+    """What a league does in a run."""
+
+    def __init__(self, opponents: Opponents, run: RunScope) -> None:
+        self._opponents = opponents
+        self._run = run
+
+    async def load(self, state: Sequence[Mapping[str, Any]]) -> None:
+        await self._opponents.return_to(self._run.backend, state)
+
+    def state(self) -> list[dict[str, Any]]:
+        return self._opponents.state
+
+    def metadata(self, step: int, group: int) -> dict[str, Any]:
+        return self._opponents.match(step, group)
+
+    def validation_metadata(self) -> dict[str, Any]:
+        return {"opponent": self._opponents.start, "seat": 0, "pool": self._opponents.pool}
+
+    def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
+        self._opponents.record([e for _, episodes in groups for e in episodes])
+
+    def measure(self, sampled: Sampled) -> dict[str, float]:
+        return of_opponents([*sampled.episodes, *sampled.dropped], self._opponents.league.even)
+
+    async def published(self, step: int, versions: Mapping[str, int], episodes: Sequence[Episode]) -> dict[str, Any]:
+        run = self._run
+        await self._opponents.grow(run.backend, run.policies[0], run.context.run_dir, step)
+        return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from statistics import fmean, pstdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode, mean_reward
@@ -14,6 +14,9 @@ from agentlightning.algorithm.units import CreditRule
 from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome
 from agentlightning.types.reward import of_trained, which_count
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 ENDED_WELL = (Outcome.OK, Outcome.TRUNCATED)
 COLUMNS = (
@@ -26,6 +29,8 @@ COLUMNS = (
     ("learning_seconds", "learn s", ".1f"),
 )
 """What is shown of a step whose rollouts were sampled."""
+OF_ONE_POLICY = (("entropy", "entropy", ".3f"), ("clip_fraction", "clipped", ".1%"))
+AT_THE_END = (("left", "left", "s"), ("note", "", "s"))
 COLUMNS_OF_EXAMPLES = (
     ("progress", "step", "s"),
     ("loss", "loss", ".4f"),
@@ -34,6 +39,20 @@ COLUMNS_OF_EXAMPLES = (
     ("learning_seconds", "learn s", ".1f"),
 )
 """What is shown of a step that learns examples: nothing earned a reward."""
+
+
+def columns_of(settings: TrainingSettings) -> list[tuple[str, str, str]]:
+    """What the terminal shows of each step: name, heading, format."""
+    own = [(f"{name}/reward", name, ".3f") for name in settings.adapters]
+    shown = [*COLUMNS, *(own or OF_ONE_POLICY)] if settings.samples else COLUMNS_OF_EXAMPLES
+    return [*shown, *AT_THE_END]
+
+
+def of_step(sampled: Sampled, settings: TrainingSettings) -> dict[str, Any]:
+    """What a step's rollouts, or its examples, were like."""
+    if not settings.samples:
+        return of_examples(sampled)
+    return of_rollouts(sampled, settings.credit_rule(), settings.adapters)
 
 
 def of_rollouts(sampled: Sampled, rule: CreditRule, policies: Collection[str] = ()) -> dict[str, Any]:

@@ -62,3 +62,13 @@ class Mixture:
                 return name, index - start
             start = end
         raise IndexError(f"task {index} of {len(self)}")
+
+
+def first_of(dataset: Dataset[Any], index: int) -> int:
+    """The index that stands for a task, of those that a mixture has it at: what is known of it is known once."""
+    return dataset.first(index) if isinstance(dataset, Mixture) else index
+
+
+def source_of(dataset: Dataset[Any], index: int) -> str | None:
+    """The data set that a task of a mixture is from; None without a mixture."""
+    return dataset.source(index) if isinstance(dataset, Mixture) else None

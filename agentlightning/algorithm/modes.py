@@ -59,6 +59,11 @@ class CreditMode:
     """It compares with what a teacher would have said, not with siblings, and needs no reward."""
 
     @property
+    def divides(self) -> bool:
+        """Whether calls or tokens of one rollout may be worth different things."""
+        return self.turns or self.teacher
+
+    @property
     def compares(self) -> bool:
         """Whether returns are compared by an advantage."""
         return not self.critic and not self.teacher

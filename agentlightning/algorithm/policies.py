@@ -6,15 +6,12 @@ is alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from agentlightning.algorithm.credit import groups_that_differ
-from agentlightning.algorithm.episode import Episode, mean_reward
+from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.units import CreditRule
-from agentlightning.algorithm.update import Updater
-from agentlightning.metrics import Reporter
 from agentlightning.types import Call
 
 
@@ -42,37 +39,3 @@ def groups_to_learn_from(episodes: Sequence[Episode], rule: CreditRule, policies
     if not policies:
         return groups_that_differ(episodes, rule)
     return set().union(*(groups_that_differ([seen_by(p, e) for e in episodes], rule) for p in policies))
-
-
-class PolicyUpdaters:
-    """An updater per policy. Metrics carry the policy's name in front: `solver/loss`."""
-
-    def __init__(self, updaters: Mapping[str, Updater], reporter: Reporter) -> None:
-        self._updaters = updaters
-        self._reporter = reporter
-        self._told: set[str] = set()
-
-    async def learn(
-        self, episodes: Sequence[Episode], rate: float, *, check_packing: bool, measure_noise: bool = False
-    ) -> dict[str, Any]:
-        """Learn one step with each policy, one after the other."""
-        metrics: dict[str, Any] = {}
-        for name, updater in self._updaters.items():
-            # A rollout that got on without the policy says nothing of it, not even as what others are compared with.
-            own = [one for one in (seen_by(name, e) for e in episodes) if any(c.info.trained for c in one.calls)]
-            if not own:
-                self._tell_unused(name)
-            fresh = [e for e in own if not e.replayed]
-            tokens = sum(e.sampled_tokens for e in fresh)
-            found = {"reward": mean_reward(fresh), "rollouts": len(fresh), "tokens": tokens}
-            found |= await updater.learn(own, rate, check_packing=check_packing, measure_noise=measure_noise)
-            metrics |= {f"{name}/{key}": value for key, value in found.items()}
-        return metrics
-
-    def _tell_unused(self, policy: str) -> None:
-        if policy not in self._told:
-            self._told.add(policy)
-            self._reporter.warn(
-                f"No rollout of this step asked for the policy '{policy}', so it learns nothing. An agent names it as "
-                f"its model: model='{policy}'."
-            )

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
 from agentlightning.errors import AgentError, kind_of
 from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.settings import TrainingSettings
 
 LOOK_AGAIN = 5
 """Steps between one look at whether the reward has risen and the next."""
@@ -23,6 +29,11 @@ FLAT_STEPS = 5
 _TOO_HARD = (
     "If it is always low, the tasks are too hard or the reward too strict: start with easier tasks or give partial "
     "rewards. If it is always high, the agent has nothing left to learn."
+)
+
+CLIPS_NOTHING = (
+    "One update per step: all ratios are 1, so clipping plays no part, and losses that differ in it are the same. "
+    "minibatches=2 or update_epochs=2 make it count."
 )
 
 
@@ -211,3 +222,57 @@ def _most_common(failed: Sequence[Episode]) -> str:
     (kind, count), *_ = Counter((outcome, kind_of(error)) for outcome, error in said).most_common(1)
     outcome, error = next(one for one in said if (one[0], kind_of(one[1])) == kind)
     return f"Most common ({count}×): {outcome}: {error}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks(Part):
+    """Every run is looked at before it learns and after each step."""
+
+    name = "preflight"
+
+    mode: Literal["refuse", "warn"] = "refuse"
+    flat_steps: int = FLAT_STEPS
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self:
+        return cls(mode=settings.preflight, flat_steps=settings.flat_steps)
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        settings, context = run.settings, run.context
+        if settings.clips_nothing and settings.chooses("loss", "clip_low", "clip_high"):
+            context.reporter.note(CLIPS_NOTHING)
+        rollouts = min(settings.tasks_per_step, len(run.tasks)) * settings.group_size
+        return _Looking(
+            Preflight(
+                context.reporter,
+                settings.credit_rule(),
+                policies=list(settings.adapters),
+                learned=run.step > 0,
+                compares=settings.samples and not settings.credit_mode.teacher and rollouts > 1,
+                flat_steps=self.flat_steps,
+                turned_away=context.turned_away,
+                selected_by=context.selected_by,
+                objections=context.objections,
+                settings=vars(settings),
+                goes_on=self.mode == "warn",
+            )
+        )
+
+
+class _Looking(RunHooks):
+    def __init__(self, preflight: Preflight) -> None:
+        self._preflight = preflight
+
+    def check(self, sampled: Sampled) -> None:
+        self._preflight.check([*sampled.episodes, *sampled.dropped])
+
+    def after_step(self, metrics: Mapping[str, Any]) -> None:
+        self._preflight.watch(metrics)
+
+    @property
+    def ends_run(self) -> bool:
+        return self._preflight.solved
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return self._preflight.stuck

@@ -11,11 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.settings import TrainingSettings
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,3 +94,43 @@ def spread(siblings: Sequence[Episode]) -> float:
             for agent, value in {None: e.reward, **own}.items():
                 earned.setdefault(agent, []).append(value)
     return max((float(np.std(values)) for values in earned.values() if len(values) > 1), default=0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Part):
+    """Groups of earlier steps that each step learns again."""
+
+    groups: int
+    size: int = 64
+    priority: float = 1.0
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        s = settings
+        return cls(groups=s.replay, size=s.replay_size, priority=s.replay_priority) if s.replay else None
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        return _Replaying(self, run)
+
+
+class _Replaying(RunHooks):
+    def __init__(self, part: Replay, run: RunScope) -> None:
+        self._groups = part.groups
+        self._run = run
+        self._buffer = ReplayBuffer(part.size, part.priority, run.settings.seed)
+
+    async def load(self, state: Sequence[Mapping[str, Any]]) -> None:
+        await self._buffer.return_to(self._run.context.store, state, self._run.settings.reward_weights)
+
+    def state(self) -> list[dict[str, Any]]:
+        return self._buffer.state
+
+    def again(self, step: int) -> list[Episode]:
+        return self._buffer.draw(self._groups, step)
+
+    def learned(self, sampled: Sampled, again: Sequence[Episode]) -> dict[str, Any]:
+        settings = self._run.settings
+        teaching = groups_to_learn_from(sampled.episodes, settings.credit_rule(), settings.adapters)
+        self._buffer.add(sampled.episodes, teaching)
+        names = dict.fromkeys(str(e.rollout.metadata.get("group")) for e in again)
+        return {"replayed": len(again), "replayed_groups": list(names)}

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.measures import of_validation
 from agentlightning.algorithm.stall import StallRule, watch_for_stalls
 from agentlightning.errors import NotFoundError, StoreError
-from agentlightning.types import FINISHED_ROLLOUT, EnqueueRolloutRequest, RolloutStatus
+from agentlightning.types import FINISHED_ROLLOUT, Dataset, EnqueueRolloutRequest, RolloutMode, RolloutStatus
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 STATUS_SECONDS = 1.0
 
@@ -46,6 +50,27 @@ async def run_rollouts(
     ids = await enqueue(context, requests)
     await finished_groups(context, [ids], 1, status, stall)
     return await collect(context.store, ids, reward_weights)
+
+
+async def run_validation(
+    context: TrainingContext, settings: TrainingSettings, dataset: Dataset[Any], metadata: Mapping[str, Any]
+) -> dict[str, float | None]:
+    """What the validation tasks were worth, see `measures.of_validation`; no number if the user stopped it.
+
+    `metadata`: of all their rollouts, with the step."""
+    requests = [
+        EnqueueRolloutRequest(
+            input=dataset[i], mode=RolloutMode.VAL, config=settings.rollout_config, metadata=dict(metadata)
+        )
+        for i in range(len(dataset))
+        for _ in range(settings.val_repeats)
+    ]
+    status = f"step {metadata['step']}: validating"
+    try:
+        episodes = await run_rollouts(context, requests, status, settings.reward_weights, settings.stall)
+    except Stopped:
+        return {"val_reward": None}
+    return {**of_validation(episodes, settings.val_repeats)}
 
 
 async def finished_groups(

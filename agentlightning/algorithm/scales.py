@@ -9,12 +9,16 @@ data set. Only the scale changes, not where 0 is: what a rollout is compared wit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 RewardScale = Literal["none", "source"]
 KEPT = 0.9
@@ -57,3 +61,29 @@ def _source(episode: Episode) -> str:
 def _divided(episode: Episode, by: float) -> Episode:
     rewards = [replace(r, value=r.value / by) for r in episode.rewards]
     return replace(episode, reward=None if episode.reward is None else episode.reward / by, rewards=rewards)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scales(Part):
+    """Present where rewards are scaled by their data set."""
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        return cls() if settings.reward_scale == "source" else None
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _Scaling()
+
+
+class _Scaling(PolicyHooks):
+    def __init__(self) -> None:
+        self._scales = RewardScales()
+
+    async def load(self, state: Mapping[str, Sequence[float]]) -> None:
+        self._scales.load(state)
+
+    def state(self) -> dict[str, list[float]]:
+        return self._scales.values
+
+    async def before_credit(self, update: Update) -> None:
+        update.episodes = self._scales.scaled(update.episodes)

@@ -1,17 +1,17 @@
 """Which tasks a step takes: every task once per epoch, in an order that only the seed and the epoch decide.
 
-The number of tasks taken so far is the whole position in the data, so a resumed run goes on where it stopped. With a
-curriculum tasks are drawn by what is known of them instead, and an epoch is as many draws as there are tasks.
+The number of tasks taken so far is the whole position in the data, so a resumed run goes on where it stopped. A part
+may choose the tasks instead; an epoch is then as many draws as there are tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.algorithm.curriculum import TaskHistory, Weigh
-from agentlightning.algorithm.league import Opponents
-from agentlightning.algorithm.mixture import Mixture
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.mixture import first_of, source_of
+from agentlightning.algorithm.part import RunHooks
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset
 from agentlightning.types.arrays import np
@@ -20,26 +20,13 @@ from agentlightning.types.arrays import np
 class TaskSchedule:
     """`per_step` tasks for each step; the last step of an epoch takes what is left."""
 
-    def __init__(
-        self,
-        dataset: Dataset[Any],
-        per_step: int,
-        seed: int,
-        curriculum: Weigh | None = None,
-        known: Mapping[str, Sequence[float]] | None = None,
-        opponents: Opponents | None = None,
-    ) -> None:
-        """`known`: of a resumed run, the `known` of the schedule before. `opponents`: whom groups play."""
+    def __init__(self, dataset: Dataset[Any], per_step: int, seed: int, parts: RunHooks | None = None) -> None:
+        """`parts`: those that may choose tasks, add to the metadata of rollouts, and look at what these earned."""
         if len(dataset) == 0:
             raise ConfigError("The training data set is empty. Give at least one task to Trainer.fit(agent, tasks).")
         self._dataset = dataset
         self._seed = seed
-        self._history = (
-            None
-            if curriculum is None
-            else TaskHistory(curriculum, len(dataset), known, first=self._first, source=self.source)
-        )
-        self.opponents = opponents
+        self._parts = parts or RunHooks()
         self.per_step = min(per_step, len(dataset))
 
     @property
@@ -54,31 +41,22 @@ class TaskSchedule:
     def take(self, position: int, count: int, besides: Sequence[int] = ()) -> list[int]:
         """Indices of the tasks that follow the first `position`: `count` of them, or what the epoch has left.
 
-        A curriculum draws none of `besides`, those that the step has already.
+        A part that chooses takes none of `besides`, those that the step has already.
         """
-        if self._history is not None:
-            return self._history.draw(count, np.random.default_rng([self._seed, position]), besides)
+        if (chosen := self._parts.choose(position, count, besides)) is not None:
+            return chosen
         epoch, start = divmod(position, len(self._dataset))
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._dataset))
-        return [self._first(index) for index in order[start : start + count].tolist()]
-
-    def _first(self, index: int) -> int:
-        """The index that stands for a task, of those that a mixture has it at: what is known of it is known once."""
-        return self._dataset.first(index) if isinstance(self._dataset, Mixture) else index
+        return [first_of(self._dataset, index) for index in order[start : start + count].tolist()]
 
     def task(self, index: int) -> Any:
         return self._dataset[index]
 
-    def source(self, index: int) -> str | None:
-        """The data set that a task of a mixture is from."""
-        return self._dataset.source(index) if isinstance(self._dataset, Mixture) else None
+    def metadata(self, index: int, step: int, group: int) -> dict[str, Any]:
+        """What the metadata of a group's rollouts says of its task: the data set of a mixture, and what parts add."""
+        source = source_of(self._dataset, index)
+        return {**({} if source is None else {"source": source}), **self._parts.metadata(step, group)}
 
-    def record(self, index: int, rewards: Sequence[float]) -> None:
-        """Tell what a group of the task's rollouts has earned; it plays a part where there is a curriculum."""
-        if self._history is not None:
-            self._history.record(index, rewards)
-
-    @property
-    def known(self) -> Mapping[str, Sequence[float]]:
-        """The curriculum's history of each task, to be saved in a checkpoint."""
-        return {} if self._history is None else self._history.state
+    def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
+        """Groups have finished: the index of each one's task, and its rollouts."""
+        self._parts.sampled(groups)

@@ -7,27 +7,31 @@ a name that does not exist is a ConfigError.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
+from annotated_types import Ge, Gt, Le
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from agentlightning.algorithm.advantage import ADVANTAGES, Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.baselines import BaselineKey
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
 from agentlightning.algorithm.elsewhere import OF_TRAINING
 from agentlightning.algorithm.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
+from agentlightning.algorithm.part import Part
 from agentlightning.algorithm.scales import RewardScale
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
-from agentlightning.arguments import GivenByName
+from agentlightning.arguments import GivenByName, Needs, one_of
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
 from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.learner.base import LossConfig
-from agentlightning.learner.catalog import LossSpec, as_loss
+from agentlightning.learner.catalog import LOSSES, LossSpec, as_loss
 from agentlightning.models.shape import LOGPROB_GAP, ModelShape, read_shape
 from agentlightning.types import Dataset, Outcome, RolloutConfig
 
@@ -40,6 +44,56 @@ Curriculum = str | Weigh | None
 Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 FALLBACK_RATE = 1e-6
 """The learning rate for a model of which nothing is known: what is usual for the large ones."""
+
+Share = Annotated[float, Gt(0), Le(1)]
+_TURNS = Needs(lambda s: s.credit_mode.turns, f"credit={one_of(CREDIT_MODES, lambda m: m.turns)}")
+_BROADCAST = Needs(
+    lambda s: not s.credit_mode.turns,
+    f"credit={one_of(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
+)
+_CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, lambda m: m.critic)} (PPO)")
+_COMPARES = Needs(lambda s: s.credit_mode.compares, f"credit={one_of(CREDIT_MODES, lambda m: m.compares)}")
+_TEACHER = Needs(lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it")
+_HINT = Needs(
+    lambda s: s.credit_mode.teacher and s.teacher_url is None,
+    "a teacher that is loaded here, as agl.SelfDistill has it",
+)
+_GROUPS = Needs(
+    lambda s: s.compares_siblings and s.credit == "broadcast" and not s.is_supervised,
+    "credit='broadcast' and an advantage that compares siblings",
+)
+_CLIPS = Needs(
+    lambda s: s.loss_spec.clips or s.loss_spec.own, f"a loss that clips: {one_of(LOSSES, lambda one: one.clips)}"
+)
+_NO_SIBLINGS = Needs(
+    lambda s: not s.compares_siblings and s.credit_mode.compares and s.credit != "hierarchical",
+    f"advantage={one_of(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic, and a "
+    "credit other than 'hierarchical', which compares the invocations of an agent with each other",
+)
+_BASELINE = Needs(lambda s: s.baseline != "none", "baseline")
+_REWARDED = Needs(
+    lambda s: not s.is_supervised and not s.credit_mode.teacher,
+    "an algorithm that learns from rewards: SFT and DPO choose what is good, and a teacher gives none",
+)
+_REPLAY = Needs(lambda s: s.replay > 0, "replay")
+_UPDATES = Needs(
+    lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
+    "several updates per step (minibatches or update_epochs) on one rank",
+)
+_KL = Needs(lambda s: s.kl_coef != 0, "kl_coef")
+_KL_LOSS = Needs(lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'")
+_REFERENCE = Needs(
+    lambda s: s.kl_coef != 0 or s.loss_spec.reference or s.hint is not None,
+    "kl_coef, a loss with a reference, or agl.SelfDistill",
+)
+_FOLLOWS = Needs(lambda s: s.reference_every is not None, "reference_every")
+_SCALE = Needs(
+    lambda s: s.advantage not in ("grpo", "maxrl") or not s.credit_mode.compares,
+    "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
+)
+_OVERLONG = Needs(lambda s: s.overlong_tokens is not None, "overlong_tokens")
+_CORRECTED = Needs(lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
+_MASKED = Needs(lambda s: (s.correction_kind or "").endswith("mask"), "correction='mask' or 'sequence_mask'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +114,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     backend: str | BackendFactory = "embedded"
     """Where the model is sampled and trained: a key of `agentlightning.backend.BACKENDS`, or a callable that makes a
     backend from a `ModelSpec`."""
-    group_size: int = 8
+    group_size: PositiveInt = 8
     """Rollouts per task that are compared with each other."""
-    tasks_per_step: int = 16
+    tasks_per_step: PositiveInt = 16
     """A step samples tasks_per_step × group_size rollouts."""
     curriculum: Curriculum = None
     """Which tasks are drawn how often, by what they have earned: a name, or a function of your own (records). None:
@@ -70,161 +124,163 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     league: League | str | Mapping[str, Any] | None = None
     """Play against frozen earlier selves, drawn as latest, uniform, pfsp or pfsp_even says, or as a `League` does. Whom
     a rollout plays stands in its metadata, as `opponent`."""
-    epochs: int = 1
+    epochs: PositiveInt = 1
     """How often every task is taken, unless `steps` says otherwise."""
-    steps: int | None = None
+    steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
-    learning_rate: float | None = None
+    learning_rate: NonNegativeFloat | None = None
     """None: chosen by the model's size, higher for an adapter; see `ModelShape.learning_rate`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate changes; "linear" and "cosine" fall to zero at the end of the run."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """First steps over which the learning rate rises to its height."""
-    minibatches: int = 1
+    minibatches: PositiveInt = 1
     """Updates per step; each takes whole groups and its share of the step's rollouts."""
-    update_epochs: int = 1
+    update_epochs: PositiveInt = 1
     """How often a step's rollouts are gone through."""
 
-    routing_replay: bool = False
+    routing_replay: Annotated[bool, _UPDATES] = False
     """In a mixture of experts: send each token through the experts that were chosen before the step's first update, in
     all its updates."""
 
     loss: Loss = "ppo_clip"
     """A name, or a function of your own (entries, config) by its import path."""
-    clip_low: float | None = None
+    clip_low: Annotated[NonNegativeFloat | None, _CLIPS] = None
     """A token's ratio, its probability now over its probability when it was sampled, may fall to 1 − `clip_low` …"""
-    clip_high: float | None = None
+    clip_high: Annotated[NonNegativeFloat | None, _CLIPS] = None
     """… and rise to 1 + `clip_high`; beyond that the token has no gradient in the clipped losses. None: the loss's own
     (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
-    advantage: Advantage = "grpo"
+    advantage: Annotated[Advantage, _COMPARES] = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
-    baseline: BaselineKey = "none"
+    baseline: Annotated[BaselineKey, _NO_SIBLINGS] = "none"
     """A moving average of earlier returns that is subtracted, for advantages that compare no siblings: of the same
     task, or of the same agent in its role."""
-    baseline_decay: float = 0.95
+    baseline_decay: Annotated[float, Ge(0), Le(1), _BASELINE] = 0.95
     """How much of that average stays in a step."""
     credit: str = "broadcast"
     """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, gae, token_gae; or teacher,
     which is `Distill`."""
-    teacher: str | None = None
+    teacher: Annotated[str | None, _TEACHER] = None
     """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
     tokens as `model`."""
-    teacher_url: str | None = None
+    teacher_url: Annotated[str | None, _TEACHER] = None
     """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it."""
-    hint: str | None = None
+    hint: Annotated[str | None, _HINT] = None
     """The key under which a task has what only the teacher is told, a text: `SelfDistill`."""
-    gamma: float = 1.0
+    gamma: Annotated[float, Ge(0), Le(1), _TURNS] = 1.0
     """Discount per turn (per token in `token_gae`)."""
-    lam: float = 1.0
+    lam: Annotated[float, Ge(0), Le(1), _CRITIC] = 1.0
     """λ of generalised advantage estimation."""
-    group_by: Literal["task", "rollout"] = "task"
+    group_by: Annotated[Literal["task", "rollout"], _GROUPS] = "task"
     """What is compared: the rollouts of a task; or the calls of one rollout, each by the rewards that name it, else by
     what the rollout earned."""
-    rollout_return: Literal["final", "sum"] = "final"
+    rollout_return: Annotated[Literal["final", "sum"], _BROADCAST] = "final"
     """What `broadcast` gives to all calls of a rollout with several rewards: the last one, or their sum."""
     normalization: Normalization = "token"
     """Whether every token, every sequence (conversation) or every rollout counts the same. With "sum" a token counts
     1 / rollouts, with "constant" 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
     """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
-    kl_coef: float = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of the divergence from the model that the run started from."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], _KL_LOSS] = "k3"
     """How the divergence is estimated from one sampled token: k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r, with
     r = π_ref / π."""
-    kl_in: Literal["loss", "reward"] = "loss"
+    kl_in: Annotated[Literal["loss", "reward"], _KL] = "loss"
     """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
-    reference_every: int | None = None
+    reference_every: Annotated[PositiveInt | None, _REFERENCE] = None
     """Steps after which the reference follows the policy; None: it stays what the run started from."""
-    reference_share: float = 1.0
+    reference_share: Annotated[Share, _FOLLOWS] = 1.0
     """How far it goes then: 1 makes it the policy as it is, a small share in every step a moving average."""
-    kl_target: float | None = None
+    kl_target: Annotated[PositiveFloat | None, _KL] = None
     """Let the weight rise and fall so that the divergence stays near this many nats per token."""
-    dynamic_sampling: int = 0
+    dynamic_sampling: NonNegativeInt = 0
     """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
-    overlong_tokens: int | None = None
+    overlong_tokens: PositiveInt | None = None
     """A rollout that samples so many tokens earns 1 less …"""
-    overlong_margin: int = 0
+    overlong_margin: Annotated[NonNegativeInt, _OVERLONG] = 0
     """… and one that comes closer than this to them earns less in proportion."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
-    reward_scale: RewardScale = "none"
+    reward_scale: Annotated[RewardScale, _SCALE] = "none"
     """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
     outweighs the others by its scale."""
     outcome_use: Mapping[Outcome, Use] = field(default_factory=lambda: dict(OUTCOME_USE))
     """What rollouts of an outcome are worth: "train" with their reward, "zero" as if they had earned 0, "mask" left
     out. What is not given keeps its default."""
 
-    max_staleness: int = 0
+    max_staleness: NonNegativeInt = 0
     """Steps that sampling may run ahead of learning; 0: a step is sampled with the weights it is learned on."""
-    quorum: float = 1.0
+    quorum: Share = 1.0
     """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
     many fewer tasks; a few slow rollouts hold up nobody."""
-    replay: int = 0
+    replay: Annotated[NonNegativeInt, _REWARDED] = 0
     """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""
-    replay_size: int = 64
+    replay_size: Annotated[PositiveInt, _REPLAY] = 64
     """Groups that are kept for that; the oldest leave."""
-    replay_priority: float = 1.0
+    replay_priority: Annotated[NonNegativeFloat, _REPLAY] = 1.0
     """A group is drawn in proportion to the deviation of its rewards to this power; 0: all alike."""
     correction: Correction = "auto"
     """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
     sampling runs ahead, groups carry over or are replayed, else none. SFT and DPO have none."""
-    correction_cap: float = 2.0
+    correction_cap: Annotated[PositiveFloat, _CORRECTED] = 2.0
     """The largest importance weight; the two mask corrections mask what is above it."""
-    correction_floor: float = 0.5
+    correction_floor: Annotated[NonNegativeFloat, _MASKED] = 0.5
     """The lower bound of the two mask corrections: tokens with smaller ratios are masked."""
-    correction_veto: float | None = None
+    correction_veto: Annotated[PositiveFloat | None, _CORRECTED] = None
     """A sequence with a token of a smaller ratio than this is left out."""
 
-    max_grad_norm: float = 1.0
+    max_grad_norm: NonNegativeFloat = 1.0
     """Gradients are clipped to this norm; 0 turns it off."""
-    max_kl: float | None = 0.05
+    max_kl: PositiveFloat | None = 0.05
     """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """AdamW's weight decay."""
-    adam_beta1: float = 0.9
+    adam_beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
     """AdamW's decay of the mean of gradients …"""
-    adam_beta2: float = 0.999
+    adam_beta2: Annotated[float, Ge(0), Le(0.999999)] = 0.999
     """… and of their squares."""
-    critic_warmup: int = 0
+    critic_warmup: Annotated[NonNegativeInt, _CRITIC] = 0
     """First steps in which only the critic learns."""
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: PositiveInt = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
-    check_packing_every: int = 50
+    check_packing_every: NonNegativeInt = 50
     """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
-    gradient_noise_every: int = 5
+    gradient_noise_every: NonNegativeInt = 5
     """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
     off."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     """Deadline and retries of each rollout."""
-    val_every: int = 10
+    val_every: NonNegativeInt = 10
     """Validate before the first step, every so many steps, and after the last; 0: never."""
     val_before: bool | None = None
     """Whether it is validated before the first step; None: where it is validated later on."""
-    val_repeats: int = 1
+    val_repeats: PositiveInt = 1
     """Rollouts of each validation task: `val_reward` is their mean, `val_best@k` what the best of k earns."""
-    save_every: int = 10
+    save_every: PositiveInt = 10
     """Write a checkpoint every so many steps, and after the last."""
-    keep_checkpoints: int = 2
+    keep_checkpoints: PositiveInt = 2
     """The last so many and the best one are kept."""
     checkpoint_copy: str | None = None
     """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
     too, and `resume` can go on from there, on any machine."""
-    flat_steps: int = 5
+    flat_steps: NonNegativeInt = 5
     """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
     has learned is saved and goes on."""
     preflight: Literal["refuse", "warn"] = "refuse"
     """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
     the cause, or say it and go on."""
-    stall_seconds: float = 900.0
+    stall_seconds: PositiveFloat = 900.0
     """A step in which nothing at all happened for so long is stalled: its open rollouts are named, with their phase."""
     on_stall: Literal["wait", "cancel", "stop"] = "wait"
     """What becomes of a stalled step: it goes on waiting, goes on without the open rollouts, or ends the run."""
-    max_logprob_gap: float | None = None
+    max_logprob_gap: PositiveFloat | None = None
     """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
+    parts: Sequence[Part] = ()
+    """Features of your own: objects of classes that inherit from `agl.Part`."""
     deterministic: bool = False
     """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Decides the order of the tasks, and seeds the sampling."""
 
     def __post_init__(self) -> None:
@@ -232,7 +288,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             self._derive(policies=self.policies or (PLAYER,), frozen=self.frozen or START)
         _ = self.adapters  # are they names?
         check_backend(self.backend, self.backend_options)
-        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
+        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use}, parts=tuple(self.parts))
 
     def _derive(self, **settings: Any) -> None:
         """Fill in what follows from other settings; while the object is made and never after."""
@@ -337,8 +393,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             kl_estimator=self.kl_estimator,
         )
 
-    def credit_rule(self) -> CreditRule:
-        """How rewards become advantages."""
+    def credit_rule(self, *, shaped: bool = True) -> CreditRule:
+        """How rewards become advantages. Not `shaped`: without punishment of length."""
         return CreditRule(
             mode=self.credit,
             advantage=self.advantage,
@@ -348,11 +404,16 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             by_call=self.group_by == "rollout",
             normalization=self.normalization,
             constant=self.max_context,
-            overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens else None,
+            overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens and shaped else None,
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
             rewardless=self.credit_mode.teacher,
         )
+
+    @property
+    def validates_before(self) -> bool:
+        """Whether the model is validated as it came."""
+        return self.val_every > 0 if self.val_before is None else self.val_before
 
     @property
     def stall(self) -> StallRule:

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentlightning.algorithm.asynchronous import Sampled
@@ -108,11 +108,12 @@ class RolloutSource:
             ids = [i for group in finished for i in group.rollout_ids]
             found = await collect(self._context.store, ids, settings.reward_weights)
             tasks += [group.task for group in finished]
-            self._record(finished, found)
+            read = {e.rollout.rollout_id: e for e in found}
+            self._schedule.sampled([(g.task, [read[i] for i in g.rollout_ids if i in read]) for g in finished])
             if not settings.dynamic_sampling:
                 kept = found
                 break
-            teaching = groups_to_learn_from(found, replace(settings.credit_rule(), overlong=None), settings.adapters)
+            teaching = groups_to_learn_from(found, settings.credit_rule(shaped=False), settings.adapters)
             for e in found:
                 (kept if e.rollout.metadata["group"] in teaching else dropped).append(e)
         carried = [*(group.task for group in self._carried), *self._again]
@@ -120,23 +121,6 @@ class RolloutSource:
 
     async def close(self) -> None:
         await cancel(self._context, [i for group in self._carried for i in group.rollout_ids])
-
-    def _source_of(self, task: int) -> dict[str, str]:
-        name = self._schedule.source(task)
-        return {} if name is None else {"source": name}
-
-    def _match(self, step: int, group: int) -> dict[str, Any]:
-        opponents = self._schedule.opponents
-        return {} if opponents is None else opponents.match(step, group)
-
-    def _record(self, groups: Sequence[Group], episodes: Sequence[Episode]) -> None:
-        """Tell the schedule what each group's rollouts have earned, as far as they count."""
-        if self._schedule.opponents is not None:
-            self._schedule.opponents.record(episodes)
-        uses = self._settings.outcome_use
-        earned = {e.rollout.rollout_id: e.reward for e in episodes if uses[e.outcome] != "mask"}
-        for group in groups:
-            self._schedule.record(group.task, [r for i in group.rollout_ids if (r := earned.get(i)) is not None])
 
     async def _enqueue(self, tasks: Sequence[int], step: int, first_group: int) -> list[Group]:
         """A group for each task; what is finished already is part of it, and only the rest is enqueued."""
@@ -170,8 +154,7 @@ class RolloutSource:
         return {
             **{"step": step, "group": f"{step}-{group}", "task": task},
             **({} if self._known is None else {WEIGHTS: self._known.weights}),
-            **self._source_of(task),
-            **self._match(step, group),
+            **self._schedule.metadata(task, step, group),
         }
 
     async def _finished(self, new: Sequence[Group], step: int, *, all_of_them: bool) -> list[Group]:

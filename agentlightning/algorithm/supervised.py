@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+from pydantic import PositiveFloat
 
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.episode import Episode
@@ -45,7 +46,7 @@ class DPO(GRPO):
     loss: Loss = "dpo"
     advantage: Advantage = "best_and_worst"
     normalization: Normalization = "rollout"
-    dpo_beta: float = 0.1
+    dpo_beta: PositiveFloat = 0.1
     """How far the policy may move from the reference: smaller is farther."""
 
     def loss_config(self) -> LossConfig:
@@ -63,7 +64,7 @@ class SFT(GRPO):
 
     loss: Loss = "reinforce"
     advantage: Advantage = "best"
-    max_kl: float | None = None
+    max_kl: PositiveFloat | None = None
     """How far one update may move the policy, in nats per token; None: as far as the examples move it."""
     source: Literal["rollouts", "chats", "run"] = "rollouts"
     """The source of the training data; `from_run` implies "run"."""

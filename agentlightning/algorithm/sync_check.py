@@ -1,8 +1,8 @@
-"""The trained weights are the served weights: after each publish, seen on tokens that were sampled just now.
+"""The trained weights are the served weights: before each optimiser step, seen on what they sampled of the step's
+tokens, and after each publish, seen on tokens that were sampled just now.
 
-The loop asks; no backend can leave it out. Three things must hold:
-  - the version that was published is the one that the last optimiser step made;
-  - tokens that are sampled now carry it;
+No backend can leave it out. After a publish two things must hold:
+  - tokens that are sampled now carry the version that the last optimiser step made;
   - the learner gives these tokens the log-probs that the engine gave them.
 The last is compared with how far the step moved the learner, so that weights left behind are noticed when the step was
 small: then the engine is as far off as the learner moved, instead of a rounding error.
@@ -11,15 +11,22 @@ small: then the engine is as far off as the learner moved, instead of a rounding
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.given import made_call
+from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, RunHooks, RunScope, Update, Updated
+from agentlightning.algorithm.weights import mean_kl
 from agentlightning.engine.base import Chunk, Engine, SamplingParams, concat
 from agentlightning.errors import EngineError
-from agentlightning.learner.base import Learner
+from agentlightning.learner.base import Learner, PackedBatch, PassResult
 from agentlightning.learner.packing import CreditedCall, pack
 from agentlightning.types.arrays import Int32Array, np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 PROMPT_TOKENS = 256
 """Of a prompt of the step; any of its beginnings is one to sample from."""
@@ -30,26 +37,15 @@ MOVED = 2e-4
 """Smaller movements of log-probs than this cannot be told from rounding."""
 
 
-def refuse_unpublished(policy: str, published: int, learned: int) -> None:
-    """Raises EngineError where publishing did not bring the engine to the learner's version."""
-    if published != learned:
-        raise EngineError(
-            f"Publishing the policy '{policy}' left its engine at weight version {published}, and its learner has "
-            f"version {learned}: the engine does not sample from what was trained. The run was stopped; the last "
-            "checkpoint is good. Look at what the backend's publish does."
-        )
-
-
 class SyncCheck:
-    """Checks that engine and learner of one policy agree. `version` is the one that the engine samples from."""
+    """Checks that engine and learner of one policy agree."""
 
-    def __init__(self, engine: Engine, learner: Learner, limit: float, *, version: int) -> None:
+    def __init__(self, engine: Engine, learner: Learner, limit: float) -> None:
         """`limit`: how far log-probs of the same tokens may be apart; up to 1e-3 means exact numerics."""
         self._engine = engine
         self._learner = learner
         self._limit = limit
         self._last: CreditedCall | None = None
-        self.version = version
 
     async def run(self, version: int, episodes: Sequence[Episode]) -> float:
         """Sample a few tokens under what was just published; the largest gap between engine and learner.
@@ -72,7 +68,6 @@ class SyncCheck:
                 "the engine samples from other weights than those that were trained, or computes them otherwise. The "
                 "run was stopped; the last checkpoint is good. Look at what the backend's publish does."
             )
-        self.version = version
         return gap
 
     async def _sample(self, prompt: Int32Array, version: int) -> list[Chunk]:
@@ -103,3 +98,72 @@ def _entry(prompt: Int32Array, chunk: Chunk) -> CreditedCall:
 
 def _largest(now_E: np.ndarray, entry: CreditedCall) -> float:
     return float(np.abs(now_E - entry.call.plain_logprobs).max(initial=0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement(Part):
+    """Engine and learner give the same tokens the same log-probs; every run is checked."""
+
+    limit: float
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self:
+        return cls(limit=settings.logprob_gap_limit)
+
+    def in_run(self, run: RunScope) -> RunHooks:
+        backend = run.backend
+        checks = {a: SyncCheck(backend.engine(a), backend.learner(a), self.limit) for a in run.policies}
+        return _AfterPublishing(checks)
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _BeforeStepping(self.limit)
+
+
+class _AfterPublishing(RunHooks):
+    def __init__(self, checks: Mapping[str, SyncCheck]) -> None:
+        self._checks = checks
+
+    async def published(self, step: int, versions: Mapping[str, int], episodes: Sequence[Episode]) -> dict[str, Any]:
+        gaps = [await self._checks[alias].run(version, episodes) for alias, version in versions.items()]
+        return {"sync_gap": max(gaps)} if gaps else {}
+
+
+class _BeforeStepping(PolicyHooks):
+    """How far learner and engine are apart on the tokens that the learner's weights sampled: the largest difference of
+    log-probs, and the mean KL."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._gaps: list[float] = []
+        self._kls: list[float] = []
+
+    def after_pass(self, update: Update, minibatch: Minibatch, passed: PassResult) -> None:
+        """Raises EngineError above the limit: one of the two computes something else than the other."""
+        passes = minibatch.passes
+        fresh_E = np.concatenate([_versions(one) for one in passes]) == update.version
+        if not fresh_E.any():
+            return
+        now_E, sampled_E = passed.logprobs[fresh_E], np.concatenate([_sampled(one) for one in passes])[fresh_E]
+        gap = float(np.abs(now_E - sampled_E).max())
+        if gap > self._limit:
+            raise EngineError(
+                f"Engine and learner disagree about the same weights: log-probs of sampled tokens differ by {gap:.2e} "
+                f"(limit {self._limit:.0e}). The run was stopped before it could train on wrong numbers; the last "
+                "checkpoint is good. This is a bug in the engine's or the learner's support of this model: please "
+                "report it."
+            )
+        self._gaps.append(gap)
+        self._kls.append(mean_kl(now_E, sampled_E))
+
+    async def after_update(self, update: Update, done: Sequence[Updated]) -> None:
+        if self._gaps:
+            update.metrics |= {"logprob_gap_max": max(self._gaps), "kl_engine": float(np.mean(self._kls))}
+        self._gaps, self._kls = [], []
+
+
+def _versions(batch: PackedBatch) -> np.ndarray:
+    return np.full(len(batch.targets_E), -1) if batch.version_E is None else batch.version_E
+
+
+def _sampled(batch: PackedBatch) -> np.ndarray:
+    return batch.old_logprobs_E if batch.sampled_logprobs_E is None else batch.sampled_logprobs_E

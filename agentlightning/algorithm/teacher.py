@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
 
+from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.privileged import PrivilegedContext
+from agentlightning.algorithm.weights import mean_gap
 from agentlightning.errors import ConfigError, JudgeError
+from agentlightning.learner.packing import pack
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 from agentlightning.types.call import Call
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 KEY = "AGL_TEACHER_KEY"
 """The environment variable with the endpoint's key."""
@@ -150,3 +159,78 @@ def _checked(values: Sequence[float]) -> Float32Array:
             "policy: take a model of the same family."
         )
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher(Part):
+    """Tokens are worth how much likelier a teacher finds them than the policy: `Distill` and `SelfDistill`."""
+
+    model: str
+    url: str | None = None
+    """Of the endpoint that has the model; None: the learner's reference is the teacher."""
+    hint: str | None = None
+    """The key of the task's text that only the teacher reads."""
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        if not settings.credit_mode.teacher:
+            return None
+        return cls(model=settings.teacher or "", url=settings.teacher_url, hint=settings.hint)
+
+    @classmethod
+    def check(cls, settings: TrainingSettings) -> None:
+        s = settings
+        if not s.credit_mode.teacher:
+            return
+        if s.teacher is None:
+            raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
+        if s.kl_coef or s.loss_spec.reference:
+            raise ConfigError(
+                "The teacher is what the policy is compared with, so there is no other reference beside it. Leave "
+                "kl_coef out, and take a loss without a reference."
+            )
+        if s.teacher_url is not None and not re.match(r"https?://", s.teacher_url):
+            raise ConfigError(f"teacher_url is {s.teacher_url!r}; give an address such as 'http://localhost:8000/v1'.")
+        if s.teacher_url is not None and s.temperature != 1.0:
+            raise ConfigError(
+                "A teacher behind an endpoint says how likely it finds tokens at temperature 1, and the policy samples "
+                f"at {s.temperature}. Leave temperature out, or load the teacher here: leave teacher_url out."
+            )
+        if s.teacher_url is not None and s.filter_replay:
+            raise ConfigError(
+                "A teacher behind an endpoint says how likely it finds tokens among all, not among those that a filter "
+                "kept. Leave filter_replay out, or load the teacher here: leave teacher_url out."
+            )
+        if s.adapters:
+            raise ConfigError(
+                "A teacher is for one policy; train several policies one by one: agl.Distill(lora_rank=…)."
+            )
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _TeacherGaps(self, policy)
+
+
+class _TeacherGaps(PolicyHooks):
+    def __init__(self, part: Teacher, policy: PolicyScope) -> None:
+        settings = policy.settings
+        self._learner = policy.learner
+        self._endpoint = None if part.url is None else EndpointTeacher(part.url, part.model)
+        self._hints = (
+            None if part.hint is None else PrivilegedContext(part.hint, str(settings.model), settings.renderer)
+        )
+
+    async def before_credit(self, update: Update) -> None:
+        gaps: list[Float32Array] = []
+        for one in update.compared:
+            own_E = await update.own_logprobs(one.batch)
+            gaps.append(own_E - await self._logprobs(update, one))
+            update.values |= one.by_call(-gaps[-1])
+        if gaps:
+            update.metrics["kl_teacher"] = mean_gap(gaps)
+
+    async def _logprobs(self, update: Update, one: ComparedPass) -> Float32Array:
+        """How likely the teacher finds the entries of a pass, [E]."""
+        if self._endpoint is not None:
+            return np.concatenate(await self._endpoint.logprobs([c.call for c in one.calls]))
+        seen = one.batch if self._hints is None else pack(self._hints.shown(one.calls, update.episodes))
+        return await self._learner.forward(seen, reference=True)

@@ -5,6 +5,8 @@ Shape letters: U units that are compared with each other (rollouts, or calls), E
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentlightning.types.arrays import Float32Array, Int32Array, np
 
 
@@ -89,6 +91,11 @@ def mean_kl(now_E: np.ndarray, sampled_E: np.ndarray) -> float:
     """KL(engine ‖ learner) of sampled tokens, in nats per token: k3's estimate (Schulman 2020), never below 0."""
     gaps_E = (now_E - sampled_E).astype(np.float64)
     return float(np.mean(np.expm1(gaps_E) - gaps_E))
+
+
+def mean_gap(gaps: Sequence[Float32Array]) -> float:
+    """The mean over passes of log π − log π_other of sampled tokens: k1's estimate of KL(π ‖ other), in nats."""
+    return float(np.concatenate(gaps).mean())
 
 
 CORRECTIONS = ("mask", "sequence", "sequence_mask", "token")

@@ -12,12 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.algorithm.correction import Correction
+from agentlightning.algorithm.credit import refuse_rewards_below_zero
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.part import Minibatch
 from agentlightning.algorithm.policies import seen_by
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.update import Minibatch, Updater, refuse_rewards_below_zero
-from agentlightning.algorithm.weights import correction_measures, correction_weights, mean_kl, ratio_range
+from agentlightning.algorithm.update import Updater
+from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import Learner, PackedBatch
 from agentlightning.metrics import Reporter
@@ -154,7 +157,7 @@ def telling_variants(settings: TrainingSettings, episodes: Sequence[Episode] = (
         if getattr(settings, name) != changes[name] and not _same_correction(settings, changes):
             try:
                 made = variant(settings, changes)
-                refuse_rewards_below_zero(made, episodes)
+                refuse_rewards_below_zero(made.credit_rule(), episodes)
                 found[_named(changes)] = made
             except ConfigError:
                 continue  # it does not go together with how the run was set, or with what was earned
@@ -235,7 +238,7 @@ async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str
 
     found = {name: await _prepared(step, learner, s) for name, s in {TAKEN: step.settings, **variants}.items()}
     taken, epochs = found[TAKEN], step.settings.update_epochs
-    turns = [n for n, batch in enumerate(taken.minibatches) if batch.parts] * epochs
+    turns = [n for n, batch in enumerate(taken.minibatches) if batch.passes] * epochs
     if not turns:
         raise ConfigError(f"Step {step.step} taught nothing: all siblings of all groups earned the same.")
     gaps: list[np.ndarray] = []
@@ -243,7 +246,7 @@ async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str
         base = None
         for name, one in found.items():
             batch = one.minibatches[n]
-            gradient = gradient_of(learner, batch.parts, one.updater.loss)
+            gradient = gradient_of(learner, batch.passes, one.updater.loss)
             base = gradient if name == TAKEN else base
             assert base is not None
             _note(one, batch, gradient, base, first=turn < len(turns) // epochs)
@@ -262,16 +265,16 @@ async def what_if(step: StoredStep, learner: TorchLearner, variants: Mapping[str
 
 
 async def _prepared(step: StoredStep, learner: TorchLearner, settings: TrainingSettings) -> _Variant:
-    updater = Updater(settings, cast(Learner, _Here(learner)), Reporter(), version=learner.policy.version)
-    updater.load(step.learning)
-    minibatches, _ = await updater.prepare(step.episodes)
-    return _Variant(updater, settings, minibatches)
+    gradients = replace(settings, routing_replay=False)  # it says where gradients go, and this learner takes them there
+    updater = Updater(gradients, cast(Learner, _Here(learner)), Reporter(), version=learner.policy.version)
+    await updater.parts.load(step.learning)
+    return _Variant(updater, settings, (await updater.prepare(step.episodes)).minibatches)
 
 
 def _take(learner: TorchLearner, taken: _Variant, batch: Minibatch, rate: float) -> None:
     """The update as the run took it."""
-    for part in batch.parts:
-        learner.forward_backward(part, taken.updater.loss)
+    for one in batch.passes:
+        learner.forward_backward(one, taken.updater.loss)
     learner.optim_step(taken.updater.optim(rate))
 
 
@@ -279,37 +282,31 @@ def _note(one: _Variant, batch: Minibatch, gradient: Gradient, base: Gradient, *
     one.norms.append(gradient.norm)
     if gradient.norm and base.norm:
         one.cosines.append(gradient.dot(base) / (gradient.norm * base.norm))
-    if not batch.parts:
+    if not batch.passes:
         return
     one.clipped.append(gradient.clip_fraction)
-    old_E = np.concatenate([part.old_logprobs_E for part in batch.parts])
+    old_E = np.concatenate([b.old_logprobs_E for b in batch.passes])
     one.ratios.append(ratio_range(gradient.logprobs_E, old_E))
     weights_E = np.exp(gradient.logprobs_E - old_E) * np.concatenate(list(_corrections(one.settings, batch)))
     one.sizes.append(correction_measures(weights_E.astype(np.float32))["effective_sample_size"])
     if first:
-        one.tokens += sum(int(np.count_nonzero(part.advantages_E)) for part in batch.parts)
+        one.tokens += sum(int(np.count_nonzero(b.advantages_E)) for b in batch.passes)
 
 
 def _corrections(settings: TrainingSettings, batch: Minibatch) -> Iterator[np.ndarray]:
     """The importance weights that are constants in the loss, [E]; ones where nothing is corrected."""
-    for part in batch.parts:
-        if settings.correction_kind is None or part.sampled_logprobs_E is None:
-            yield np.ones(len(part.targets_E))
-            continue
-        yield correction_weights(
-            part.old_logprobs_E,
-            part.sampled_logprobs_E,
-            part.sequence_E,
-            settings.correction_kind,
-            settings.correction_cap,
-            settings.correction_floor,
-            settings.correction_veto,
-        )
+    correction = Correction.of(settings)
+    for one in batch.passes:
+        if correction is None or one.sampled_logprobs_E is None:
+            yield np.ones(len(one.targets_E))
+        else:
+            yield correction.weights(one.old_logprobs_E, one.sampled_logprobs_E, one)
 
 
 def _sampled(batch: Minibatch) -> np.ndarray:
-    parts = batch.parts
-    return np.concatenate([p.old_logprobs_E if p.sampled_logprobs_E is None else p.sampled_logprobs_E for p in parts])
+    return np.concatenate(
+        [b.old_logprobs_E if b.sampled_logprobs_E is None else b.sampled_logprobs_E for b in batch.passes]
+    )
 
 
 def _compared(name: str, one: _Variant, tokens: int) -> Compared:

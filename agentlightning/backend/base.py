@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import msgspec
+from pydantic import NonNegativeInt, PositiveInt
 
 from agentlightning.engine.base import Engine
 from agentlightning.engine.events import POLICY
@@ -34,16 +35,16 @@ class ModelSettings:
     """Where it is computed: "cpu", "cuda", "cuda:1", "mps", …; "auto" is a GPU where there is one."""
     dtype: str = "float32"
     """"float32" or "bfloat16", whose optimiser keeps float32 copies of what it trains."""
-    lora_rank: int | None = None
+    lora_rank: PositiveInt | None = None
     """Train a LoRA adapter of this rank instead of all weights."""
     policies: Sequence[str] | Mapping[str, str | None] = ()
     """Aliases of several LoRA policies on the one model, each with its own calls and rewards; or by alias the directory
     of the adapter to go on from (None: a new one)."""
     frozen: str | None = None
     """With `policies`: an alias for the model without an adapter, which is never trained."""
-    max_context: int = 4096
+    max_context: PositiveInt = 4096
     """Prompt plus response, in tokens; at most what the model can do."""
-    max_concurrency: int = 64
+    max_concurrency: PositiveInt = 64
     """Requests that are sampled at the same time; more wait."""
     in_flight: Literal["finish", "continue"] = "finish"
     """What responses that are being sampled do when weights are published: finish under the old ones, which learning
@@ -53,11 +54,11 @@ class ModelSettings:
     offload: bool = False
     """Keep the optimiser of a policy on a GPU, with float32 copies of what it trains, in the CPU's memory; it steps
     there."""
-    ranks: int = 1
+    ranks: PositiveInt = 1
     """Processes that the learner is spread over, with a share of weights, gradients and optimiser each (FSDP2)."""
-    tensor_parallel: int = 1
+    tensor_parallel: PositiveInt = 1
     """So many of the ranks compute each token together, each with some of every layer's heads and width."""
-    seed: int | None = None
+    seed: NonNegativeInt | None = None
     """Seeds what is sampled for requests that bring no seed, and new adapters' weights."""
     backend_options: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the backend's own, by name; see the backend."""

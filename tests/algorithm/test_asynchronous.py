@@ -94,7 +94,7 @@ async def through_ahead(model: Path, steps: list[list[Episode]], reporter: Repor
     done = 0
     async with AsynchronousSampling(sample, done=0, position=0, max_staleness=staleness) as ahead:
         while (sampled := await ahead.next(done)) is not None:
-            await updater.learn(sampled.episodes, 1e-3, check_packing=False)
+            await updater.learn(sampled.episodes, 1e-3)
             done += 1
     assert done == len(steps)
     return learner.weights()
@@ -108,7 +108,7 @@ async def test_without_staleness_replayed_rollouts_give_the_plain_loops_weights_
     updater = Updater(settings(), plain, reporter)  # pyright: ignore[reportArgumentType]
     before = plain.weights()
     for episodes in steps:
-        await updater.learn(episodes, 1e-3, check_packing=False)
+        await updater.learn(episodes, 1e-3)
     assert plain.weights() != before
     assert await through_ahead(tiny_model_dir, steps, reporter, staleness=0) == plain.weights()
     assert await through_ahead(tiny_model_dir, steps, reporter, staleness=1) != plain.weights(), (
@@ -155,7 +155,7 @@ async def test_overlong_rollouts_are_counted(tiny_model_dir: Path, reporter: Rep
     longest = max(e.sampled_tokens for e in episodes)
     for tokens, margin, wanted in [(longest + 1, 0, 0), (longest, 1, len(episodes)), (longest + 5, 5, 0)]:
         overlong: Any = settings(overlong_tokens=tokens, overlong_margin=margin)
-        metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0, check_packing=False)  # pyright: ignore[reportArgumentType]
+        metrics = await Updater(overlong, learner, reporter).learn(episodes, 0.0)  # pyright: ignore[reportArgumentType]
         assert metrics["overlong"] == wanted
 
 
@@ -177,10 +177,10 @@ async def test_an_engine_that_is_off_is_found_out_in_every_mode(
     learner = InProcess(tiny_model_dir)
     (episodes,) = recorded(1, learner)
     updater = Updater(settings(max_logprob_gap=None, **more), learner, reporter)  # pyright: ignore[reportArgumentType]
-    metrics = await updater.learn(shifted(episodes, 0.1, None), 0.0, check_packing=False)
+    metrics = await updater.learn(shifted(episodes, 0.1, None), 0.0)
     assert "logprob_gap_max" not in metrics, "triplets sampled elsewhere"
-    await updater.learn(shifted(episodes, 0.1, 0), 0.0, check_packing=False)  # of older weights: the version is 1 now
-    metrics = await updater.learn(shifted(episodes, 1e-4, 2), 0.0, check_packing=False)
+    await updater.learn(shifted(episodes, 0.1, 0), 0.0)  # of older weights: the version is 1 now
+    metrics = await updater.learn(shifted(episodes, 1e-4, 2), 0.0)
     assert metrics["logprob_gap_max"] == pytest.approx(1e-4, rel=0.05)
     with pytest.raises(EngineError, match="differ by"):
-        await updater.learn(shifted(episodes, 0.1, 3), 0.0, check_packing=False)
+        await updater.learn(shifted(episodes, 0.1, 3), 0.0)

@@ -78,10 +78,10 @@ async def test_the_updater_learns_from_what_is_above_the_baseline() -> None:
     settings = agl.REINFORCE(model="calc", group_size=1, baseline="task", baseline_decay=0.5, check_packing_every=0)
     learner: Any = CountingLearner()
     updater = Updater(settings, learner, Reporter())
-    updater.load({"baselines": {"0": 0.25, "1": 0.75}})
-    await updater.learn([of_task(0, 1.0, "a"), of_task(1, 0.0, "b")], 0.1, check_packing=False)
+    await updater.parts.load({"baseline": {"0": 0.25, "1": 0.75}})
+    await updater.learn([of_task(0, 1.0, "a"), of_task(1, 0.0, "b")], 0.1)
     assert sorted(set(learner.batches[0].advantages_E.tolist())) == [-0.75, 0.75]
-    assert updater.state()["baselines"] == pytest.approx({"0": 0.625, "1": 0.375})
+    assert updater.parts.state()["baseline"] == pytest.approx({"0": 0.625, "1": 0.375})
 
 
 async def test_a_checkpoint_keeps_the_baselines(tmp_path: Path) -> None:
@@ -89,9 +89,9 @@ async def test_a_checkpoint_keeps_the_baselines(tmp_path: Path) -> None:
     await run(tmp_path, Recorded(steps=1, **given), range(9))
     (_, last) = list_checkpoints(tmp_path)
     saved = read_checkpoint(last).learning["policy"]
-    assert saved["baselines"] == {"None": 0.5}
+    assert saved["baseline"] == {"None": 0.5}
     await run(tmp_path, Recorded(steps=2, **given), range(9), resume=last)
-    assert read_checkpoint(list_checkpoints(tmp_path)[-1]).learning["policy"]["baselines"] == {"None": 0.5}
+    assert read_checkpoint(list_checkpoints(tmp_path)[-1]).learning["policy"]["baseline"] == {"None": 0.5}
 
 
 def test_a_baseline_that_would_change_nothing_is_refused() -> None:
@@ -99,12 +99,14 @@ def test_a_baseline_that_would_change_nothing_is_refused() -> None:
         agl.GRPO(model="calc", baseline="task")
 
 
-def test_the_kl_budget_moves_the_weight() -> None:
+async def test_the_kl_budget_moves_the_weight() -> None:
     learner: Any = CountingLearner()
     updater = Updater(agl.GRPO(model="calc", kl_coef=0.1, kl_target=0.02), learner, Reporter())
     for kl, expected in [(0.04, 0.102), (0.021, 0.102 * 1.005), (0.0, 0.102 * 1.005 * 0.98)]:
-        updater._adapt(kl, 0.02)
-        assert updater.state()["kl_coef"] == pytest.approx(expected)
+        update = await updater.prepare([])
+        update.metrics["kl_reference"] = kl
+        await updater.parts.after_update(update, [])
+        assert updater.parts.state()["reference"]["coef"] == pytest.approx(expected)
     assert updater.loss.kl_coef == pytest.approx(expected)
     with pytest.raises(ConfigError, match=r"kl_target=0\.1 has no effect"):
         agl.GRPO(model="calc", kl_target=0.1)

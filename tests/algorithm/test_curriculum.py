@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.curriculum import (
     CURRICULA,
     POOLS,
+    TaskDraw,
     TaskHistory,
     TaskRecords,
     learnability,
@@ -40,13 +42,14 @@ def earned(task: int, rng: np.random.Generator) -> list[float]:
 
 def drawn_after(curriculum: Callable[[TaskRecords], Any], steps: int = 20) -> Counter[str]:
     """What kinds of tasks are drawn, six a step, in the second half of the steps."""
-    schedule = TaskSchedule(list(range(30)), 6, 0, curriculum)
+    draw = TaskDraw(curriculum, range(30))
+    schedule = TaskSchedule(range(30), 6, 0, draw)
     rng, kinds = np.random.default_rng(1), Counter[str]()
     for step in range(steps):
         tasks = schedule.take(step * 6, 6)
         assert len(set(tasks)) == 6
         for task in tasks:
-            schedule.record(task, earned(task, rng))
+            draw.history.record(task, earned(task, rng))
             if step >= steps // 2:
                 kinds["easy" if task in EASY else "hard" if task in HARD else "learnable"] += 1
     return kinds
@@ -83,13 +86,13 @@ def test_the_variance_by_hand() -> None:
 
 
 @pytest.mark.parametrize("name", CURRICULA)
-def test_what_is_known_survives_a_checkpoint(name: str) -> None:
+async def test_what_is_known_survives_a_checkpoint(name: str) -> None:
     rng = np.random.default_rng(2)
-    first = TaskSchedule(list(range(30)), 6, 0, CURRICULA[name])
+    first, second = (TaskDraw(CURRICULA[name], range(30)) for _ in range(2))
     for task in range(30):
-        first.record(task, earned(task, rng))
-    second = TaskSchedule(list(range(30)), 6, 0, CURRICULA[name], first.known)
-    assert [second.take(p, 6) for p in (30, 36)] == [first.take(p, 6) for p in (30, 36)]
+        first.history.record(task, earned(task, rng))
+    await second.load(json.loads(json.dumps(first.state())))
+    assert [second.choose(p, 6, ()) for p in (30, 36)] == [first.choose(p, 6, ()) for p in (30, 36)]
 
 
 def test_solved_altogether_is_no_end() -> None:
@@ -115,11 +118,11 @@ async def test_a_run_tells_its_curriculum_what_was_earned(tmp_path: Path) -> Non
     """The agent earns the number of its task, so no group differs, and only unknown tasks are learnable."""
     algorithm = agl.GRPO(model="calc", group_size=SIBLINGS, tasks_per_step=4, curriculum="learnability")
     async with sampling(tmp_path, Slow(set()), algorithm) as source:
-        source._schedule = TaskSchedule(list(range(8)), 4, 0, algorithm.weigh)
+        draw = TaskDraw(learnability, range(8))
+        source._schedule = TaskSchedule(range(8), 4, 0, draw)
         found = await source.sample(1, 0)
         assert found is not None
-        known = source._schedule.known
-        assert {int(task): of[3] for task, of in known.items()} == {task: float(task) for task in found.tasks}
+        assert {int(task): of[3] for task, of in draw.state().items()} == {task: float(task) for task in found.tasks}
 
 
 # ---- mixtures ------------------------------------------------------------------------------------------------------
@@ -145,10 +148,10 @@ def test_tasks_are_rated_within_their_own_data_set() -> None:
         seen.append(records)
         return learnability(records)
 
-    schedule = TaskSchedule(mixture, 4, 0, weigh)
+    draw = TaskDraw(weigh, mixture)
     for task, rewards in enumerate([[0.0, 100.0], [100.0, 100.0], [0.0, 1.0], [1.0, 1.0]]):
-        schedule.record(task, rewards)
-    schedule.take(4, 4)
+        draw.history.record(task, rewards)
+    draw.choose(4, 4, ())
     assert learnability(seen[-1]).tolist() == [0.25, 0.125, 0.25, 0.125]
     assert unsolved(seen[-1]).tolist() == [1.0, 0.0, 1.0, 0.0]
 
@@ -159,10 +162,10 @@ def test_what_is_known_of_a_task_that_comes_around_several_times_is_known_once()
     taken = [task for position in range(0, len(mixture), 5) for task in schedule.take(position, 5)]
     assert sorted(mixture[task] for task in taken if task >= 10) == ["a"] * 5 + ["b"] * 5
     assert len({*taken}) == 12, "a task has one index, by which baselines and curricula know it"
-    solved = TaskSchedule(mixture, 20, 0, unsolved)
+    solved = TaskDraw(unsolved, mixture)
     for reward in (0.0, 1.0):
-        solved.record(10, [reward, reward])
-    assert 10 not in solved.take(0, 20), "retired in all its places"
+        solved.history.record(10, [reward, reward])
+    assert 10 not in solved.choose(0, 20, ()), "retired in all its places"
 
 
 async def test_rounds_of_dynamic_sampling_draw_no_task_twice(tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ async def test_rounds_of_dynamic_sampling_draw_no_task_twice(tmp_path: Path) -> 
     given = {"group_size": SIBLINGS, "tasks_per_step": 4, "dynamic_sampling": 3, "curriculum": "learnability"}
     algorithm = agl.GRPO(model="calc", **given)  # pyright: ignore[reportArgumentType]
     async with sampling(tmp_path, Slow(set()), algorithm) as source:
-        source._schedule = TaskSchedule(list(range(10)), 4, 0, algorithm.weigh)
+        source._schedule = TaskSchedule(range(10), 4, 0, TaskDraw(learnability, range(10)))
         found = await source.sample(1, 0)
         assert found is not None
         assert sorted(found.tasks) == list(range(10))

@@ -33,7 +33,7 @@ async def test_a_token_is_worth_how_much_likelier_the_teacher_finds_it() -> None
     updater = Updater(settings, learner, Reporter())
     unrewarded = replace(episode("g", [], tokens=(2, 3), name="a"), reward=None)
     failed = episode("g", [(1.0, 0)], tokens=(4,), name="b", outcome=Outcome.AGENT_ERROR)
-    metrics = await updater.learn([unrewarded, failed], 0.1, check_packing=False)
+    metrics = await updater.learn([unrewarded, failed], 0.1)
     (batch,) = learner.batches
     assert batch.advantages_E.tolist() == pytest.approx([0.0, 0.1, 0.2, 0.3, 0.4])
     assert batch.weights_E.sum() == pytest.approx(1.0)
@@ -54,10 +54,10 @@ async def test_what_older_weights_sampled_is_compared_under_the_weights_of_now(h
         settings = agl.GRPO(model="calc", advantage="drgrpo", kl_coef=1.0, kl_in="reward", max_staleness=1)
     updater = Updater(settings, learner, Reporter())
     episodes = [episode("g", [(r, 0)], tokens=(n,), name=f"r{n}") for r, n in ((0.0, 2), (1.0, 3))]
-    minibatches, metrics = await updater.prepare(episodes)
-    found = sorted({float(a) for batch in minibatches for part in batch.parts for a in part.advantages_E})
+    update = await updater.prepare(episodes)
+    found = sorted({float(a) for batch in update.minibatches for one in batch.passes for a in one.advantages_E})
     assert found == ([] if how == "teacher" else [-0.5, 0.5])
-    assert metrics["kl_teacher" if how == "teacher" else "kl_reference"] == 0.0
+    assert update.metrics["kl_teacher" if how == "teacher" else "kl_reference"] == 0.0
 
 
 def test_the_teacher_is_what_the_backend_loads_beside_the_policy() -> None:

@@ -17,6 +17,7 @@ import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
+from agentlightning.algorithm.curriculum import TaskDraw
 from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
@@ -129,7 +130,10 @@ async def test_a_step_learns_from_earlier_steps_too_and_reports_its_own_rewards(
     assert [m["replayed"] for m in rows] == [0, 2, 2, 2]
     assert [m["rollouts"] for m in rows] == [2] * 4
     (*_, last) = list_checkpoints(tmp_path)
-    assert [one["rollouts"] for one in read_checkpoint(last).replay] == [["3-0.0", "3-1.0"], ["4-0.0", "4-1.0"]]
+    assert [one["rollouts"] for one in read_checkpoint(last).parts["replay"]] == [
+        ["3-0.0", "3-1.0"],
+        ["4-0.0", "4-1.0"],
+    ]
 
 
 async def test_the_best_checkpoint_is_one_that_was_validated_itself(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_as_many_steps_are_announced_as_are_taken(tasks: int, per_step: int, epo
     made = agl.GRPO(
         model="calc", tasks_per_step=per_step, group_size=2, epochs=epochs, curriculum="learnability" if drawn else None
     )
-    schedule = TaskSchedule(range(tasks), per_step, 0, made.weigh)
+    schedule = TaskSchedule(range(tasks), per_step, 0, TaskDraw(made.weigh, range(tasks)) if made.weigh else None)
     position = steps = 0
     while schedule.epochs_taken(position) < epochs:
         position += len(schedule.take(position, schedule.per_step))

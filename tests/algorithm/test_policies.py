@@ -13,10 +13,10 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.credit import credit
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.policies import PolicyUpdaters, seen_by
+from agentlightning.algorithm.policies import seen_by
 from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.units import CreditRule
-from agentlightning.algorithm.update import Updater
+from agentlightning.algorithm.update import PolicyUpdaters, Updater
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 
@@ -90,8 +90,8 @@ async def test_a_rollout_without_the_policy_is_no_sibling_of_it(reporter: Report
     updaters = {name: Updater(settings, learner, reporter) for name, learner in learners.items()}
     both = PolicyUpdaters(updaters, reporter)
     episodes = [game("x", {None: 1.0}), game("y", {None: 0.0}), game("z", {None: 0.0}, policies="a")]
-    await both.learn(episodes, 1e-3, check_packing=False)
-    metrics = await both.learn(episodes, 1e-3, check_packing=False)
+    await both.learn(episodes, 1e-3)
+    metrics = await both.learn(episodes, 1e-3)
     assert sorted(learners["a"].batches[0].advantages_E.tolist()) == pytest.approx([-1 / 3] * 4 + [2 / 3] * 2)
     assert sorted(learners["b"].batches[0].advantages_E.tolist()) == pytest.approx([-0.5] * 2 + [0.5] * 2)
     assert (metrics["a/rollouts"], metrics["b/rollouts"], metrics["c/rollouts"]) == (3, 2, 0)
@@ -107,7 +107,7 @@ async def test_measures_of_a_policy_are_of_fresh_rollouts(reporter: Reporter) ->
     both = PolicyUpdaters({"a": Updater(settings, learner, reporter)}, reporter)
     fresh = [game("x", {None: 1.0}), game("y", {None: 0.0})]
     again = [replace(e, replayed=True) for e in (game("v", {None: 1.0}), game("w", {None: 1.0}))]
-    metrics = await both.learn([*fresh, *again], 1e-3, check_packing=False)
+    metrics = await both.learn([*fresh, *again], 1e-3)
     assert (metrics["a/reward"], metrics["a/rollouts"], metrics["a/tokens"]) == (0.5, 2, 4)
 
 

@@ -17,8 +17,7 @@ import agentlightning as agl
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.measures import of_rollouts
-from agentlightning.algorithm.run import TrainingRun
-from agentlightning.algorithm.sampling import Stopped
+from agentlightning.algorithm.sampling import Stopped, run_validation
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.source import RolloutSource
 from agentlightning.errors import ConfigError
@@ -150,8 +149,7 @@ async def test_nothing_is_sampled_ahead_of_the_last_step(tmp_path: Path) -> None
 
 async def test_a_validation_that_is_stopped_has_no_result(tmp_path: Path) -> None:
     async with asyncio.timeout(30), sampling(tmp_path, Slow({1}), settings()) as source:
-        run = TrainingRun(settings(), source._context, range(TASKS), [0, 1], lambda *_: source)
-        validating = asyncio.create_task(run._validation([0, 1]))
+        validating = asyncio.create_task(run_validation(source._context, settings(), [0, 1], {"step": 0}))
         await asyncio.sleep(0.1)
         source._context.stop.set()
         assert await validating == {"val_reward": None}
@@ -166,8 +164,7 @@ async def test_a_failed_rollout_counts_0_in_validation_whatever_it_had_earned(tm
             return 1.0
 
     async with asyncio.timeout(30), sampling(tmp_path, Fails(set()), settings()) as source:
-        run = TrainingRun(settings(), source._context, range(TASKS), None, lambda *_: source)
-        found = await run._validation([0, 1, 2, 3])
+        found = await run_validation(source._context, settings(), [0, 1, 2, 3], {"step": 0})
         assert found["val_reward"] == 0.75
 
 

@@ -59,21 +59,21 @@ def test_what_is_replayed_is_scaled_and_says_nothing_new() -> None:
 
 
 async def test_both_data_sets_teach_alike_and_a_resumed_run_goes_on() -> None:
-    def largest(scale: str, state: dict[str, Any] | None = None) -> tuple[Updater, Any]:
+    async def largest(scale: str, state: dict[str, Any] | None = None) -> tuple[Updater, Any]:
         learner: Any = CountingLearner()
         settings = agl.GRPO(model="calc", advantage="drgrpo", reward_scale=scale)  # pyright: ignore[reportArgumentType]
         updater = Updater(settings, learner, Reporter())
-        updater.load(state or {})
+        await updater.parts.load(state or {})
         return updater, learner
 
     episodes = [*of("cents", [0.0, 100.0]), *of("euros", [0.0, 1.0])]
-    updater, learner = largest("source")
-    await updater.learn(episodes, 0.1, check_packing=False)
+    updater, learner = await largest("source")
+    await updater.learn(episodes, 0.1)
     assert np.abs(learner.batches[0].advantages_E).tolist() == pytest.approx([1.0] * 4)
-    resumed, _ = largest("source", updater.state())
-    assert resumed.state() == updater.state()
-    plain, learner = largest("none")
-    await plain.learn(episodes, 0.1, check_packing=False)
+    resumed, _ = await largest("source", updater.parts.state())
+    assert resumed.parts.state() == updater.parts.state()
+    plain, learner = await largest("none")
+    await plain.learn(episodes, 0.1)
     assert sorted(np.abs(learner.batches[0].advantages_E).tolist()) == pytest.approx([0.5, 0.5, 50.0, 50.0])
 
 

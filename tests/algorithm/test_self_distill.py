@@ -74,7 +74,7 @@ async def test_a_token_is_worth_how_much_likelier_it_is_with_the_hint() -> None:
     responses = [rendering.encode(text) for text in ("It is 12.", "It is 7, or 8.")]
     learner: Any = Learning()
     updater = Updater(agl.SelfDistill(model="calc", minibatches=1), learner, Reporter())
-    metrics = await updater.learn(asked(prompt, responses), 1e-4, check_packing=False)
+    metrics = await updater.learn(asked(prompt, responses), 1e-4)
     expected = [logprobs(hinted, r) - logprobs(prompt, r) for r in responses]
     (batch,) = learner.batches
     np.testing.assert_allclose(batch.advantages_E, np.concatenate(expected), atol=1e-4)
@@ -109,7 +109,7 @@ async def test_a_task_without_the_hint_is_refused() -> None:
     updater = Updater(agl.SelfDistill(model="calc", hint="worked"), learner, Reporter())
     prompt = load_rendering(CALC).render(QUESTION, None)
     with pytest.raises(ConfigError, match="under 'worked' of each task"):
-        await updater.learn(asked(prompt, [np.array([5, 6], np.int32)]), 1e-4, check_packing=False)
+        await updater.learn(asked(prompt, [np.array([5, 6], np.int32)]), 1e-4)
 
 
 def test_the_teacher_is_the_model_itself_and_may_follow() -> None:

@@ -195,10 +195,10 @@ async def test_the_step_is_that_of_the_training_loop(
 ) -> None:
     step = stored(learner, **settings)
     updater = Updater(step.settings, cast(Any, Beside(learner)), Reporter())
-    plain = await updater.learn(step.episodes, 1e-3, check_packing=False)
+    plain = await updater.learn(step.episodes, 1e-3)
     again = TorchLearner(load_policy(tiny_model_dir, device="cpu"))
     updater = Updater(step.settings, cast(Any, Beside(again)), Reporter())
-    learned = await updater.learn(step.episodes, 1e-3, check_packing=False, measure_noise=True)
+    learned = await updater.learn(step.episodes, 1e-3, step=0)
     found = await what_if(step, TorchLearner(load_policy(tiny_model_dir, device="cpu")), {})
     assert found.compared[0].grad_norm == pytest.approx(plain["grad_norm"], rel=1e-4)
     assert found.updates == plain["updates"]

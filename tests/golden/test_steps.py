@@ -1,9 +1,13 @@
-"""Every way of learning does to the last bit what it did when its record was made."""
+"""Every way of learning does what it did when its record was made: to the last bit on a processor of that kind.
+
+On another one the first step, which all runs take from the same weights, agrees to rounding.
+"""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,14 +17,27 @@ from tests.golden.ways import ALGORITHMS, RECORDS, machine, measured
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 RECORDED = json.loads(RECORDS.read_text())
+ROUNDING = {"kl_old", "kl_engine", "logprob_gap_max", "sync_gap", "packing_gap_gradients", "packing_gap_logprobs"}
+"""Measures of how far two ways of computing the same are apart."""
+
+
+def first_step(outcome: Any) -> dict[str, Any]:
+    (row,) = [row for row in outcome["rows"] if row.get("step") == 1]
+    return {name: value for name, value in row.items() if name not in ROUNDING}
 
 
 def test_every_way_has_a_record() -> None:
     assert set(RECORDED["ways"]) == set(ALGORITHMS)
 
 
-@pytest.mark.skipif(RECORDED["machine"] != machine(), reason=f"recorded with {RECORDED['machine']}, not {machine()}")
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_its_steps_are_those_that_were_recorded(name: str, tmp_path: Path) -> None:
-    found = json.loads(json.dumps(measured(name, tmp_path)))
-    assert found == RECORDED["ways"][name]
+    found, recorded = json.loads(json.dumps(measured(name, tmp_path))), RECORDED["ways"][name]
+    if machine() == RECORDED["machine"]:
+        assert found == recorded
+        return
+    now, then = first_step(found), first_step(recorded)
+    numbers = {name for name, value in then.items() if isinstance(value, float)}
+    assert now.keys() == then.keys()
+    assert {n: now[n] for n in numbers} == pytest.approx({n: then[n] for n in numbers}, rel=1e-3, abs=1e-5)
+    assert {n: v for n, v in now.items() if n not in numbers} == {n: v for n, v in then.items() if n not in numbers}

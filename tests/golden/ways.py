@@ -68,7 +68,7 @@ ALGORITHMS = {
     "entropy": "GRPO(entropy_coef=0.01, update_epochs=2, minibatches=2)",
     "guard against jumps": "GRPO(max_kl=1e-4, minibatches=2)",
     "replay": "GRPO(replay=1, replay_size=8)",
-    "correction": "GRPO(correction='tokens', correction_veto=1e-4, replay=1, replay_size=8)",
+    "correction": "GRPO(correction='token', correction_veto=1e-4, replay=1, replay_size=8)",
     "truncated sampling": "GRPO(top_p=0.9, filter_replay=True)",
     "schedule": "GRPO(schedule='cosine', warmup_steps=1, weight_decay=0.1, max_grad_norm=0.1)",
     "measures": "GRPO(check_packing_every=1, gradient_noise_every=1, minibatches=2)",
@@ -161,7 +161,12 @@ def _checksum(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def machine() -> str:
     """What bits depend on besides our code."""
-    return f"torch {torch.__version__.partition('+')[0]}, {torch.backends.cpu.get_cpu_capability()}"
+    cpu = Path("/proc/cpuinfo")
+    about = dict(line.split(":", 1) for line in cpu.read_text().splitlines() if ":" in line) if cpu.exists() else {}
+    kind = {name.strip(): value.strip() for name, value in about.items()}
+    known = [kind.get(name, "?") for name in ("vendor_id", "cpu family", "model", "stepping")]
+    version, units = torch.__version__.partition("+")[0], torch.backends.cpu.get_cpu_capability()
+    return f"torch {version}, {units}, {' '.join(known)}"
 
 
 def measured(name: str, folder: Path) -> dict[str, Any]:

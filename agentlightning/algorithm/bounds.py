@@ -1,0 +1,94 @@
+"""What stands beside a setting in `Annotated[…]`: the bounds of a number, and what the setting needs to play a part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le
+
+from agentlightning.arguments import Needs
+from agentlightning.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the annotations of a setting say of it."""
+
+    type: Any
+    default: Any
+    bounds: Sequence[Ge | Gt | Le] = ()
+    needs: Needs | None = None
+
+
+@cache
+def settings_of(kind: type[Any]) -> dict[str, Setting]:
+    """The settings of an algorithm, or of a part, by name. Where a class gives a setting another default, what the one
+    below it says of bounds stays."""
+    plain = get_type_hints(kind)
+    hints = [get_type_hints(base, include_extras=True) for base in kind.__mro__ if is_dataclass(base)]
+    found: dict[str, Setting] = {}
+    for f in fields(kind):
+        metadata = next((m for one in hints if (m := _metadata(one.get(f.name)))), [])
+        bounds = [m for m in metadata if isinstance(m, Ge | Gt | Le)]
+        needs = next((m for m in metadata if isinstance(m, Needs)), None)
+        found[f.name] = Setting(plain[f.name], f.default, bounds, needs)
+    return found
+
+
+def _metadata(hint: Any) -> list[Any]:
+    """What stands beside a type in `Annotated`, and beside those of a union."""
+    own = [*hint.__metadata__] if hasattr(hint, "__metadata__") else []
+    inner = get_args(hint)[:1] if own else get_args(hint) if get_origin(hint) in (Union, UnionType) else ()
+    return [*own, *(m for one in inner for m in _metadata(one))]
+
+
+def refuse_out_of_bounds(settings: Any) -> None:
+    """Raises ConfigError for the first setting that is no number, or outside its bounds."""
+    for name, setting in settings_of(type(settings)).items():
+        value = getattr(settings, name)
+        if setting.bounds and not (value is None and type(None) in get_args(setting.type)):
+            _check(name, value, setting)
+
+
+def refuse_unused(settings: Any) -> None:
+    """Raises ConfigError for the first setting that was changed and plays no part."""
+    for name, setting in settings_of(type(settings)).items():
+        needs, value = setting.needs, getattr(settings, name)
+        if needs is not None and value != setting.default and not needs.used(settings):
+            raise ConfigError(f"{name}={value!r} has no effect here: it needs {needs.words}. Leave it out otherwise.")
+
+
+def _check(name: str, value: Any, setting: Setting) -> None:
+    whole = int in (setting.type, *get_args(setting.type)) and float not in get_args(setting.type)
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if whole and number != int(number if math.isfinite(number) else 0):
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number.")
+    if not math.isfinite(number) or not all(_within(number, bound) for bound in setting.bounds):
+        said = " and ".join(_words(bound, whole=whole) for bound in setting.bounds)
+        unset = " (or None)" if setting.default is None else ""
+        raise ConfigError(f"{name} is {value!r}; it must be a number {said}{unset}.")
+
+
+def _within(number: float, bound: Ge | Gt | Le) -> bool:
+    match bound:
+        case Ge():
+            return number >= bound.ge  # pyright: ignore[reportOperatorIssue]
+        case Gt():
+            return number > bound.gt  # pyright: ignore[reportOperatorIssue]
+        case Le():
+            return number <= bound.le  # pyright: ignore[reportOperatorIssue]
+
+
+def _words(bound: Ge | Gt | Le, *, whole: bool) -> str:
+    match bound:
+        case Ge():
+            return f"at least {bound.ge:g}"
+        case Gt():
+            return "at least 1" if whole and bound.gt == 0 else f"above {bound.gt:g}"
+        case Le():
+            return f"at most {bound.le:g}"

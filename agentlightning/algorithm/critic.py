@@ -1,0 +1,45 @@
+"""The critic of PPO: what it expects before each token is what returns are compared with (`modes`: gae, token_gae)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from agentlightning.algorithm.credit import explained_variance
+from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
+from agentlightning.learner.base import Learner
+from agentlightning.types.arrays import np
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticValues(Part):
+    """Present where the way of credit compares with a critic."""
+
+    name = "critic"
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        return cls() if settings.credit_mode.critic else None
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _Expectations(policy.learner)
+
+
+class _Expectations(PolicyHooks):
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+
+    async def before_credit(self, update: Update) -> None:
+        for one in update.compared:
+            update.values |= one.by_call(await self._learner.values(one.batch))
+
+    async def after_credit(self, update: Update) -> None:
+        update.metrics["explained_variance"] = explained_variance(update.batches, update.values)
+
+    async def after_update(self, update: Update, done: Sequence[Updated]) -> None:
+        if losses := [one.step.metrics["critic_loss"] for one in done if "critic_loss" in one.step.metrics]:
+            update.metrics["critic_loss"] = float(np.mean(losses))

@@ -1,0 +1,207 @@
+"""The parts of training runs, in the order in which their hooks are called. A feature is a file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agentlightning.algorithm.asynchronous import Sampled
+from agentlightning.algorithm.baselines import MovingBaseline
+from agentlightning.algorithm.checkpoint_copy import Copies
+from agentlightning.algorithm.correction import Correction
+from agentlightning.algorithm.critic import CriticValues
+from agentlightning.algorithm.curriculum import DrawnTasks
+from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.gradient_noise import GradientNoise
+from agentlightning.algorithm.league import League
+from agentlightning.algorithm.overlong import Overlong
+from agentlightning.algorithm.packing_check import PackingComparison
+from agentlightning.algorithm.part import (
+    Minibatch,
+    Part,
+    PolicyHooks,
+    PolicyScope,
+    RunHooks,
+    RunScope,
+    State,
+    Update,
+    Updated,
+)
+from agentlightning.algorithm.preflight import Checks
+from agentlightning.algorithm.reference import Reference
+from agentlightning.algorithm.replay import Replay
+from agentlightning.algorithm.routing import ReplayedRouting
+from agentlightning.algorithm.scales import Scales
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.algorithm.sync_check import Agreement
+from agentlightning.algorithm.teacher import Teacher
+from agentlightning.errors import ConfigError
+from agentlightning.learner.base import LossConfig, PassResult
+from agentlightning.learner.packing import CreditedCall
+
+T = TypeVar("T")
+
+PARTS: tuple[type[Part], ...] = (
+    # whom rollouts play, which tasks they have
+    DrawnTasks,
+    League,
+    Checks,
+    Replay,
+    # before credit: rewards, then what they are compared with
+    Scales,
+    CriticValues,
+    Reference,
+    Teacher,
+    MovingBaseline,
+    # after credit
+    Overlong,
+    PackingComparison,
+    GradientNoise,
+    # passes
+    Correction,
+    ReplayedRouting,
+    # after the passes, and after publication
+    Agreement,
+    Copies,
+)
+
+
+def check_parts(parts: Sequence[Part]) -> None:
+    """Raises ConfigError for a user's part that is none, or has the name of another one."""
+    names = {kind.name for kind in PARTS}
+    for part in parts:
+        if not isinstance(part, Part):
+            raise ConfigError(
+                f"parts has {part!r}; it takes objects of classes that inherit from agl.Part, which only a script can "
+                "give."
+            )
+        if part.name in names:
+            raise ConfigError(f"parts has a second one called {part.name!r}; give its class another `name`.")
+        names.add(part.name)
+
+
+def parts_of(settings: TrainingSettings) -> list[Part]:
+    """Those that the settings ask for, and the user's own."""
+    return [*(part for kind in PARTS if (part := kind.of(settings)) is not None), *settings.parts]
+
+
+class PartsOfRun(RunHooks):
+    """The hooks of all parts in a run, called one after the other."""
+
+    def __init__(self, run: RunScope) -> None:
+        made = {part.name: part.in_run(run) for part in parts_of(run.settings)}
+        self._hooks = {name: hooks for name, hooks in made.items() if hooks is not None}
+        self._all = list(self._hooks.values())
+
+    async def load(self, state: Mapping[str, State]) -> None:
+        """`state`: by the parts' names. What is missing there stays as it is."""
+        for name, hooks in self._hooks.items():
+            if name in state:
+                await hooks.load(state[name])
+
+    def state(self) -> dict[str, State]:
+        return {name: state for name, hooks in self._hooks.items() if (state := hooks.state()) is not None}
+
+    def choose(self, position: int, count: int, besides: Sequence[int]) -> list[int] | None:
+        return _first(hooks.choose(position, count, besides) for hooks in self._all)
+
+    def metadata(self, step: int, group: int) -> dict[str, Any]:
+        return _merged(hooks.metadata(step, group) for hooks in self._all)
+
+    def validation_metadata(self) -> dict[str, Any]:
+        return _merged(hooks.validation_metadata() for hooks in self._all)
+
+    def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
+        for hooks in self._all:
+            hooks.sampled(groups)
+
+    def check(self, sampled: Sampled) -> None:
+        for hooks in self._all:
+            hooks.check(sampled)
+
+    def again(self, step: int) -> list[Episode]:
+        return [episode for hooks in self._all for episode in hooks.again(step)]
+
+    def learned(self, sampled: Sampled, again: Sequence[Episode]) -> dict[str, Any]:
+        return _merged(hooks.learned(sampled, again) for hooks in self._all)
+
+    async def published(self, step: int, versions: Mapping[str, int], episodes: Sequence[Episode]) -> dict[str, Any]:
+        return _merged([await hooks.published(step, versions, episodes) for hooks in self._all])
+
+    def measure(self, sampled: Sampled) -> dict[str, Any]:
+        return _merged(hooks.measure(sampled) for hooks in self._all)
+
+    def after_step(self, metrics: Mapping[str, Any]) -> None:
+        for hooks in self._all:
+            hooks.after_step(metrics)
+
+    @property
+    def ends_run(self) -> bool:
+        return any(hooks.ends_run for hooks in self._all)
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        return any(hooks.needs_checkpoint for hooks in self._all)
+
+    async def saved(self, run_dir: Path, step: int) -> None:
+        for hooks in self._all:
+            await hooks.saved(run_dir, step)
+
+
+class PartsOfPolicy(PolicyHooks):
+    """The hooks of all parts in a policy's updates, called one after the other."""
+
+    def __init__(self, policy: PolicyScope) -> None:
+        made = {part.name: part.in_policy(policy) for part in parts_of(policy.settings)}
+        self._hooks = {name: hooks for name, hooks in made.items() if hooks is not None}
+        self._all = list(self._hooks.values())
+
+    async def load(self, state: Mapping[str, State]) -> None:
+        """`state`: by the parts' names. What is missing there stays as it is."""
+        for name, hooks in self._hooks.items():
+            if name in state:
+                await hooks.load(state[name])
+
+    def state(self) -> dict[str, State]:
+        return {name: state for name, hooks in self._hooks.items() if (state := hooks.state()) is not None}
+
+    async def before_credit(self, update: Update) -> None:
+        for hooks in self._all:
+            await hooks.before_credit(update)
+
+    async def after_credit(self, update: Update) -> None:
+        for hooks in self._all:
+            await hooks.after_credit(update)
+
+    def sections(self, update: Update, batch: Sequence[CreditedCall]) -> Sequence[Sequence[CreditedCall]] | None:
+        return _first(hooks.sections(update, batch) for hooks in self._all)
+
+    async def packed(self, update: Update) -> None:
+        for hooks in self._all:
+            await hooks.packed(update)
+
+    def loss(self, loss: LossConfig) -> LossConfig:
+        for hooks in self._all:
+            loss = hooks.loss(loss)
+        return loss
+
+    async def after_section(self, share: float) -> None:
+        for hooks in self._all:
+            await hooks.after_section(share)
+
+    def after_pass(self, update: Update, minibatch: Minibatch, passed: PassResult) -> None:
+        for hooks in self._all:
+            hooks.after_pass(update, minibatch, passed)
+
+    async def after_update(self, update: Update, done: Sequence[Updated]) -> None:
+        for hooks in self._all:
+            await hooks.after_update(update, done)
+
+
+def _first(found: Iterable[T | None]) -> T | None:
+    return next((one for one in found if one is not None), None)
+
+
+def _merged(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for one in found for name, value in one.items()}

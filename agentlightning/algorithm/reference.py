@@ -1,0 +1,102 @@
+"""The model that the policy is kept near: a penalty for leaving it, in the loss or in the reward, and how it follows.
+
+In the reward the divergence is k1's estimate, log π − log π_ref summed over a call's tokens. With a target the weight
+of the penalty rises and falls by a proportional controller in log space: β ← β (1 + 0.1 e), e = KL / target − 1 within
+±0.2 (Ziegler et al., arXiv 1909.08593, section 2.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import msgspec
+
+from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated, refuse_below_zero
+from agentlightning.algorithm.weights import mean_gap
+from agentlightning.errors import ConfigError
+from agentlightning.learner.base import LossConfig, MovesReference
+from agentlightning.types.arrays import Float32Array
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(Part):
+    """How far the policy may go from the model that the run started from."""
+
+    coef: float = 0.0
+    where: Literal["loss", "reward"] = "loss"
+    target: float | None = None
+    every: int | None = None
+    share: float = 1.0
+
+    @classmethod
+    def of(cls, settings: TrainingSettings) -> Self | None:
+        s = settings
+        if s.kl_coef == 0 and s.reference_every is None:
+            return None
+        return cls(coef=s.kl_coef, where=s.kl_in, target=s.kl_target, every=s.reference_every, share=s.reference_share)
+
+    @classmethod
+    def check(cls, settings: TrainingSettings) -> None:
+        s = settings
+        penalises = bool(s.kl_coef) and s.kl_in == "reward"
+        refuse_below_zero(s, "a penalty for leaving the reference", "kl_in='reward'", given=penalises)
+        if (s.kl_coef or s.loss_spec.reference) and any(s.adapters.values()):
+            raise ConfigError(
+                "Policies that go on from adapters would be compared with the base model, not with what they began as. "
+                "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
+            )
+        if s.reference_every is not None and s.ranks > 1:
+            raise ConfigError("The reference of a learner over ranks stays: leave reference_every or ranks out.")
+        if s.reference_every is not None and s.adapters:
+            raise ConfigError("A reference that follows the policy is for one policy: leave policies and league out.")
+
+    def in_policy(self, policy: PolicyScope) -> PolicyHooks:
+        return _Divergence(self, policy)
+
+
+class _Divergence(PolicyHooks):
+    def __init__(self, part: Reference, policy: PolicyScope) -> None:
+        self._part = part
+        self._learner = policy.learner
+        self._coef = part.coef
+        self._steps = 0
+
+    async def load(self, state: Mapping[str, Any]) -> None:
+        self._coef = state.get("coef", self._coef)
+        self._steps = state.get("steps", self._steps)
+
+    def state(self) -> dict[str, Any]:
+        return {"coef": self._coef, "steps": self._steps}
+
+    async def before_credit(self, update: Update) -> None:
+        if not self._part.coef or self._part.where != "reward":
+            return
+        gaps: list[Float32Array] = []
+        for one in update.compared:
+            own_E = await update.own_logprobs(one.batch)
+            gaps.append(own_E - await self._learner.forward(one.batch, reference=True))
+            penalties = {call: -self._coef * float(gap.sum()) for call, gap in one.by_call(gaps[-1]).items()}
+            update.add_bonuses(penalties)
+        if gaps:
+            update.metrics["kl_reference"] = mean_gap(gaps)
+
+    def loss(self, loss: LossConfig) -> LossConfig:
+        return msgspec.structs.replace(loss, kl_coef=self._coef) if loss.kl_coef else loss
+
+    async def after_update(self, update: Update, done: Sequence[Updated]) -> None:
+        if (target := self._part.target) is not None:
+            update.metrics["kl_coef"] = self._coef
+            if (kl := update.metrics.get("kl_reference")) is not None:
+                self._coef *= 1 + 0.1 * min(max(kl / target - 1, -0.2), 0.2)
+        self._steps += 1
+        every = self._part.every
+        if every is None or self._steps % every:
+            return
+        if not isinstance(self._learner, MovesReference):
+            raise ConfigError("This backend's reference cannot follow the policy. Leave reference_every out.")
+        await self._learner.move_reference(self._part.share)
