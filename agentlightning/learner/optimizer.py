@@ -103,6 +103,10 @@ class Optimizer:
     def load(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError for a state of other parameters."""
         adamw = state["adamw"]
+        for number, one in adamw["state"].items():
+            shapes = {tuple(one[name].shape) for name in ("exp_avg", "exp_avg_sq")}
+            if shapes != {tuple(self._stepped[number].shape)} or not all(one[n].is_floating_point() for n in one):
+                raise ValueError(f"moments of the shapes {sorted(shapes)}")
         moments = {n: {k: spread(v, self._stepped[n]) for k, v in one.items()} for n, one in adamw["state"].items()}
         self._adamw.load_state_dict({**adamw, "state": moments})
         with torch.no_grad():

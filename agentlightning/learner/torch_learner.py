@@ -37,6 +37,7 @@ from agentlightning.learner.policy import Policy, load_model, refuse_other_token
 from agentlightning.learner.reference import move, paired, put
 from agentlightning.learner.routing import RoutingReplay
 from agentlightning.learner.trial import relative_error, tolerance, try_trees, why_not, worst_error
+from agentlightning.models.weights import older_than
 from agentlightning.types.call import Float32Array
 
 logger = logging.getLogger(__name__)
@@ -237,13 +238,14 @@ class TorchLearner:
     def load_state(self, path: str | Path) -> None:
         """What `save_state` wrote, onto a policy loaded from the weights exported with it."""
         place = "cpu" if self.options.offload else self.policy.device
-        state = torch.load(Path(path) / STATE_FILE, map_location=place, weights_only=True)
+        state = _read_state(Path(path) / STATE_FILE, place)
         try:
             self._optimizer.load(state["optimizer"])
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"The optimiser's state in {path} is of other parameters than those in training ({error}). Resume with "
                 "the settings that the run began with, or start a new run from the checkpoint's model."
+                f"{_older(Path(path))}"
             ) from error
         if self._critic is not None and "critic" in state:
             self._critic.load(state["critic"])
@@ -329,3 +331,21 @@ class TorchLearner:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.tensor(array, device=self.policy.device)
+
+
+def _read_state(file: Path, place: Any) -> dict[str, Any]:
+    """Raises ConfigError, which names an older checkpoint that is whole, for a file that no `save_state` wrote."""
+    try:
+        state = torch.load(file, map_location=place, weights_only=True)
+        if isinstance(state, dict) and {"optimizer", "version"} <= state.keys():
+            return state
+        words = "it holds something else"
+    except Exception as error:  # of zip files, pickles, tensors and disks: whatever a damaged one raises
+        words = str(error).partition("\n")[0][:200]
+    raise ConfigError(f"The optimiser's state in {file} cannot be read: {words}.{_older(file)}")
+
+
+def _older(place: Path) -> str:
+    """The older checkpoint to go on from, where the place is in one."""
+    checkpoint = next((p for p in (place, *place.parents) if (p / "checkpoint.json").is_file()), None)
+    return "" if checkpoint is None else f" {older_than(checkpoint, resuming=True)} Name it with --resume."

@@ -64,13 +64,17 @@ def damage_of_checkpoint(checkpoint: Path, *, resuming: bool = False) -> str | N
     words = _damage(checkpoint, resuming)
     if words is None:
         return None
+    return f"The checkpoint {checkpoint} is not whole: {words}. {older_than(checkpoint, resuming=resuming)}"
+
+
+def older_than(checkpoint: Path, *, resuming: bool) -> str:
+    """A sentence that names the newest older checkpoint that is whole."""
     older = [
         written.parent
         for written in sorted(checkpoint.parent.glob("step-*/checkpoint.json"))
         if written.parent.name < checkpoint.name and _damage(written.parent, resuming) is None
     ]
-    way = f"An older one is whole: {older[-1]}" if older else "No older one is whole: begin a new run"
-    return f"The checkpoint {checkpoint} is not whole: {words}. {way}."
+    return f"An older one is whole: {older[-1]}." if older else "No older one is whole: begin a new run."
 
 
 def _damage(checkpoint: Path, resuming: bool) -> str | None:
