@@ -33,8 +33,10 @@ _BY_NAME = {
 def validate(settings: TrainingSettings) -> None:
     """Raises ConfigError for the first thing that is wrong."""
     if not settings.model or not isinstance(settings.model, str | PathLike):
+        known = isinstance(settings.model, str | int | float | None)
+        shown = repr(settings.model) if known else f"an object of the class {type(settings.model).__name__}"
         raise ConfigError(
-            f"model is {settings.model!r}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
+            f"model is {shown}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
             "which ships with the package."
         )
     _refuse_other_types(settings)

@@ -113,6 +113,14 @@ def test_what_is_at_odds_is_refused(algorithm: Any, settings: dict[str, Any], ca
         algorithm(model="calc", **settings)
 
 
+@pytest.mark.parametrize(
+    ("model", "shown"), [("", "''"), (None, "None"), ({"a": [0] * 999}, "an object of the class dict")]
+)
+def test_what_is_no_model_is_named_in_few_words(model: Any, shown: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model is {shown}; give a directory"):
+        agl.GRPO(model=model)
+
+
 def test_a_name_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'learning_rat'. Did you mean learning_rate\?"):
         agl.GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
