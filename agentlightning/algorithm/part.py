@@ -7,11 +7,11 @@ for is not there. Parts of your own: `GRPO(…, parts=[MyPart()])`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.episode import Episode
@@ -23,6 +23,7 @@ from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
 from agentlightning.metrics import Reporter
 from agentlightning.types import Dataset
 from agentlightning.types.arrays import Float32Array, np
+from agentlightning.types.finding import Finding
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.asynchronous import Sampled
@@ -30,6 +31,25 @@ if TYPE_CHECKING:
 
 State = Any
 """What a hook keeps in checkpoints: anything that JSON can hold. None: nothing."""
+
+
+class RunRecord(Protocol):
+    """What a store has of a run, as `agl why` reads it."""
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """By name, as JSON values."""
+        ...
+
+    @property
+    def steps(self) -> Sequence[Mapping[str, Any]]:
+        """The metrics of each step, in order."""
+        ...
+
+    @property
+    def episodes(self) -> Sequence[Episode]:
+        """The last rollouts."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +297,11 @@ class Part:
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
         """Raises ConfigError for settings that the feature does not go together with."""
+
+    @classmethod
+    def findings(cls, record: RunRecord) -> Iterable[Finding]:
+        """What `agl why` says of a run because of this feature."""
+        return ()
 
     def in_run(self, run: RunScope) -> RunHooks | None:
         """What it does in a run, with state of its own for each."""

@@ -36,6 +36,7 @@ from agentlightning.algorithm.scales import Scales
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.sync_check import Agreement
 from agentlightning.algorithm.teacher import Teacher
+from agentlightning.algorithm.watched import Watched
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, PassResult
 from agentlightning.learner.packing import CreditedCall
@@ -48,6 +49,7 @@ PARTS: tuple[type[Part], ...] = (
     League,
     Checks,
     Replay,
+    Watched,
     # before credit: rewards, then what they are compared with
     Scales,
     CriticValues,

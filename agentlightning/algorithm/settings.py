@@ -202,6 +202,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     """… and one that comes closer than this to them earns less in proportion."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
+    watched_parts: Sequence[str] = ()
+    """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
     reward_scale: Annotated[RewardScale, _SCALE] = "none"
     """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
     outweighs the others by its scale."""

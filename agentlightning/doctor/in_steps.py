@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from agentlightning.algorithm.parts import PARTS
 from agentlightning.algorithm.trend import FALSE_ALARMS, Validated, has_overfitted, has_risen
 from agentlightning.algorithm.verdicts import CLIPPED, WATCHED_STEPS, fallen, may_stand_still, not_risen
 from agentlightning.doctor.evidence import Evidence
@@ -49,6 +50,8 @@ def step_findings(evidence: Evidence) -> Iterator[Finding]:
         _gap,
     ):
         yield from check(evidence)
+    for kind in PARTS:
+        yield from kind.findings(evidence)
     yield from _gradient(evidence)
     yield from _noise(evidence)
 

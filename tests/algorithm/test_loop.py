@@ -73,11 +73,12 @@ async def run(
     *,
     stopped: bool = False,
     resume: Path | None = None,
+    console: SilentConsole | None = None,
 ) -> CountingLearner:
     backend = CountingBackend()
     store, reporter = (
         InMemoryLightningStore(),
-        Reporter(JsonlSink(tmp_path / "m.jsonl", 3 if resume else 0), SilentConsole()),
+        Reporter(JsonlSink(tmp_path / "m.jsonl", 3 if resume else 0), console or SilentConsole()),
     )
     algorithm.attach(
         TrainingContext(store=store, run_dir=tmp_path, reporter=reporter, backend=backend, resume_from=resume)
