@@ -290,7 +290,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             self._derive(policies=self.policies or (PLAYER,), frozen=self.frozen or START)
         _ = self.adapters  # are they names?
         check_backend(self.backend, self.backend_options)
-        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use}, parts=tuple(self.parts))
+        self._derive(outcome_use={**OUTCOME_USE, **self.outcome_use})
+        for name in ("parts", "watched_parts"):  # lists, where they were read from a file
+            if isinstance(value := getattr(self, name), list):
+                self._derive(**{name: tuple(value)})
 
     def _derive(self, **settings: Any) -> None:
         """Fill in what follows from other settings; while the object is made and never after."""

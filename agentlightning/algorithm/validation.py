@@ -22,6 +22,8 @@ from agentlightning.learner.base import DTYPES
 from agentlightning.learner.catalog import LOSSES, check_loss
 from agentlightning.types import Outcome, RolloutConfig
 
+LONGEST_SHOWN = 60
+"""Characters of a value that is wrong; of a longer one its class is named."""
 _BY_NAME = {
     "reward_weights": "{'correct': 1.0, 'short': 0.1}",
     "outcome_use": "{'timeout': 'zero'}",
@@ -33,8 +35,9 @@ _BY_NAME = {
 def validate(settings: TrainingSettings) -> None:
     """Raises ConfigError for the first thing that is wrong."""
     if not settings.model or not isinstance(settings.model, str | PathLike):
-        known = isinstance(settings.model, str | int | float | None)
-        shown = repr(settings.model) if known else f"an object of the class {type(settings.model).__name__}"
+        shown = repr(settings.model)
+        if len(shown) > LONGEST_SHOWN:
+            shown = f"an object of the class {type(settings.model).__name__}"
         raise ConfigError(
             f"model is {shown}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
             "which ships with the package."

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from agentlightning import doctor
-from agentlightning.algorithm import verdicts
+from agentlightning import algorithm, doctor
 from agentlightning.doctor.breaks import ADVICE
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +29,7 @@ def codes_in(source: str) -> Iterator[str]:
 
 
 def test_every_code_is_explained() -> None:
-    files = [*Path(doctor.__file__).parent.glob("*.py"), Path(verdicts.__file__)]
+    files = [file for package in (doctor, algorithm) for file in Path(package.__file__).parent.glob("*.py")]
     made = {code for file in files for code in codes_in(file.read_text())}
     made |= {f"prefix_break_{cause}" for cause in ADVICE}
     text = (ROOT / "docs" / "diagnosis.md").read_text()

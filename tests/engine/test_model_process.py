@@ -182,8 +182,10 @@ async def test_errors_arrive_as_what_they_are(process: ModelProcess, tmp_path: P
         await sample(process, random_ids(600, 1))
     with pytest.raises(ConfigError, match="temperature"):
         await sample(process, random_ids(6, 1), temperature=-1.0)
-    with pytest.raises(EngineError, match="LoadState failed"):
+    with pytest.raises(ConfigError, match=r"optimiser's state in .* cannot be read"):
         await process.load_state(str(tmp_path / "nothing"))
+    with pytest.raises(EngineError, match="Export failed"):
+        await process.export("/proc/nothing")
     assert len((await sample(process, random_ids(6, 1))).ids) > 0
 
 
