@@ -146,7 +146,7 @@ def read_checkpoint(checkpoint: Path) -> CheckpointInfo:
     """Raises ConfigError for a directory that is no (whole) checkpoint."""
     try:
         return info_from(json.loads((checkpoint / CHECKPOINT_FILE).read_text()))
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{checkpoint} is not a whole checkpoint ({error}). Checkpoints lie in <run>/checkpoints/step-…"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,13 +98,10 @@ class PartsOfRun(RunHooks):
         self._all = list(self._hooks.values())
 
     async def load(self, state: Mapping[str, State]) -> None:
-        """`state`: by the parts' names. What is missing there stays as it is."""
-        for name, hooks in self._hooks.items():
-            if name in state:
-                await hooks.load(state[name])
+        await _load(self._hooks, state)
 
     def state(self) -> dict[str, State]:
-        return {name: state for name, hooks in self._hooks.items() if (state := hooks.state()) is not None}
+        return _states(self._hooks)
 
     def choose(self, position: int, count: int, besides: Sequence[int]) -> list[int] | None:
         return _first(hooks.choose(position, count, besides) for hooks in self._all)
@@ -160,13 +158,10 @@ class PartsOfPolicy(PolicyHooks):
         self._all = list(self._hooks.values())
 
     async def load(self, state: Mapping[str, State]) -> None:
-        """`state`: by the parts' names. What is missing there stays as it is."""
-        for name, hooks in self._hooks.items():
-            if name in state:
-                await hooks.load(state[name])
+        await _load(self._hooks, state)
 
     def state(self) -> dict[str, State]:
-        return {name: state for name, hooks in self._hooks.items() if (state := hooks.state()) is not None}
+        return _states(self._hooks)
 
     async def before_credit(self, update: Update) -> None:
         for hooks in self._all:
@@ -199,6 +194,27 @@ class PartsOfPolicy(PolicyHooks):
     async def after_update(self, update: Update, done: Sequence[Updated]) -> None:
         for hooks in self._all:
             await hooks.after_update(update, done)
+
+
+async def _load(hooks: Mapping[str, RunHooks] | Mapping[str, PolicyHooks], state: Mapping[str, State]) -> None:
+    """`state`: by the parts' names. A part that is missing there stays as it is."""
+    for name, one in hooks.items():
+        if name in state:
+            await one.load(state[name])
+
+
+def _states(hooks: Mapping[str, RunHooks] | Mapping[str, PolicyHooks]) -> dict[str, State]:
+    """By the parts' names. Raises ConfigError for what a checkpoint cannot keep."""
+    found = {name: state for name, one in hooks.items() if (state := one.state()) is not None}
+    for name, state in found.items():
+        try:
+            json.dumps(state)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"The state of the part '{name}' cannot be kept in a checkpoint: {error}. Let its state() return what "
+                "JSON holds: numbers, texts, lists, dicts by name."
+            ) from error
+    return found
 
 
 def _first(found: Iterable[T | None]) -> T | None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 BEST = 5
 """So many of the best-paid rollouts are named, to be read."""
+SHOWN = 8
+"""And so many of the parts that there are; agents name them."""
 
 
 def audit(name: str, rewards: Sequence[float], watched: Sequence[float], best: Sequence[str]) -> Finding | None:
@@ -121,7 +123,7 @@ class _Watching(RunHooks):
     def _say_absent(self, name: str, parts: Sequence[str]) -> None:
         if name not in self._said:
             self._said.add(name)
-            known = f"They have: {', '.join(parts)}." if parts else "They have no named parts."
+            known = f"They have: {', '.join(parts[:SHOWN])}." if parts else "They have no named parts."
             self._reporter.warn(
                 f"No rollout's reward has the part '{name}' of watched_parts. {known} An agent names parts: "
                 f"agl.emit_reward({{'right': 1.0, '{name}': 0.5}}, primary_key='right')."

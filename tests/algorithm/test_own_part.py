@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.checkpoint import info_from, list_checkpoints, read_checkpoint
+from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, info_from, list_checkpoints, read_checkpoint
 from agentlightning.algorithm.parts import PARTS
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
@@ -65,6 +66,25 @@ async def test_what_it_pays_is_learned(brevity: Any) -> None:
     episodes = [episode("g", [(0.0, 0)], tokens=(n,), name=f"{n}") for n in (1, 3)]
     await Updater(settings, learner, Reporter()).learn(episodes, 0.1)
     assert sorted({*learner.batches[0].advantages_E.tolist()}) == [-0.25, 0.25]
+
+
+async def test_a_state_that_no_checkpoint_can_keep_names_its_part(brevity: Any, tmp_path: Path) -> None:
+    part = brevity(keep=1.0)
+    settings = Recorded(steps=1, parts=[part])
+    updater = Updater(settings, cast(Any, CountingLearner()), Reporter())
+    await updater.parts.load({"brevity": object()})
+    with pytest.raises(ConfigError, match="The state of the part 'brevity' cannot be kept"):
+        updater.parts.state()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"learning": []}, {"learning": {"policy": 3}}, {"parts": 5}, {"league": 1, "parts": []}]
+)
+def test_a_checkpoint_of_another_form_is_no_whole_one(wrong: dict[str, Any], tmp_path: Path) -> None:
+    about = {"step": 1, "base_model": "calc", "seed": 0, **wrong}
+    (tmp_path / CHECKPOINT_FILE).write_text(json.dumps(about))
+    with pytest.raises(ConfigError, match="is not a whole checkpoint"):
+        read_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("named", [kind.name for kind in PARTS])
