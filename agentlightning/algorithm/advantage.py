@@ -43,6 +43,9 @@ class Estimator:
     """How many siblings it needs, where it compares them."""
     from_zero: bool = False
     """It divides by the mean of the rewards, so none may be below 0."""
+    decoupled: bool = False
+    """Each named part of a reward is compared by itself. The results are added up by `reward_weights`, and divided by
+    their deviation over the step."""
 
     @property
     def name(self) -> str:
@@ -70,15 +73,24 @@ def estimator(
     pairs: bool = False,
     whitens: bool = False,
     from_zero: bool = False,
+    decoupled: bool = False,
 ) -> Callable[[Compute], Estimator]:
     """Decorator: makes an `Estimator` of a function. See there for what can be needed."""
-    return lambda compute: Estimator(compute, siblings, selects, pairs, whitens, from_zero=from_zero)
+    return lambda compute: Estimator(
+        compute, siblings, selects, pairs, whitens, from_zero=from_zero, decoupled=decoupled
+    )
 
 
 @estimator()
 def grpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
     """(r − mean) / std within a group: GRPO (Shao et al., arXiv 2402.03300, section 4.1.2)."""
     return _per_group(returns_U, groups_U, counts_U, lambda r: (r - r.mean()) / r.std())
+
+
+@estimator(decoupled=True)
+def gdpo(returns_U: Float32Array, groups_U: Int32Array, counts_U: np.ndarray) -> Float32Array:
+    """(r − mean) / std of each part of a reward within a group: GDPO (Liu et al., arXiv 2601.05242; `gdpo.py`)."""
+    return grpo(returns_U, groups_U, counts_U)
 
 
 @estimator()
@@ -175,6 +187,7 @@ ADVANTAGES: dict[str, Estimator] = {
     "best": best,
     "best_and_worst": best_and_worst,
     "drgrpo": drgrpo,
+    "gdpo": gdpo,
     "grpo": grpo,
     "maxrl": maxrl,
     "pass@2": pass_at(2),

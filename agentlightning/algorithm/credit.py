@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from agentlightning.algorithm.advantage import drgrpo, reinforce_pp
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.gdpo import added, by_part, looked_at
 from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
 from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
@@ -39,7 +40,7 @@ def credit(
     are learned as they are, or their log-probs are over what the filter kept.
     """
     units = make_units(episodes, rule, bonuses or {})
-    assigned, estimator = _assign(units, rule, values or {}), rule.estimator
+    assigned, estimator = _worth(units, episodes, rule, values or {}, bonuses or {}), rule.estimator
     if estimator.selects and not rule.keep_flat:
         units = [u if _any(a) else replace(u, counts=False) for u, a in zip(units, assigned.advantages, strict=True)]
     groups_R = group_numbers(episodes)
@@ -84,15 +85,19 @@ def refuse_rewards_below_zero(rule: CreditRule, episodes: Sequence[Episode]) -> 
 def groups_that_differ(episodes: Sequence[Episode], rule: CreditRule) -> set[Hashable]:
     """The groups, by their name in the metadata, whose siblings earned differently, as `rule` hands rewards out.
 
-    A rule that compares no siblings compares the whole step: then these are the groups off its mean.
+    A rule that compares no siblings compares the whole step: then these are the groups off its mean. Where parts of a
+    reward are compared by themselves, siblings differ if they differ in one of them.
     """
     compares = CREDIT_MODES[rule.mode].compares
     alone = not compares or not rule.estimator.siblings
     plain = replace(rule, mode=rule.mode if compares else "return_to_go", advantage=reinforce_pp if alone else drgrpo)
-    units = make_units(episodes, rule, {})
-    found = _assign(units, plain, {}).advantages
     names = [episode.rollout.metadata.get("group") for episode in episodes]
-    return {names[u.rollout] for u, advantages in zip(units, found, strict=True) if u.counts and _any(advantages)}
+    differing: set[Hashable] = set()
+    for seen in looked_at(episodes, rule):
+        units = make_units(seen.episodes, seen.rule, {})
+        found = _assign(units, plain, {}).advantages
+        differing |= {names[u.rollout] for u, worths in zip(units, found, strict=True) if u.counts and _any(worths)}
+    return differing
 
 
 def explained_variance(batches: Sequence[Sequence[CreditedCall]], values: Values) -> float:
@@ -108,6 +113,20 @@ def explained_variance(batches: Sequence[Sequence[CreditedCall]], values: Values
     asked_E = np.isfinite(returns_E)
     spread = float(np.var(returns_E[asked_E])) if asked_E.any() else 0.0
     return 1.0 - float(np.var((returns_E - values_E)[asked_E])) / spread if spread > 1e-8 else 0.0
+
+
+def _worth(
+    units: Sequence[Unit], episodes: Sequence[Episode], rule: CreditRule, values: Values, bonuses: Mapping[str, float]
+) -> Assigned:
+    """What calls are worth; with a decoupled advantage by each part of the rewards, added up."""
+    assigned = _assign(units, rule, values)
+    if not rule.estimator.decoupled or not CREDIT_MODES[rule.mode].compares:
+        return assigned
+    found = [
+        (s.weight, _assign(make_units(s.episodes, s.rule, {} if s.part else bonuses), s.rule, values).advantages)
+        for s in by_part(episodes, rule)
+    ]
+    return replace(assigned, advantages=added(found, [u.counts for u in units]))
 
 
 def _assign(units: Sequence[Unit], rule: CreditRule, values: Values) -> Assigned:

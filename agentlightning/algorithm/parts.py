@@ -14,6 +14,7 @@ from agentlightning.algorithm.correction import Correction
 from agentlightning.algorithm.critic import CriticValues
 from agentlightning.algorithm.curriculum import DrawnTasks
 from agentlightning.algorithm.episode import Episode
+from agentlightning.algorithm.gdpo import Decoupled
 from agentlightning.algorithm.gradient_noise import GradientNoise
 from agentlightning.algorithm.league import League
 from agentlightning.algorithm.overlong import Overlong
@@ -51,6 +52,7 @@ PARTS: tuple[type[Part], ...] = (
     Checks,
     Replay,
     Watched,
+    Decoupled,
     # before credit: rewards, then what they are compared with
     Scales,
     CriticValues,

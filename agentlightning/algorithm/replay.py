@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode, collect
+from agentlightning.algorithm.gdpo import looked_at
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.units import CreditRule
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
@@ -51,13 +53,16 @@ class ReplayBuffer:
         drawn = rng.choice(len(self.kept), count, replace=False, p=p)
         return [replace(e, replayed=True) for n in sorted(drawn.tolist()) for e in self.kept[n].episodes]
 
-    def add(self, episodes: Sequence[Episode], teaching: set[Hashable]) -> None:
-        """Take in the rollouts of a step, of those groups that teach anything."""
+    def add(self, episodes: Sequence[Episode], teaching: set[Hashable], rule: CreditRule | None = None) -> None:
+        """Take in the rollouts of a step, of those groups that teach anything by `rule`."""
         groups: dict[Hashable, list[Episode]] = {}
         for e in episodes:
             if (group := e.rollout.metadata.get("group")) in teaching:
                 groups.setdefault(group, []).append(e)
-        found = [Kept(siblings, spread(siblings)) for siblings in groups.values()]
+        found = [
+            Kept(siblings, max(spread(s.episodes) for s in looked_at(siblings, rule or CreditRule())))
+            for siblings in groups.values()
+        ]
         self.kept = [*self.kept, *(k for k in found if k.priority > 0)][-self._size :]
 
     @property
@@ -130,7 +135,8 @@ class _Replaying(RunHooks):
 
     def learned(self, sampled: Sampled, again: Sequence[Episode]) -> dict[str, Any]:
         settings = self._run.settings
-        teaching = groups_to_learn_from(sampled.episodes, settings.credit_rule(), settings.adapters)
-        self._buffer.add(sampled.episodes, teaching)
+        rule = settings.credit_rule()
+        teaching = groups_to_learn_from(sampled.episodes, rule, settings.adapters)
+        self._buffer.add(sampled.episodes, teaching, rule)
         names = dict.fromkeys(str(e.rollout.metadata.get("group")) for e in again)
         return {"replayed": len(again), "replayed_groups": list(names)}

@@ -88,7 +88,7 @@ _REFERENCE = Needs(
 )
 _FOLLOWS = Needs(lambda s: s.reference_every is not None, "reference_every")
 _SCALE = Needs(
-    lambda s: s.advantage not in ("grpo", "maxrl") or not s.credit_mode.compares,
+    lambda s: s.advantage not in ("grpo", "gdpo", "maxrl") or not s.credit_mode.compares,
     "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
 )
 _OVERLONG = Needs(lambda s: s.overlong_tokens is not None, "overlong_tokens")
@@ -413,6 +413,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
             rewardless=self.credit_mode.teacher,
+            weights=self.reward_weights,
         )
 
     @property

@@ -55,6 +55,8 @@ class CreditRule:
     """Rollouts count without a reward too."""
     by_call: bool = False
     """The calls of one rollout are compared with each other, instead of the rollouts of a task."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Of a reward's parts by name, for an advantage that compares each of them by itself."""
 
     @property
     def estimator(self) -> Estimator:

@@ -71,7 +71,7 @@ class Updater:
         await self.parts.before_credit(update)
         update.batches = credit(
             update.episodes,
-            self._rule,
+            update.rule,
             minibatches=self._settings.minibatches,
             values=update.values,
             bonuses=update.bonuses,

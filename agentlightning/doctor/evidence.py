@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
+from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.units import OUTCOME_USE
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, Outcome, Rollout, RolloutMode, Run, Span
+from agentlightning.types.reward import weights_in
 
 LAST_ROLLOUTS = 384
 """Finished training rollouts of the end of the run that are read."""
@@ -97,6 +99,13 @@ class Evidence:
                 alone = json.dumps(e.rollout.input, default=repr)  # of a dry run: siblings have the same task
                 found.setdefault(e.rollout.metadata.get("group", alone), []).append(e)
         return [group for group in found.values() if len(group) > 1]
+
+    def is_flat(self, group: Sequence[Episode]) -> bool:
+        """Whether these rollouts all earned the same: with an advantage of parts, in each part that has a weight."""
+        advantage = ADVANTAGES.get(str(self.settings.get("advantage")))
+        names = sorted(weights_in(self.settings)) if advantage is not None and advantage.decoupled else []
+        earned = {(e.reward, *(tuple(r.parts.get(n, 0.0) for n in names) for r in e.rewards if names)) for e in group}
+        return len(earned) == 1
 
     def series(self, name: str) -> list[float]:
         """A metric over the steps that have it; of several policies the mean."""

@@ -245,7 +245,7 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
         return  # rewards play no part
     rated = [e for e in evidence.episodes if e.good and e.reward is not None]
     yield from _rewarded_twice(rated, evidence)
-    if len(rated) >= 8 and len({e.reward for e in (*evidence.early, *rated) if e.reward is not None}) == 1:
+    if len(rated) >= 8 and evidence.is_flat([e for e in (*evidence.early, *rated) if e.reward is not None]):
         yield problem(
             "constant_reward",
             f"Every one of {len(rated)} rollouts earned {rated[0].reward:g}: there is nothing to learn from.",
@@ -254,7 +254,7 @@ def _rewards(evidence: Evidence) -> Iterator[Finding]:
         )
         return
     groups = evidence.groups
-    flat = [group for group in groups if len({e.reward for e in group}) == 1]
+    flat = [group for group in groups if evidence.is_flat(group)]
     learned = evidence.solved and len(evidence.steps) > 2
     if len(groups) < 4 or len(flat) < 0.7 * len(groups) or learned:
         return

@@ -138,7 +138,7 @@ def _part(some: Sequence[Any], of: Sequence[Any]) -> float | None:
 def measure(evidence: Evidence) -> dict[str, Any]:
     """The numbers behind the findings, whether anything is wrong with them or not."""
     episodes, groups = evidence.episodes, evidence.groups
-    flat = sum(len({e.reward for e in group}) == 1 for group in groups)
+    flat = sum(evidence.is_flat(group) for group in groups)
     calls = [c for e in episodes for c in e.calls]
     rewards, losses = evidence.series("reward"), evidence.series("loss")
     found: dict[str, Any] = {
