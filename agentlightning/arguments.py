@@ -108,11 +108,11 @@ class _ByName(ABCMeta):
             parameters = sorted(cls.__signature__.parameters.values(), key=lambda p: p.default is not p.empty)
             by_name = all(p.kind is p.KEYWORD_ONLY for p in parameters)
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                taken, known = positional if by_name else (), [p.name for p in parameters]
+                taken, known = positional if by_name else (), cls._known([p.name for p in parameters])
                 refuse_unknown(cls.__name__, taken, given, known, cls._otherwise, cls._others)
                 if by_name:
                     refuse_missing(cls.__name__, given, parameters, cls._needed)
-            return super().__call__(*positional, **given)
+            return super().__call__(*positional, **cls._as_fields(given))
 
 
 class GivenByName(metaclass=_ByName):
@@ -128,6 +128,16 @@ class GivenByName(metaclass=_ByName):
 
     _elsewhere: ClassVar[Mapping[str, str]] = {}
     """Where to find methods that people look for here."""
+
+    @classmethod
+    def _known(cls, names: Sequence[str]) -> Sequence[str]:
+        """The names that are taken: those of its fields, and other spellings of them."""
+        return names
+
+    @classmethod
+    def _as_fields(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What was given, by the names of its fields."""
+        return given
 
     if not TYPE_CHECKING:
         __signature__ = _SignatureOfInit()

@@ -11,11 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Ge, Le
+
+from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.units import Unit, make_units
+from agentlightning.arguments import Needs, one_of
 from agentlightning.types.arrays import np
 
 if TYPE_CHECKING:
@@ -58,18 +63,29 @@ class MovingBaselines:
         return " ".join(filter(None, (metadata.get("source"), agent, seat)))
 
 
+_NO_SIBLINGS = Needs(
+    lambda s: not s.compares_siblings and s.credit_mode.compares and s.credit != "hierarchical",
+    f"advantage={one_of(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic, and a "
+    "credit other than 'hierarchical', which compares the invocations of an agent with each other",
+)
+_BASELINE = Needs(lambda s: s.baseline.key != "none", "baseline")
+
+
 @dataclass(frozen=True, kw_only=True)
-class MovingBaseline(Part):
-    """What earlier steps earned, subtracted."""
+class MovingBaseline(Record, Part):
+    """What earlier steps earned, subtracted: `GRPO(…, baseline=agl.MovingBaseline(key="task"))`."""
 
     name = "baseline"
 
-    key: BaselineKey
-    decay: float = 0.95
+    key: Annotated[BaselineKey, _NO_SIBLINGS] = "none"
+    """A moving average of earlier returns that is subtracted, for advantages that compare no siblings: of the same
+    task, or of the same agent in its role."""
+    decay: Annotated[float, Ge(0), Le(1), _BASELINE] = 0.95
+    """How much of that average stays in a step."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        return None if settings.baseline == "none" else cls(key=settings.baseline, decay=settings.baseline_decay)
+    def of(cls, settings: TrainingSettings) -> MovingBaseline | None:
+        return None if settings.baseline.key == "none" else settings.baseline
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _Subtraction(MovingBaselines(self.key, self.decay))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le
 
+from agentlightning.algorithm.records import Record, records_of, value_of, written
 from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 
@@ -27,17 +28,30 @@ class Setting:
 
 @cache
 def settings_of(kind: type[Any]) -> dict[str, Setting]:
-    """The settings of an algorithm, or of a part, by name. Where a class gives a setting another default, what the one
-    below it says of bounds stays."""
+    """The settings of an algorithm, or of a part, by name, those of records by their flat names. Where a class gives a
+    setting another default, what the one below it says of bounds stays."""
     plain = get_type_hints(kind)
+    records = records_of(kind)
     hints = [get_type_hints(base, include_extras=True) for base in kind.__mro__ if is_dataclass(base)]
     found: dict[str, Setting] = {}
     for f in fields(kind):
+        if f.name in records:
+            found |= _of_record(f.name, records[f.name])
+            continue
         metadata = next((m for one in hints if (m := _metadata(one.get(f.name)))), [])
         bounds = [m for m in metadata if isinstance(m, Ge | Gt | Le)]
         needs = next((m for m in metadata if isinstance(m, Needs)), None)
         found[f.name] = Setting(plain[f.name], f.default, bounds, needs)
     return found
+
+
+def _of_record(name: str, record: Record) -> dict[str, Setting]:
+    """By their flat names, or, where they have none, as `kl.coef`."""
+    flat = record.as_flat(name)
+    return {
+        flat.get(own, f"{name}.{own}"): replace(setting, default=getattr(record, own))
+        for own, setting in settings_of(type(record)).items()
+    }
 
 
 def _metadata(hint: Any) -> list[Any]:
@@ -50,17 +64,18 @@ def _metadata(hint: Any) -> list[Any]:
 def refuse_out_of_bounds(settings: Any) -> None:
     """Raises ConfigError for the first setting that is no number, or outside its bounds."""
     for name, setting in settings_of(type(settings)).items():
-        value = getattr(settings, name)
+        value = value_of(settings, name)
         if setting.bounds and not (value is None and type(None) in get_args(setting.type)):
-            _check(name, value, setting)
+            _check(written(settings, name), value, setting)
 
 
 def refuse_unused(settings: Any) -> None:
     """Raises ConfigError for the first setting that was changed and plays no part."""
     for name, setting in settings_of(type(settings)).items():
-        needs, value = setting.needs, getattr(settings, name)
+        needs, value = setting.needs, value_of(settings, name)
         if needs is not None and value != setting.default and not needs.used(settings):
-            raise ConfigError(f"{name}={value!r} has no effect here: it needs {needs.words}. Leave it out otherwise.")
+            given = f"{written(settings, name)}={value!r}"
+            raise ConfigError(f"{given} has no effect here: it needs {needs.words}. Leave it out otherwise.")
 
 
 def _check(name: str, value: Any, setting: Setting) -> None:

@@ -4,76 +4,80 @@ likely these would sample them (`weights.correction_weights`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Minibatch, Part, PolicyHooks, PolicyScope, Update
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.weights import correction_measures, correction_weights
+from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
-from agentlightning.learner.base import Learner, PackedBatch
+from agentlightning.learner.base import PackedBatch
 from agentlightning.types.arrays import Float32Array, np
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Correction(Part):
-    """Importance weights, and how old the oldest sampled token is; present where either plays a part."""
+CorrectionKind = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
+_CORRECTED = Needs(lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
+_MASKED = Needs(lambda s: (s.correction_kind or "").endswith("mask"), "correction='mask' or 'sequence_mask'")
 
-    kind: str | None
-    """A name in `weights.CORRECTIONS`; None: older weights may have sampled, and nothing is corrected."""
-    cap: float = 2.0
-    floor: float = 0.5
-    veto: float | None = None
-    stale: bool = False
-    """Whether tokens may be of older weights than the ones that learn from them."""
+
+@dataclass(frozen=True, kw_only=True)
+class Correction(Record, Part):
+    """Importance weights for tokens of other weights; and how old the oldest sampled token is."""
+
+    kind: CorrectionKind = "auto"
+    """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
+    sampling runs ahead, groups carry over or are replayed, else none. SFT and DPO have none."""
+    cap: Annotated[PositiveFloat, _CORRECTED] = 2.0
+    """The largest importance weight; the two mask corrections mask what is above it."""
+    floor: Annotated[NonNegativeFloat, _MASKED] = 0.5
+    """The lower bound of the two mask corrections: tokens with smaller ratios are masked."""
+    veto: Annotated[PositiveFloat | None, _CORRECTED] = None
+    """A sequence with a token of a smaller ratio than this (1e-4, say) is left out."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        s = settings
-        if s.correction_kind is None and not s.is_off_policy:
-            return None
-        return cls(
-            kind=s.correction_kind,
-            cap=s.correction_cap,
-            floor=s.correction_floor,
-            veto=s.correction_veto,
-            stale=s.is_off_policy,
-        )
+    def of(cls, settings: TrainingSettings) -> Correction | None:
+        """With the `kind` that "auto" stands for; None where nothing is off-policy and nothing is corrected."""
+        kind = settings.correction_kind or "none"
+        return replace(settings.correction, kind=kind) if kind != "none" or settings.is_off_policy else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        if settings.is_supervised and settings.correction not in ("auto", "none"):
+        if settings.is_supervised and settings.correction.kind not in ("auto", "none"):
             raise ConfigError(
                 f"{type(settings).__name__} learns what is good whoever sampled it: importance weights would unlearn "
                 "it. Leave correction out."
             )
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
-        return _ImportanceWeights(self, policy.learner)
+        return _ImportanceWeights(self, policy)
 
     def weights(self, old_E: Float32Array, sampled_E: Float32Array, batch: PackedBatch) -> Float32Array:
         """The importance weights of a pass, [E]; ones where nothing is corrected."""
-        if self.kind is None:
+        if self.kind == "none":
             return np.ones(len(old_E), dtype=np.float32)
         return correction_weights(old_E, sampled_E, batch.sequence_E, self.kind, self.cap, self.floor, self.veto)
 
 
 class _ImportanceWeights(PolicyHooks):
-    def __init__(self, part: Correction, learner: Learner) -> None:
+    def __init__(self, part: Correction, policy: PolicyScope) -> None:
         self._part = part
-        self._learner = learner
+        self._learner = policy.learner
+        self._may_be_stale = policy.settings.is_off_policy
 
     async def after_credit(self, update: Update) -> None:
-        if self._part.stale:
+        if self._may_be_stale:
             update.metrics["staleness"] = staleness(update.episodes, update.version)
 
     async def packed(self, update: Update) -> None:
-        if self._part.kind is None:
+        if self._part.kind == "none":
             return
         weights: list[Float32Array] = []
         update.minibatches = [await self._corrected(one, weights) for one in update.minibatches]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated
+
+from annotated_types import Ge, Le
+from pydantic import NonNegativeInt
 
 from agentlightning.algorithm.credit import explained_variance
+from agentlightning.algorithm.modes import CREDIT_MODES
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated
+from agentlightning.algorithm.records import Record
+from agentlightning.arguments import Needs, one_of
 from agentlightning.learner.base import Learner
 from agentlightning.types.arrays import np
 
@@ -15,15 +21,23 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
 
 
+_CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, lambda m: m.critic)} (PPO)")
+
+
 @dataclass(frozen=True, kw_only=True)
-class CriticValues(Part):
-    """Present where the way of credit compares with a critic."""
+class Critic(Record, Part):
+    """Present where the way of credit compares with a critic: `PPO(…, critic=agl.Critic(lam=0.9))`."""
 
     name = "critic"
 
+    lam: Annotated[float, Ge(0), Le(1), _CRITIC] = 1.0
+    """λ of generalised advantage estimation."""
+    warmup: Annotated[NonNegativeInt, _CRITIC] = 0
+    """First steps in which only the critic learns."""
+
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        return cls() if settings.credit_mode.critic else None
+    def of(cls, settings: TrainingSettings) -> Critic | None:
+        return settings.critic if settings.credit_mode.critic else None
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
         return _Expectations(policy.learner)

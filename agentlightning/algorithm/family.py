@@ -19,10 +19,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.records import Nested, changed
+from agentlightning.algorithm.reference import Reference
 from agentlightning.algorithm.settings import Advantage, Loss
+from agentlightning.algorithm.teacher import Teacher
 from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import ConfigError
 
@@ -51,7 +54,7 @@ class ReinforcePP(GRPO):
     """REINFORCE++: returns whitened over the step's tokens, KL in the reward (Hu et al., arXiv 2501.03262)."""
 
     advantage: Advantage = "reinforce++"
-    kl_in: Literal["loss", "reward"] = "reward"
+    kl: Nested[Reference, float] = Nested(Reference(where="reward"))
     clip_high: float | None = 0.2
 
 
@@ -124,12 +127,12 @@ class SelfDistill(Distill):
     follows the policy, as in the paper. The agent does not see the hint.
     """
 
-    hint: str = "hint"
+    teacher: Nested[Teacher, str] = Nested(Teacher(hint="hint"))
 
     def __post_init__(self) -> None:
-        if self.teacher_url is not None:
+        if self.teacher.url is not None:
             raise ConfigError("SelfDistill's teacher is the model itself, loaded here: leave teacher_url out.")
-        self._derive(teacher=self.teacher or str(self.model))
+        self._derive(teacher=changed(self.teacher, model=self.teacher.model or str(self.model)))
         super().__post_init__()
 
 
@@ -140,5 +143,5 @@ class PPO(GRPO):
     """
 
     credit: str = "token_gae"
-    lam: float = 0.95
+    critic: Nested[Critic, float] = Nested(Critic(lam=0.95))
     clip_high: float | None = 0.2

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import NonNegativeInt, PositiveInt
 
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, refuse_below_zero
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.weights import overlong_penalty
+from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np
 
@@ -14,26 +18,30 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
 
 
+_OVERLONG = Needs(lambda s: s.overlong.tokens is not None, "overlong_tokens")
+
+
 @dataclass(frozen=True, kw_only=True)
-class Overlong(Part):
+class Overlong(Record, Part):
     """Soft punishment of long rollouts (DAPO, arXiv 2503.14476, section 3.4)."""
 
-    tokens: int
-    margin: int = 0
+    tokens: PositiveInt | None = None
+    """A rollout that samples so many tokens earns 1 less …"""
+    margin: Annotated[NonNegativeInt, _OVERLONG] = 0
+    """… and one that comes closer than this to them earns less in proportion."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        tokens, margin = settings.overlong_tokens, settings.overlong_margin
-        return None if not tokens else cls(tokens=tokens, margin=margin)
+    def of(cls, settings: TrainingSettings) -> Overlong | None:
+        return None if settings.overlong.tokens is None else settings.overlong
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
-        s = settings
-        refuse_below_zero(s, "a penalty for length", "overlong_tokens", given=bool(s.overlong_tokens))
-        if s.max_tokens is not None and (s.overlong_tokens or 0) - s.overlong_margin > s.max_tokens:
+        s, part = settings, settings.overlong
+        refuse_below_zero(s, "a penalty for length", "overlong_tokens", given=part.tokens is not None)
+        if s.max_tokens is not None and (part.tokens or 0) - part.margin > s.max_tokens:
             raise ConfigError(
                 f"No rollout can be overlong: it ends at max_tokens={s.max_tokens}, before overlong_tokens="
-                f"{s.overlong_tokens} less the margin of {s.overlong_margin}. Lower overlong_tokens."
+                f"{part.tokens} less the margin of {part.margin}. Lower overlong_tokens."
             )
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:
@@ -46,5 +54,5 @@ class _Count(PolicyHooks):
 
     async def after_credit(self, update: Update) -> None:
         tokens = np.array([e.sampled_tokens for e in update.episodes if not e.replayed], dtype=np.int32)
-        punished = overlong_penalty(tokens, self._part.tokens, self._part.margin) < 0
+        punished = overlong_penalty(tokens, self._part.tokens or 0, self._part.margin) < 0
         update.metrics["overlong"] = int(punished.sum())

@@ -11,7 +11,7 @@ from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.baselines import MovingBaseline
 from agentlightning.algorithm.checkpoint_copy import Copies
 from agentlightning.algorithm.correction import Correction
-from agentlightning.algorithm.critic import CriticValues
+from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.curriculum import DrawnTasks
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.gdpo import Decoupled
@@ -55,7 +55,7 @@ PARTS: tuple[type[Part], ...] = (
     Decoupled,
     # before credit: rewards, then what they are compared with
     Scales,
-    CriticValues,
+    Critic,
     Reference,
     Teacher,
     MovingBaseline,

@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import NonNegativeInt
 
 from agentlightning.algorithm.base import Objections, no_objections
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.records import Record, flattened
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
 from agentlightning.errors import AgentError, kind_of
@@ -225,17 +228,21 @@ def _most_common(failed: Sequence[Episode]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checks(Part):
+class Checks(Record, Part):
     """Every run is looked at before it learns and after each step."""
 
     name = "preflight"
 
     mode: Literal["refuse", "warn"] = "refuse"
-    flat_steps: int = FLAT_STEPS
+    """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
+    the cause, or say it and go on."""
+    flat_steps: NonNegativeInt = FLAT_STEPS
+    """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
+    has learned is saved and goes on."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self:
-        return cls(mode=settings.preflight, flat_steps=settings.flat_steps)
+    def of(cls, settings: TrainingSettings) -> Checks:
+        return settings.preflight
 
     def in_run(self, run: RunScope) -> RunHooks:
         settings, context = run.settings, run.context
@@ -253,7 +260,7 @@ class Checks(Part):
                 turned_away=context.turned_away,
                 selected_by=context.selected_by,
                 objections=context.objections,
-                settings=vars(settings),
+                settings=flattened(settings, shown=False),
                 goes_on=self.mode == "warn",
             )
         )

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from annotated_types import Gt, Le
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt
 
 from agentlightning.algorithm.part import Part, PolicyHooks, PolicyScope, Update, Updated, refuse_below_zero
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.weights import mean_gap
+from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, MovesReference
 from agentlightning.types.arrays import Float32Array
@@ -23,36 +27,51 @@ if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reference(Part):
-    """How far the policy may go from the model that the run started from."""
+_KL = Needs(lambda s: s.kl.coef != 0, "kl_coef")
+_KL_LOSS = Needs(lambda s: s.kl.coef != 0 and s.kl.where == "loss", "kl_coef and kl_in='loss'")
+_REFERENCE = Needs(
+    lambda s: s.kl.coef != 0 or s.loss_spec.reference or s.teacher.hint is not None,
+    "kl_coef, a loss with a reference, or agl.SelfDistill",
+)
+_FOLLOWS = Needs(lambda s: s.kl.every is not None, "reference_every")
 
-    coef: float = 0.0
-    where: Literal["loss", "reward"] = "loss"
-    target: float | None = None
-    every: int | None = None
-    share: float = 1.0
+
+@dataclass(frozen=True, kw_only=True)
+class Reference(Record, Part):
+    """How near the policy is kept to the model that the run started from: `GRPO(…, kl=agl.Reference(coef=0.02))`."""
+
+    coef: NonNegativeFloat = 0.0
+    """Weight of the divergence from the model that the run started from."""
+    where: Annotated[Literal["loss", "reward"], _KL] = "loss"
+    """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
+    estimator: Annotated[Literal["k1", "k2", "k3"], _KL_LOSS] = "k3"
+    """How the divergence is estimated from one sampled token: k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r, with
+    r = π_ref / π."""
+    target: Annotated[PositiveFloat | None, _KL] = None
+    """Let the weight rise and fall so that the divergence stays near this many nats per token."""
+    every: Annotated[PositiveInt | None, _REFERENCE] = None
+    """Steps after which the reference follows the policy; None: it stays what the run started from."""
+    share: Annotated[float, Gt(0), Le(1), _FOLLOWS] = 1.0
+    """How far it goes then: 1 makes it the policy as it is, a small share in every step a moving average."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        s = settings
-        if s.kl_coef == 0 and s.reference_every is None:
-            return None
-        return cls(coef=s.kl_coef, where=s.kl_in, target=s.kl_target, every=s.reference_every, share=s.reference_share)
+    def of(cls, settings: TrainingSettings) -> Reference | None:
+        kl = settings.kl
+        return kl if kl.coef or kl.every is not None else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
         s = settings
-        penalises = bool(s.kl_coef) and s.kl_in == "reward"
+        penalises = bool(s.kl.coef) and s.kl.where == "reward"
         refuse_below_zero(s, "a penalty for leaving the reference", "kl_in='reward'", given=penalises)
-        if (s.kl_coef or s.loss_spec.reference) and any(s.adapters.values()):
+        if (s.kl.coef or s.loss_spec.reference) and any(s.adapters.values()):
             raise ConfigError(
                 "Policies that go on from adapters would be compared with the base model, not with what they began as. "
                 "Leave kl_coef out, or train them one by one: model='<the adapter's directory>'."
             )
-        if s.reference_every is not None and s.ranks > 1:
+        if s.kl.every is not None and s.ranks > 1:
             raise ConfigError("The reference of a learner over ranks stays: leave reference_every or ranks out.")
-        if s.reference_every is not None and s.adapters:
+        if s.kl.every is not None and s.adapters:
             raise ConfigError("A reference that follows the policy is for one policy: leave policies and league out.")
 
     def in_policy(self, policy: PolicyScope) -> PolicyHooks:

@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.gdpo import looked_at
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.units import CreditRule
+from agentlightning.arguments import Needs
 from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
@@ -101,18 +105,27 @@ def spread(siblings: Sequence[Episode]) -> float:
     return max((float(np.std(values)) for values in earned.values() if len(values) > 1), default=0.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay(Part):
-    """Groups of earlier steps that each step learns again."""
+_REWARDED = Needs(
+    lambda s: not s.is_supervised and not s.credit_mode.teacher,
+    "an algorithm that learns from rewards: SFT and DPO choose what is good, and a teacher gives none",
+)
+_REPLAY = Needs(lambda s: s.replay.groups > 0, "replay")
 
-    groups: int
-    size: int = 64
-    priority: float = 1.0
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Record, Part):
+    """Groups of earlier steps that each step learns again: `GRPO(…, replay=agl.Replay(groups=4))`."""
+
+    groups: Annotated[NonNegativeInt, _REWARDED] = 0
+    """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""
+    size: Annotated[PositiveInt, _REPLAY] = 64
+    """Groups that are kept for that; the oldest leave."""
+    priority: Annotated[NonNegativeFloat, _REPLAY] = 1.0
+    """A group is drawn in proportion to the deviation of its rewards to this power; 0: all alike."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        s = settings
-        return cls(groups=s.replay, size=s.replay_size, priority=s.replay_priority) if s.replay else None
+    def of(cls, settings: TrainingSettings) -> Replay | None:
+        return settings.replay if settings.replay.groups else None
 
     def in_run(self, run: RunScope) -> RunHooks:
         return _Replaying(self, run)

@@ -10,21 +10,30 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentlightning.algorithm.advantage import ADVANTAGES, Compute, Estimator, as_estimator
+from agentlightning.algorithm.adam import Adam
+from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.baselines import BaselineKey
+from agentlightning.algorithm.baselines import BaselineKey, MovingBaseline
+from agentlightning.algorithm.correction import Correction, CorrectionKind
+from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
 from agentlightning.algorithm.elsewhere import OF_TRAINING
 from agentlightning.algorithm.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
+from agentlightning.algorithm.overlong import Overlong
 from agentlightning.algorithm.part import Part
+from agentlightning.algorithm.preflight import Checks
+from agentlightning.algorithm.records import FLAT, FlatNames, Nested, gathered, names_of, take_defaults
+from agentlightning.algorithm.reference import Reference
+from agentlightning.algorithm.replay import Replay
 from agentlightning.algorithm.scales import RewardScale
 from agentlightning.algorithm.stall import StallRule
+from agentlightning.algorithm.teacher import Teacher
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.arguments import GivenByName, Needs, one_of
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
@@ -41,7 +50,6 @@ Advantage = str | Compute | Estimator
 """A name in `algorithm.advantage.ADVANTAGES`, a function, or what an advantage needs besides."""
 Curriculum = str | Weigh | None
 """A name in `algorithm.curriculum.CURRICULA`, or a function."""
-Correction = Literal["auto", "none", "token", "sequence", "mask", "sequence_mask"]
 FALLBACK_RATE = 1e-6
 """The learning rate for a model of which nothing is known: what is usual for the large ones."""
 
@@ -51,13 +59,7 @@ _BROADCAST = Needs(
     lambda s: not s.credit_mode.turns,
     f"credit={one_of(CREDIT_MODES, lambda m: not m.turns)}, and the others add rewards up anyway",
 )
-_CRITIC = Needs(lambda s: s.credit_mode.critic, f"credit={one_of(CREDIT_MODES, lambda m: m.critic)} (PPO)")
 _COMPARES = Needs(lambda s: s.credit_mode.compares, f"credit={one_of(CREDIT_MODES, lambda m: m.compares)}")
-_TEACHER = Needs(lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it")
-_HINT = Needs(
-    lambda s: s.credit_mode.teacher and s.teacher_url is None,
-    "a teacher that is loaded here, as agl.SelfDistill has it",
-)
 _GROUPS = Needs(
     lambda s: s.compares_siblings and s.credit == "broadcast" and not s.is_supervised,
     "credit='broadcast' and an advantage that compares siblings",
@@ -65,39 +67,18 @@ _GROUPS = Needs(
 _CLIPS = Needs(
     lambda s: s.loss_spec.clips or s.loss_spec.own, f"a loss that clips: {one_of(LOSSES, lambda one: one.clips)}"
 )
-_NO_SIBLINGS = Needs(
-    lambda s: not s.compares_siblings and s.credit_mode.compares and s.credit != "hierarchical",
-    f"advantage={one_of(ADVANTAGES, lambda one: not one.siblings and not one.selects)}, without a critic, and a "
-    "credit other than 'hierarchical', which compares the invocations of an agent with each other",
-)
-_BASELINE = Needs(lambda s: s.baseline != "none", "baseline")
-_REWARDED = Needs(
-    lambda s: not s.is_supervised and not s.credit_mode.teacher,
-    "an algorithm that learns from rewards: SFT and DPO choose what is good, and a teacher gives none",
-)
-_REPLAY = Needs(lambda s: s.replay > 0, "replay")
 _UPDATES = Needs(
     lambda s: s.minibatches * s.update_epochs > 1 and s.ranks == 1,
     "several updates per step (minibatches or update_epochs) on one rank",
 )
-_KL = Needs(lambda s: s.kl_coef != 0, "kl_coef")
-_KL_LOSS = Needs(lambda s: s.kl_coef != 0 and s.kl_in == "loss", "kl_coef and kl_in='loss'")
-_REFERENCE = Needs(
-    lambda s: s.kl_coef != 0 or s.loss_spec.reference or s.hint is not None,
-    "kl_coef, a loss with a reference, or agl.SelfDistill",
-)
-_FOLLOWS = Needs(lambda s: s.reference_every is not None, "reference_every")
 _SCALE = Needs(
     lambda s: s.advantage not in ("grpo", "gdpo", "maxrl") or not s.credit_mode.compares,
     "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
 )
-_OVERLONG = Needs(lambda s: s.overlong_tokens is not None, "overlong_tokens")
-_CORRECTED = Needs(lambda s: s.correction_kind is not None, "a correction, as with max_staleness")
-_MASKED = Needs(lambda s: (s.correction_kind or "").endswith("mask"), "correction='mask' or 'sequence_mask'")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
+class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algorithm):
     """What `GRPO` and every other algorithm of its family can be told. `model` alone is enough; the rest has defaults.
 
     A setting that does not exist, or that would have no effect, is a ConfigError when the algorithm is made.
@@ -112,8 +93,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     }
 
     backend: str | BackendFactory = "embedded"
-    """Where the model is sampled and trained: a key of `agentlightning.backend.BACKENDS`, or a callable that makes a
-    backend from a `ModelSpec`."""
+    """Where the model is sampled and trained: "embedded" is a process of our own, "inprocess" a thread of this one (for
+    debugging), "vllm" vLLM servers beside a learner, "ray" processes on a Ray cluster; or a callable that makes a
+    backend of your own from a `ModelSpec`."""
     group_size: PositiveInt = 8
     """Rollouts per task that are compared with each other."""
     tasks_per_step: PositiveInt = 16
@@ -129,7 +111,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     steps: PositiveInt | None = None
     """Number of steps; None: as many as `epochs` need."""
     learning_rate: NonNegativeFloat | None = None
-    """None: chosen by the model's size, higher for an adapter; see `ModelShape.learning_rate`."""
+    """AdamW's learning rate. None: what suits the model's size and kind, ten times as much for an adapter, up to eight
+    times for all weights of a small model; the first line of a run says it."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate changes; "linear" and "cosine" fall to zero at the end of the run."""
     warmup_steps: NonNegativeInt = 0
@@ -152,25 +135,17 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     (`LossSpec.clip`), 0.2 and 0.28 for "ppo_clip"."""
     advantage: Annotated[Advantage, _COMPARES] = "grpo"
     """How returns are compared: a name, or a function of your own (returns_U, groups_U, counts_U)."""
-    baseline: Annotated[BaselineKey, _NO_SIBLINGS] = "none"
-    """A moving average of earlier returns that is subtracted, for advantages that compare no siblings: of the same
-    task, or of the same agent in its role."""
-    baseline_decay: Annotated[float, Ge(0), Le(1), _BASELINE] = 0.95
-    """How much of that average stays in a step."""
+    baseline: Nested[MovingBaseline, BaselineKey] = Nested(MovingBaseline())
+    """A moving average of earlier returns that is subtracted."""
     credit: str = "broadcast"
     """Which calls a reward goes to: broadcast, return_to_go, per_turn, gigpo, hierarchical, gae, token_gae; or teacher,
     which is `Distill`."""
-    teacher: Annotated[str | None, _TEACHER] = None
-    """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
-    tokens as `model`."""
-    teacher_url: Annotated[str | None, _TEACHER] = None
-    """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it."""
-    hint: Annotated[str | None, _HINT] = None
-    """The key under which a task has what only the teacher is told, a text: `SelfDistill`."""
+    teacher: Nested[Teacher, str] = Nested(Teacher())
+    """The model that `Distill` learns from."""
     gamma: Annotated[float, Ge(0), Le(1), _TURNS] = 1.0
     """Discount per turn (per token in `token_gae`)."""
-    lam: Annotated[float, Ge(0), Le(1), _CRITIC] = 1.0
-    """λ of generalised advantage estimation."""
+    critic: Nested[Critic, float] = Nested(Critic())
+    """How the critic of PPO is used."""
     group_by: Annotated[Literal["task", "rollout"], _GROUPS] = "task"
     """What is compared: the rollouts of a task; or the calls of one rollout, each by the rewards that name it, else by
     what the rollout earned."""
@@ -181,25 +156,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     1 / rollouts, with "constant" 1 / (rollouts × max_context)."""
     entropy_coef: float = 0.0
     """Weight of a bonus for the entropy of what is sampled, in nats per token. 0: none."""
-    kl_coef: NonNegativeFloat = 0.0
-    """Weight of the divergence from the model that the run started from."""
-    kl_estimator: Annotated[Literal["k1", "k2", "k3"], _KL_LOSS] = "k3"
-    """How the divergence is estimated from one sampled token: k1 = −log r, k2 = (log r)² / 2, k3 = r − 1 − log r, with
-    r = π_ref / π."""
-    kl_in: Annotated[Literal["loss", "reward"], _KL] = "loss"
-    """Where the divergence counts. In the reward it is k1's, summed over a call's tokens."""
-    reference_every: Annotated[PositiveInt | None, _REFERENCE] = None
-    """Steps after which the reference follows the policy; None: it stays what the run started from."""
-    reference_share: Annotated[Share, _FOLLOWS] = 1.0
-    """How far it goes then: 1 makes it the policy as it is, a small share in every step a moving average."""
-    kl_target: Annotated[PositiveFloat | None, _KL] = None
-    """Let the weight rise and fall so that the divergence stays near this many nats per token."""
+    kl: Nested[Reference, float] = Nested(Reference())
+    """How near the policy is kept to the model that the run started from."""
     dynamic_sampling: NonNegativeInt = 0
     """Further rounds of sampling in a step, each with fresh tasks in place of groups whose rewards were all equal."""
-    overlong_tokens: PositiveInt | None = None
-    """A rollout that samples so many tokens earns 1 less …"""
-    overlong_margin: Annotated[NonNegativeInt, _OVERLONG] = 0
-    """… and one that comes closer than this to them earns less in proportion."""
+    overlong: Nested[Overlong, int] = Nested(Overlong())
+    """Punish rollouts for their length."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
     watched_parts: Sequence[str] = ()
@@ -216,41 +178,23 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     quorum: Share = 1.0
     """Share of a step's groups that learning waits for. The slower ones carry over into the next step, which takes so
     many fewer tasks; a few slow rollouts hold up nobody."""
-    replay: Annotated[NonNegativeInt, _REWARDED] = 0
-    """Groups of earlier steps that each step learns from besides its own; drawn by how far their rewards differ."""
-    replay_size: Annotated[PositiveInt, _REPLAY] = 64
-    """Groups that are kept for that; the oldest leave."""
-    replay_priority: Annotated[NonNegativeFloat, _REPLAY] = 1.0
-    """A group is drawn in proportion to the deviation of its rewards to this power; 0: all alike."""
-    correction: Correction = "auto"
-    """Importance weights for tokens of other weights: token, sequence, mask, sequence_mask, none; "auto" is token where
-    sampling runs ahead, groups carry over or are replayed, else none. SFT and DPO have none."""
-    correction_cap: Annotated[PositiveFloat, _CORRECTED] = 2.0
-    """The largest importance weight; the two mask corrections mask what is above it."""
-    correction_floor: Annotated[NonNegativeFloat, _MASKED] = 0.5
-    """The lower bound of the two mask corrections: tokens with smaller ratios are masked."""
-    correction_veto: Annotated[PositiveFloat | None, _CORRECTED] = None
-    """A sequence with a token of a smaller ratio than this is left out."""
+    replay: Nested[Replay, int] = Nested(Replay())
+    """Learn groups of earlier steps again."""
+    correction: Nested[Correction, CorrectionKind] = Nested(Correction())
+    """Importance weights for tokens of other weights."""
 
-    max_grad_norm: NonNegativeFloat = 1.0
-    """Gradients are clipped to this norm; 0 turns it off."""
+    adam: Nested[Adam, None] = Nested(Adam())
+    """The optimiser's settings, besides the learning rate."""
     max_kl: PositiveFloat | None = 0.05
-    """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved."""
-    weight_decay: NonNegativeFloat = 0.0
-    """AdamW's weight decay."""
-    adam_beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
-    """AdamW's decay of the mean of gradients …"""
-    adam_beta2: Annotated[float, Ge(0), Le(0.999999)] = 0.999
-    """… and of their squares."""
-    critic_warmup: Annotated[NonNegativeInt, _CRITIC] = 0
-    """First steps in which only the critic learns."""
+    """How far one update may move the policy: the mean KL(new ‖ old) per token, in nats. A longer step is halved. None:
+    no guard."""
     tokens_per_batch: PositiveInt = 16_384
     """Unique tokens in one forward and backward pass; bounds the learner's memory."""
     check_packing_every: NonNegativeInt = 50
     """Steps between two comparisons of a packed group with its separate rows; 0 turns them off."""
     gradient_noise_every: NonNegativeInt = 5
     """Steps between two measurements of the gradient's signal and noise, from two halves of its groups; 0 turns them
-    off."""
+    off. Not with `ranks`."""
     rollout_config: RolloutConfig = field(default_factory=RolloutConfig)
     """Deadline and retries of each rollout."""
     val_every: NonNegativeInt = 10
@@ -262,28 +206,41 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     save_every: PositiveInt = 10
     """Write a checkpoint every so many steps, and after the last."""
     keep_checkpoints: PositiveInt = 2
-    """The last so many and the best one are kept."""
+    """The last so many checkpoints and the best one are kept."""
     checkpoint_copy: str | None = None
     """A URL that fsspec knows, such as s3://bucket/run, gs://… or file:///shared/run. Each checkpoint is copied there,
     too, and `resume` can go on from there, on any machine."""
-    flat_steps: NonNegativeInt = 5
-    """Stop a run that has never learned when all siblings have earned the same for so many steps; 0: never. One that
-    has learned is saved and goes on."""
-    preflight: Literal["refuse", "warn"] = "refuse"
-    """What to do where training would be meaningless (no call of the agent, no tokens, no differing rewards): stop with
-    the cause, or say it and go on."""
-    stall_seconds: PositiveFloat = 900.0
-    """A step in which nothing at all happened for so long is stalled: its open rollouts are named, with their phase."""
-    on_stall: Literal["wait", "cancel", "stop"] = "wait"
-    """What becomes of a stalled step: it goes on waiting, goes on without the open rollouts, or ends the run."""
+    preflight: Nested[Checks, Literal["refuse", "warn"]] = Nested(Checks())
+    """What to do where training would be meaningless."""
+    stall: Nested[StallRule, float] = Nested(StallRule())
+    """When a step is stalled, and what becomes of it."""
     max_logprob_gap: PositiveFloat | None = None
-    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32, else 0.5."""
+    """Stop when learner and engine disagree by more on what was just sampled; None: 1e-3 in float32 (1e-2 for models
+    with gated delta nets, such as Qwen3-Next and Qwen3.5), else 0.5."""
     parts: Sequence[Part] = ()
     """Features of your own: objects of classes that inherit from `agl.Part`."""
     deterministic: bool = False
     """One rollout at a time, seeded by step: the same run ends with the same weights, interrupted or not. Slow."""
     seed: NonNegativeInt = 0
     """Decides the order of the tasks, and seeds the sampling."""
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        take_defaults(cls)
+
+    @classmethod
+    def _known(cls, names: Sequence[str]) -> Sequence[str]:
+        return names_of(cls)
+
+    @classmethod
+    def _as_fields(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        return gathered(cls, given)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            record, own = FLAT.get(name, ("", ""))
+            return getattr(vars(self)[record], own) if record in vars(self) else super().__getattr__(name)
 
     def __post_init__(self) -> None:
         if self.plays is not None:
@@ -319,9 +276,9 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     @property
     def policy(self) -> PolicySpec:
-        needs_reference = self.kl_coef != 0 or self.loss_spec.reference
+        needs_reference = self.kl.coef != 0 or self.loss_spec.reference
         model = _taken(self, ModelSettings)
-        loaded = None if self.teacher_url else self.teacher
+        loaded = None if self.teacher.url else self.teacher.model
         compared = loaded or (self.model if needs_reference else None)
         return PolicySpec(
             ModelSpec(**model, reference=compared, critic=self.credit_mode.critic, members=self._members),
@@ -349,7 +306,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
 
     def rate(self, done: int, taken: int, tasks: int) -> float:
         """The learning rate after `done` steps that learned `taken` tasks, of a data set of so many."""
-        if self.credit_mode.critic and done < self.critic_warmup:
+        if self.credit_mode.critic and done < self.critic.warmup:
             return 0.0
         height = self.peak_rate * min(1.0, (done + 1) / (self.warmup_steps + 1))
         if self.schedule == "constant":
@@ -394,8 +351,8 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             clip_low=low if self.clip_low is None else self.clip_low,
             clip_high=high if self.clip_high is None else self.clip_high,
             entropy_coef=self.entropy_coef,
-            kl_coef=self.kl_coef if self.kl_in == "loss" else 0.0,
-            kl_estimator=self.kl_estimator,
+            kl_coef=self.kl.coef if self.kl.where == "loss" else 0.0,
+            kl_estimator=self.kl.estimator,
         )
 
     def credit_rule(self, *, shaped: bool = True) -> CreditRule:
@@ -404,12 +361,12 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
             mode=self.credit,
             advantage=self.advantage,
             gamma=self.gamma,
-            lam=self.lam,
+            lam=self.critic.lam,
             total=self.rollout_return == "sum",
             by_call=self.group_by == "rollout",
             normalization=self.normalization,
             constant=self.max_context,
-            overlong=(self.overlong_tokens, self.overlong_margin) if self.overlong_tokens and shaped else None,
+            overlong=(self.overlong.tokens, self.overlong.margin) if self.overlong.tokens and shaped else None,
             keep_flat=self.entropy_coef != 0 or self.loss_config().kl_coef != 0 or self.credit_mode.critic,
             uses=self.outcome_use,
             rewardless=self.credit_mode.teacher,
@@ -420,11 +377,6 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     def validates_before(self) -> bool:
         """Whether the model is validated as it came."""
         return self.val_every > 0 if self.val_before is None else self.val_before
-
-    @property
-    def stall(self) -> StallRule:
-        """When a step is stalled, and what becomes of it."""
-        return StallRule(self.stall_seconds, self.on_stall)
 
     @property
     def loss_spec(self) -> LossSpec:
@@ -462,7 +414,7 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @property
     def is_off_policy(self) -> bool:
         """Whether rollouts may come from older weights than the ones that learn from them."""
-        return self.max_staleness > 0 or self.quorum < 1 or self.replay > 0
+        return self.max_staleness > 0 or self.quorum < 1 or self.replay.groups > 0
 
     def chooses(self, *names: str) -> bool:
         """Whether any of these settings is another than the default of this algorithm."""
@@ -476,9 +428,10 @@ class TrainingSettings(GivenByName, ModelSettings, CallSettings, Algorithm):
     @property
     def correction_kind(self) -> str | None:
         """The importance weights in use."""
-        if self.correction == "auto":
+        kind = self.correction.kind
+        if kind == "auto":
             return "token" if self.is_off_policy and not self.is_supervised else None
-        return None if self.correction == "none" else self.correction
+        return None if kind == "none" else kind
 
 
 def _taken(settings: object, kind: type) -> dict[str, Any]:

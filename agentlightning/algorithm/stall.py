@@ -13,7 +13,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from pydantic import PositiveFloat
+
 from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.records import Record
 from agentlightning.errors import AgentError
 from agentlightning.store.base import LightningStore
 from agentlightning.types import FINISHED_ROLLOUT, AttemptedRollout, Rollout, RolloutStatus, Span
@@ -36,12 +39,14 @@ Phase = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StallRule:
+@dataclass(frozen=True, kw_only=True)
+class StallRule(Record):
     """When a step is stalled, and what becomes of it."""
 
-    seconds: float = 900.0
-    policy: Literal["wait", "cancel", "stop"] = "wait"
+    seconds: PositiveFloat = 900.0
+    """A step in which nothing at all happened for so long is stalled: its open rollouts are named, with their phase."""
+    action: Literal["wait", "cancel", "stop"] = "wait"
+    """What becomes of a stalled step: it goes on waiting, goes on without the open rollouts, or ends the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +87,10 @@ async def watch_for_stalls(
             found = await find_stuck(context, ids)
             words = describe(found, rule, what)
             context.reporter.event("stall", {"step": what, "stuck": [asdict(one) for one in found]})
-            if rule.policy == "stop":
+            if rule.action == "stop":
                 raise AgentError(words)
             context.reporter.warn(words)
-            if rule.policy == "cancel":
+            if rule.action == "cancel":
                 await cancel()
             since = time.monotonic()  # said again only when it stalls for as long again
 
@@ -104,7 +109,7 @@ def describe(found: Sequence[Stuck], rule: StallRule, what: str) -> str:
         "cancel": "They are cancelled and left out of the update (on_stall='cancel').",
         "stop": "The run ends here (on_stall='stop'); its last checkpoint is good.",
     }
-    return "\n".join([*lines, goes_on[rule.policy]])
+    return "\n".join([*lines, goes_on[rule.action]])
 
 
 _ADVICE: Mapping[Phase, str] = {

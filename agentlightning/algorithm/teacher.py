@@ -12,11 +12,13 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 from agentlightning.algorithm.part import ComparedPass, Part, PolicyHooks, PolicyScope, Update
 from agentlightning.algorithm.privileged import PrivilegedContext
+from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.weights import mean_gap
+from agentlightning.arguments import Needs
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.learner.packing import pack
 from agentlightning.types.arrays import Float32Array, Int32Array, np
@@ -161,42 +163,50 @@ def _checked(values: Sequence[float]) -> Float32Array:
     return found
 
 
+_TEACHER = Needs(lambda s: s.credit_mode.teacher, "credit='teacher', as agl.Distill has it")
+_HINT = Needs(
+    lambda s: s.credit_mode.teacher and s.teacher.url is None,
+    "a teacher that is loaded here, as agl.SelfDistill has it",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Teacher(Part):
+class Teacher(Record, Part):
     """Tokens are worth how much likelier a teacher finds them than the policy: `Distill` and `SelfDistill`."""
 
-    model: str
-    url: str | None = None
-    """Of the endpoint that has the model; None: the learner's reference is the teacher."""
-    hint: str | None = None
-    """The key of the task's text that only the teacher reads."""
+    model: Annotated[str | None, _TEACHER] = None
+    """The model that `Distill` learns from: a name, a directory, a run's folder or a Hugging Face id, with the same
+    tokens as `model`."""
+    url: Annotated[str | None, _TEACHER] = None
+    """Ask the model `teacher` behind this endpoint (…/v1) how likely it finds tokens, instead of loading it;
+    its key is the environment variable `AGL_TEACHER_KEY`."""
+    hint: Annotated[str | None, _HINT] = None
+    """The key under which a task has what only the teacher is told, a text: `SelfDistill`."""
 
     @classmethod
-    def of(cls, settings: TrainingSettings) -> Self | None:
-        if not settings.credit_mode.teacher:
-            return None
-        return cls(model=settings.teacher or "", url=settings.teacher_url, hint=settings.hint)
+    def of(cls, settings: TrainingSettings) -> Teacher | None:
+        return settings.teacher if settings.credit_mode.teacher else None
 
     @classmethod
     def check(cls, settings: TrainingSettings) -> None:
         s = settings
         if not s.credit_mode.teacher:
             return
-        if s.teacher is None:
+        if s.teacher.model is None:
             raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
-        if s.kl_coef or s.loss_spec.reference:
+        if s.kl.coef or s.loss_spec.reference:
             raise ConfigError(
                 "The teacher is what the policy is compared with, so there is no other reference beside it. Leave "
                 "kl_coef out, and take a loss without a reference."
             )
-        if s.teacher_url is not None and not re.match(r"https?://", s.teacher_url):
-            raise ConfigError(f"teacher_url is {s.teacher_url!r}; give an address such as 'http://localhost:8000/v1'.")
-        if s.teacher_url is not None and s.temperature != 1.0:
+        if s.teacher.url is not None and not re.match(r"https?://", s.teacher.url):
+            raise ConfigError(f"teacher_url is {s.teacher.url!r}; give an address such as 'http://localhost:8000/v1'.")
+        if s.teacher.url is not None and s.temperature != 1.0:
             raise ConfigError(
                 "A teacher behind an endpoint says how likely it finds tokens at temperature 1, and the policy samples "
                 f"at {s.temperature}. Leave temperature out, or load the teacher here: leave teacher_url out."
             )
-        if s.teacher_url is not None and s.filter_replay:
+        if s.teacher.url is not None and s.filter_replay:
             raise ConfigError(
                 "A teacher behind an endpoint says how likely it finds tokens among all, not among those that a filter "
                 "kept. Leave filter_replay out, or load the teacher here: leave teacher_url out."
@@ -214,7 +224,7 @@ class _TeacherGaps(PolicyHooks):
     def __init__(self, part: Teacher, policy: PolicyScope) -> None:
         settings = policy.settings
         self._learner = policy.learner
-        self._endpoint = None if part.url is None else EndpointTeacher(part.url, part.model)
+        self._endpoint = None if part.url is None else EndpointTeacher(part.url, part.model or "")
         self._hints = (
             None if part.hint is None else PrivilegedContext(part.hint, str(settings.model), settings.renderer)
         )

@@ -107,12 +107,13 @@ class Updater:
 
     def optim(self, rate: float) -> OptimParams:
         """The numbers of an optimiser step at this learning rate."""
+        adam = self._settings.adam
         return OptimParams(
             learning_rate=rate,
-            beta1=self._settings.adam_beta1,
-            beta2=self._settings.adam_beta2,
-            weight_decay=self._settings.weight_decay,
-            max_grad_norm=self._settings.max_grad_norm,
+            beta1=adam.beta1,
+            beta2=adam.beta2,
+            weight_decay=adam.weight_decay,
+            max_grad_norm=adam.max_grad_norm,
             max_kl=self._settings.max_kl,
         )
 

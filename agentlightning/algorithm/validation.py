@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin
 from agentlightning.algorithm.advantage import ADVANTAGES
 from agentlightning.algorithm.bounds import refuse_out_of_bounds, refuse_unused, settings_of
 from agentlightning.algorithm.parts import PARTS, check_parts
+from agentlightning.algorithm.records import as_written, value_of, written
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import Use
 from agentlightning.arguments import one_of
@@ -33,7 +34,14 @@ _BY_NAME = {
 
 
 def validate(settings: TrainingSettings) -> None:
-    """Raises ConfigError for the first thing that is wrong."""
+    """Raises ConfigError for the first thing that is wrong, with the names of settings as they were written."""
+    try:
+        _validate(settings)
+    except ConfigError as error:
+        raise type(error)(as_written(settings, str(error))) from error.__cause__
+
+
+def _validate(settings: TrainingSettings) -> None:
     if not settings.model or not isinstance(settings.model, str | PathLike):
         shown = repr(settings.model)
         if len(shown) > LONGEST_SHOWN:
@@ -78,10 +86,10 @@ def _refuse_other_types(s: TrainingSettings) -> None:
 
 def _refuse_unknown_choices(s: TrainingSettings) -> None:
     for name, allowed in choices(type(s)).items():
-        value = getattr(s, name)
+        value = value_of(s, name)
         if value not in allowed:
             known = " or ".join(repr(choice) for choice in allowed)
-            raise ConfigError(f"{name} is {value!r}; it can be {known}.")
+            raise ConfigError(f"{written(s, name)} is {value!r}; it can be {known}.")
     _ = s.loss_spec, s.estimator, s.credit_mode, s.weigh  # each says itself what it can be
     uses = get_args(Use)
     for outcome, use in s.outcome_use.items():

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
+from agentlightning.algorithm.bounds import settings_of
 from agentlightning.algorithm.correction import Correction
 from agentlightning.algorithm.credit import refuse_rewards_below_zero
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.part import Minibatch
 from agentlightning.algorithm.policies import seen_by
+from agentlightning.algorithm.records import replaced, value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
 from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range
@@ -154,7 +156,7 @@ def telling_variants(settings: TrainingSettings, episodes: Sequence[Episode] = (
     found: dict[str, TrainingSettings] = {}
     for changes in _COMPARED:
         name = next(iter(changes))
-        if getattr(settings, name) != changes[name] and not _same_correction(settings, changes):
+        if value_of(settings, name) != changes[name] and not _same_correction(settings, changes):
             try:
                 made = variant(settings, changes)
                 refuse_rewards_below_zero(made.credit_rule(), episodes)
@@ -174,10 +176,10 @@ def variant(settings: TrainingSettings, changes: Mapping[str, Any]) -> TrainingS
         if name in _FROM_OUTSIDE:
             raise ConfigError(f"{name} is no part of a gradient: a stored step cannot be taken with another one.")
     try:
-        changed = replace(settings, **changes)
+        changed = replaced(settings, changes)
     except ConfigError:
-        plain = {f.name: f.default for f in fields(GRPO) if f.name in _OF_ONE_KIND}
-        changed = replace(settings, **plain | dict(changes))
+        plain = {name: one.default for name, one in settings_of(GRPO).items() if name in _OF_ONE_KIND}
+        changed = replaced(settings, plain | dict(changes))
     if changed.credit_mode.critic and not settings.credit_mode.critic:
         raise ConfigError(f"credit={changed.credit!r} needs a critic, and this run trained none.")
     if changed.credit_mode.teacher and not settings.credit_mode.teacher:

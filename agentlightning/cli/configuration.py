@@ -7,12 +7,12 @@ import json
 import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path, PurePath
 from typing import Any
 
 from agentlightning import algorithm as algorithms
 from agentlightning.algorithm.grpo import GRPO
+from agentlightning.algorithm.records import flattened, merged, names_of, paths_of
 from agentlightning.arguments import nearest
 from agentlightning.cli.trust import code_in, require_trust
 from agentlightning.errors import ConfigError
@@ -48,11 +48,11 @@ def make_algorithm(
     file = dict(given)
     chosen = _algorithm(str(name or given.pop("algorithm", "GRPO")))
     given.pop("algorithm", None)
-    known = sorted(f.name for f in fields(chosen) if f.init and f.name not in _OF_THE_COMMAND)
+    known = sorted(set(paths_of(chosen)) - set(_OF_THE_COMMAND))
     typed = parsed_settings(settings, known)
     if config is not None:
         require_trust(config, code_in({k: v for k, v in given.items() if k not in {**typed, **others}}), trust=trust)
-    given |= typed
+    given = merged(chosen, given, typed)
     given["model"] = model or given.get("model", "calc")
     try:
         return chosen(**others, **given)
@@ -93,7 +93,7 @@ def read_config(file: Path) -> Mapping[str, Any]:
 
 def _refuse_other_names(file: Path, found: Mapping[str, Any]) -> None:
     """Raises ConfigError for what the command line says, and for settings below a heading."""
-    settings = {f.name for kind in FAMILY.values() for f in fields(kind)}
+    settings = {name for kind in FAMILY.values() for name in names_of(kind)}
     for name, value in found.items():
         if name in _ON_THE_COMMAND_LINE:
             raise ConfigError(f"{file} has '{name}', which is given on the command line: --{name.replace('_', '-')} …")
@@ -109,7 +109,7 @@ def is_of_a_run(found: Mapping[str, Any]) -> bool:
 def of_a_run(about: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that repeat a run; those of the command are given there."""
     kind = _algorithm(str(about["algorithm"]))
-    known = {f.name for f in fields(kind) if f.init} - set(_OF_THE_COMMAND)
+    known = {*names_of(kind)} - set(_OF_THE_COMMAND)
     return {"algorithm": about["algorithm"], **{k: v for k, v in about["settings"].items() if k in known}}
 
 
@@ -123,8 +123,7 @@ def algorithm_of_a_run(about: Mapping[str, Any], source: Path, *, trust: bool) -
 
 def told_settings(algorithm: GRPO) -> dict[str, Any]:
     """All settings of an algorithm by name, as a file that `read_config` reads would hold them."""
-    named = [f.name for f in fields(algorithm) if f.init and f.name not in _OF_THE_COMMAND]
-    told = {name: getattr(algorithm, name) for name in named}
+    told = {name: value for name, value in flattened(algorithm, shown=False).items() if name not in _OF_THE_COMMAND}
     return {"algorithm": type(algorithm).__name__, **json.loads(json.dumps(told, default=_plain))}
 
 

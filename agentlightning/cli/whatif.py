@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from agentlightning.algorithm.checkpoint import held_before, model_path, read_checkpoint
+from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.whatif import (
     TAKEN,
@@ -55,7 +56,7 @@ class Asked:
 
 def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[dict[str, Any]]:
     """A variant per value of `--loss` and the like, and one per `--set`, which may hold several NAME=VALUE."""
-    known = {f.name for f in fields(TrainingSettings) if f.init}
+    known = names_of(TrainingSettings)
     return [
         *({name: value} for name, values in given.items() for value in values),
         *(parsed_settings(text.split(), known) for text in sets),

@@ -12,7 +12,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.league import League
+from agentlightning.algorithm.records import flattened
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import AgentError, StoreError, message_of
 from agentlightning.files import atomic_write
@@ -59,12 +60,11 @@ def describe(run_dir: Path, algorithm: Algorithm, agent: LitAgent[Any], about: M
 
     A run that goes on keeps its id, which its folder knows.
     """
-    names = [f.name for f in fields(algorithm) if f.repr] if is_dataclass(algorithm) else []
     name, source = agent.origin
     known = {
         "run_id": _known_id(run_dir) or f"run-{random_hex(8)}",
         "algorithm": type(algorithm).__name__,
-        "settings": {name: getattr(algorithm, name) for name in names},
+        "settings": flattened(algorithm) if is_dataclass(algorithm) else {},
         "agent": name,
         "source": source,
         "status": RunStatus.RUNNING.value,

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,7 @@ from agentlightning.algorithm.checkpoint import (
     set_aside_later,
 )
 from agentlightning.algorithm.elsewhere import REWARD
+from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained
 from agentlightning.doctor.preflight import objections
@@ -158,7 +159,7 @@ class Trainer(GivenByName):
     )
 
     _elsewhere: ClassVar = OTHER_VERBS
-    _others: ClassVar = {**dict.fromkeys((f.name for f in fields(TrainingSettings)), _otherwise), **REWARD}
+    _others: ClassVar = {**dict.fromkeys(names_of(TrainingSettings), _otherwise), **REWARD}
 
     def __init__(
         self,

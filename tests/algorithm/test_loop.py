@@ -117,7 +117,7 @@ async def test_checkpoints_are_copied_and_a_copy_that_fails_ends_no_run(tmp_path
 class Replaying(Recorded):
     """Learns one group of an earlier step again in each."""
 
-    replay: int = 1
+    replay: int = 1  # pyright: ignore[reportIncompatibleVariableOverride, reportIncompatibleUnannotatedOverride]
     replay_size: int = 2
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:

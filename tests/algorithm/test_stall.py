@@ -80,7 +80,7 @@ async def waiting_for(
 async def told(context: TrainingContext, ids: list[str], listener: Listener) -> str:
     """What is said of the stalled step, which goes on without its rollouts."""
     began = time.monotonic()
-    await finished_groups(context, [ids], 1, "step 3: sampling", StallRule(SOON, "cancel"))
+    await finished_groups(context, [ids], 1, "step 3: sampling", StallRule(seconds=SOON, action="cancel"))
     assert listener.first_at is not None
     assert SOON <= listener.first_at - began < SOON + PATIENCE, "at its deadline, and not before"
     return listener.warnings[0]
@@ -116,7 +116,7 @@ async def test_a_stuck_grader_is_named(tmp_path: Path) -> None:
 
     agent = agl.Program([sys.executable, "-S", "-c", "print(1)"], grader=grader)
     async with waiting_for(agent, tmp_path) as (context, ids, listener):
-        waiting = asyncio.create_task(finished_groups(context, [ids], 1, "step 3", StallRule(SOON, "wait")))
+        waiting = asyncio.create_task(finished_groups(context, [ids], 1, "step 3", StallRule(seconds=SOON)))
         text = await listener.one_more()
         while text.count(": grading for") != 2:  # starting programs takes a while
             text = await listener.one_more()
@@ -155,7 +155,7 @@ async def test_a_stuck_engine_is_named(tmp_path: Path) -> None:
 
 async def test_rollouts_that_nobody_claims_are_named_again_and_again(tmp_path: Path) -> None:
     async with waiting_for(None, tmp_path) as (context, ids, listener):
-        waiting = asyncio.create_task(finished_groups(context, [ids], 1, "step 3", StallRule(0.1, "wait")))
+        waiting = asyncio.create_task(finished_groups(context, [ids], 1, "step 3", StallRule(seconds=0.1)))
         await listener.one_more()
         await listener.one_more()
         waiting.cancel()
@@ -168,7 +168,7 @@ async def test_rollouts_that_nobody_claims_are_named_again_and_again(tmp_path: P
 async def test_the_run_ends_where_that_is_the_rule(tmp_path: Path) -> None:
     async with waiting_for(None, tmp_path) as (context, ids, _):
         with pytest.raises(AgentError, match="on_stall='stop'"):
-            await finished_groups(context, [ids], 1, "step 3", StallRule(0.1, "stop"))
+            await finished_groups(context, [ids], 1, "step 3", StallRule(seconds=0.1, action="stop"))
         assert [r.status for r in await context.store.query_rollouts()] == ["cancelled"] * 2
 
 

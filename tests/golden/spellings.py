@@ -12,11 +12,11 @@ import json
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
+from agentlightning.algorithm.records import flattened
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError
 from agentlightning.trainer.live import _plain  # pyright: ignore[reportPrivateUsage]
@@ -67,7 +67,7 @@ def settings_of(spelling: str) -> dict[str, Any] | str | None:
         return type(refused).__name__
     except (NameError, AttributeError, TypeError):
         return None
-    held = {one.name: getattr(made, one.name) for one in fields(made) if one.repr}
+    held = flattened(made)
     text = json.dumps(held, default=_plain)
     return None if " at 0x" in text else json.loads(text)
 

@@ -1,0 +1,286 @@
+"""Settings that belong together, as a record: `GRPO(…, kl=agl.Reference(coef=0.02))`; and their flat names.
+
+Every setting of a record has a flat name, too, in one table (`FLAT`): `GRPO(…, kl_coef=0.02)` means the same. Scripts,
+files of settings and `run.json` use either, runs and `--print-config` write the flat ones. What a record does not say
+is as the algorithm has it. Both spellings of one setting at once are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
+
+from agentlightning.arguments import refuse_unknown
+from agentlightning.errors import ConfigError
+
+R = TypeVar("R")
+W = TypeVar("W")
+
+FLAT: Mapping[str, tuple[str, str]] = {
+    "kl_coef": ("kl", "coef"),
+    "kl_in": ("kl", "where"),
+    "kl_estimator": ("kl", "estimator"),
+    "kl_target": ("kl", "target"),
+    "reference_every": ("kl", "every"),
+    "reference_share": ("kl", "share"),
+    "replay": ("replay", "groups"),
+    "replay_size": ("replay", "size"),
+    "replay_priority": ("replay", "priority"),
+    "correction": ("correction", "kind"),
+    "correction_cap": ("correction", "cap"),
+    "correction_floor": ("correction", "floor"),
+    "correction_veto": ("correction", "veto"),
+    "overlong_tokens": ("overlong", "tokens"),
+    "overlong_margin": ("overlong", "margin"),
+    "baseline": ("baseline", "key"),
+    "baseline_decay": ("baseline", "decay"),
+    "teacher": ("teacher", "model"),
+    "teacher_url": ("teacher", "url"),
+    "hint": ("teacher", "hint"),
+    "preflight": ("preflight", "mode"),
+    "flat_steps": ("preflight", "flat_steps"),
+    "lam": ("critic", "lam"),
+    "critic_warmup": ("critic", "warmup"),
+    "weight_decay": ("adam", "weight_decay"),
+    "adam_beta1": ("adam", "beta1"),
+    "adam_beta2": ("adam", "beta2"),
+    "max_grad_norm": ("adam", "max_grad_norm"),
+    "stall_seconds": ("stall", "seconds"),
+    "on_stall": ("stall", "action"),
+}
+"""By flat name: the record, and its field. A record that is given as a plain value is its first field."""
+
+
+if TYPE_CHECKING:
+
+    @dataclass(frozen=True, kw_only=True)
+    class FlatNames:
+        """The flat names as type checkers see them, so that scripts which use them are checked; there are no fields."""
+
+        kl_coef: float = 0.0
+        kl_in: Literal["loss", "reward"] = "loss"
+        kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+        kl_target: float | None = None
+        reference_every: int | None = None
+        reference_share: float = 1.0
+        replay_size: int = 64
+        replay_priority: float = 1.0
+        correction_cap: float = 2.0
+        correction_floor: float = 0.5
+        correction_veto: float | None = None
+        overlong_tokens: int | None = None
+        overlong_margin: int = 0
+        baseline_decay: float = 0.95
+        teacher_url: str | None = None
+        hint: str | None = None
+        flat_steps: int = 5
+        lam: float = 1.0
+        critic_warmup: int = 0
+        weight_decay: float = 0.0
+        adam_beta1: float = 0.9
+        adam_beta2: float = 0.999
+        max_grad_norm: float = 1.0
+        stall_seconds: float = 900.0
+        on_stall: Literal["wait", "cancel", "stop"] = "wait"
+else:
+
+    class FlatNames:
+        """There are no fields of these names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Settings that belong together. It knows which of them were given, and by which names (`_given`: None for the
+    record's own); and whether it has become a part of an algorithm (`_settled`)."""
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *positional: Any, **given: Any) -> Self:
+            refuse_unknown(cls.__name__, positional, given, [f.name for f in fields(cls)], None)
+            made = super().__new__(cls)
+            object.__setattr__(made, "_given", dict.fromkeys(given))
+            return made
+
+    @classmethod
+    def as_flat(cls, name: str) -> dict[str, str]:
+        """The flat names of its fields, where it is the record `name`."""
+        return {own: flat for flat, (record, own) in FLAT.items() if record == name}
+
+
+if TYPE_CHECKING:
+
+    class Nested(Generic[R, W]):
+        """A setting that is a record `R`; a value `W` given instead is its first field."""
+
+        def __init__(self, default: R) -> None: ...
+
+        def __get__(self, of: object, owner: Any = None) -> R: ...
+
+        def __set__(self, of: object, value: R | W | Mapping[str, Any] | None) -> None: ...
+else:
+
+    class Nested(Generic[R, W]):
+        def __new__(cls, default: R) -> Any:
+            return field(default=default)
+
+
+@cache
+def records_of(kind: type[Any]) -> dict[str, Record]:
+    """The records among an algorithm's settings, by name, as the algorithm has them."""
+    return {f.name: f.default for f in fields(kind) if isinstance(f.default, Record)}
+
+
+def flat_names(kind: type[Any]) -> dict[str, tuple[str, str]]:
+    """The flat names that an algorithm takes: the record and its field of each."""
+    return {flat: place for flat, place in FLAT.items() if place[0] in records_of(kind)}
+
+
+def take_defaults(kind: type[Any]) -> None:
+    """Let a class give its algorithm other defaults by flat names, as it may by records: `replay_size: int = 8`."""
+    own = vars(kind).get("__annotations__", {})
+    named = [n for n in own if n in FLAT and n in vars(kind) and not isinstance(vars(kind)[n], Record | Field)]
+    for name in sorted(named, key=lambda n: n != FLAT[n][0]):  # a record's own name first
+        record, of_record = FLAT[name]
+        value = vars(kind)[name]
+        inherited = next(vars(base)[record] for base in kind.__mro__[1:] if record in vars(base))
+        held = vars(kind).get(record) if record != name else inherited
+        default: Any = held.default if isinstance(held, Field) else held or inherited
+        del own[name]
+        delattr(kind, name)
+        own[record] = Nested[type(inherited), Any]
+        setattr(kind, record, replace(default, **{of_record: value}))
+
+
+def gathered(kind: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they were given, with records in the place of flat names, mappings and plain values."""
+    found = {name: value for name, value in given.items() if name not in FLAT}
+    for name, default in records_of(kind).items():
+        flat = {own: other for other, (record, own) in FLAT.items() if record == name and other in given}
+        plain = {} if name in flat.values() or name not in given else {"": given[name]}
+        if flat or plain:
+            found[name] = _merged(name, default, given.get(name), {o: f for o, f in flat.items() if f != name}, given)
+    return found
+
+
+def _merged(name: str, default: Record, whole: Any, flat: Mapping[str, str], given: Mapping[str, Any]) -> Record:
+    """The record `name`: `whole` is what was given under its own name, `flat` the flat names that were given besides,
+    by field."""
+    names = [f.name for f in fields(default)]
+    spelled: dict[str, str | None] = {}
+    match whole:
+        case None:
+            changes = {}
+        case Record() if isinstance(whole, type(default)):
+            spelled = dict(vars(whole)["_given"])
+            changes = {own: getattr(whole, own) for own in spelled}
+        case Record():
+            raise ConfigError(f"{name} is an agl.{type(whole).__name__}; it takes an agl.{type(default).__name__}.")
+        case Mapping():
+            refuse_unknown(type(default).__name__, (), whole, names, None)
+            changes = dict(whole)
+        case _:
+            changes = {names[0]: whole}
+            spelled[names[0]] = name
+    settled = isinstance(whole, Record) and "_settled" in vars(whole)
+    for own, other in flat.items():
+        if own in changes and not settled:
+            raise ConfigError(f"{other} and {name}.{own} are the same setting: give one of them.")
+        changes[own], spelled[own] = given[other], other
+    made = replace(default, **changes)
+    object.__setattr__(made, "_given", {own: spelled.get(own) for own in changes})
+    object.__setattr__(made, "_settled", True)
+    return made
+
+
+def changed(record: R, **changes: Any) -> R:
+    """The record with other values, and with what it knows of how it was given."""
+    assert isinstance(record, Record)
+    made = replace(record, **changes)
+    object.__setattr__(made, "_given", {**dict.fromkeys(changes, ""), **vars(record)["_given"]})
+    if "_settled" in vars(record):
+        object.__setattr__(made, "_settled", True)
+    return made
+
+
+def replaced(settings: Any, changes: Mapping[str, Any]) -> Any:
+    """The settings with others in their place, by any of their names; what is not named stays."""
+    whole = {name: getattr(settings, name) for name in records_of(type(settings)) if name in changes}
+    mains = {name: changed(record, **{fields(record)[0].name: changes[name]}) for name, record in whole.items()}
+    return replace(settings, **{**changes, **mains})
+
+
+def merged(kind: type[Any], given: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they are given, with those of `over` in their place, however either is spelled: `kl_coef`, `kl.coef`
+    or a mapping `kl`."""
+    found, records = dict(given), records_of(kind)
+    for name, value in over.items():
+        head, _, own = name.partition(".")
+        record, own = (head, own) if own else FLAT.get(name, (name, ""))
+        if record not in records or not own:
+            found[name] = value
+            continue
+        flat, whole = records[record].as_flat(record), found.pop(record, {})
+        if not isinstance(whole, Mapping):
+            whole = {fields(records[record])[0].name: whole}
+        if flat.get(own) != record:
+            found.pop(flat.get(own, ""), None)
+        found[record] = {**whole, own: value}
+    return found
+
+
+def flattened(settings: Any, *, shown: bool = True) -> dict[str, Any]:
+    """All settings by their flat names, in their order. Not `shown`: also those that are left out of texts."""
+    found: dict[str, Any] = {}
+    for f in fields(settings):
+        value = getattr(settings, f.name)
+        if isinstance(value, Record) and (names := value.as_flat(f.name)):
+            found |= {flat: getattr(value, own) for own, flat in names.items()}
+        elif f.repr or not shown:
+            found[f.name] = value
+    return found
+
+
+def value_of(settings: Any, name: str) -> Any:
+    """The value of a setting by its name: that of a field, a flat one, or `kl.coef`."""
+    record, own = place_of(settings, name)
+    value = getattr(settings, record)
+    return getattr(value, own) if own else value
+
+
+def place_of(settings: Any, name: str) -> tuple[str, str]:
+    """The field and, where that is a record, the record's field of a setting."""
+    head, _, own = name.partition(".")
+    return FLAT[name] if name in flat_names(type(settings)) else (head, own)
+
+
+def written(settings: Any, name: str) -> str:
+    """The name of a setting as it was written, where it was given in a record: `kl.coef`."""
+    record, own = place_of(settings, name)
+    value = getattr(settings, record)
+    given = vars(value)["_given"] if own and "_settled" in vars(value) else {}
+    nested = None in given.values()
+    return given.get(own) or (f"{record}.{own}" if nested else name)
+
+
+def as_written(settings: Any, message: str) -> str:
+    """The message, with the names of settings that were given in records as they were written."""
+    for name, (record, _) in flat_names(type(settings)).items():
+        if name != record and (path := written(settings, name)) != name:
+            message = re.sub(rf"(?<![.\w]){name}\b", path, message)
+    return message
+
+
+@cache
+def names_of(kind: type[Any]) -> tuple[str, ...]:
+    """All names that an algorithm's settings have: its own, and the flat ones of its records."""
+    own = [f.name for f in fields(kind) if f.init]
+    return (*own, *(name for name in flat_names(kind) if name not in own))
+
+
+def paths_of(kind: type[Any]) -> tuple[str, ...]:
+    """`names_of`, and those of records' fields as `kl.coef`."""
+    nested = (f"{name}.{f.name}" for name, record in records_of(kind).items() for f in fields(record))
+    return (*names_of(kind), *nested)
