@@ -45,6 +45,7 @@ SEE: Mapping[str, str] = {
     "backend_options": "those of [vllm](vllm.md#options) and of [ray](ray.md#options)",
     "checkpoint_copy": "[stopping and resuming](troubleshooting.md#stopping-and-resuming)",
     "clip_high": "[the family](algorithms.md#the-family)",
+    "constraint": "[rewards of several parts](algorithms.md#rewards-of-several-parts)",
     "credit": "[which calls a reward goes to](algorithms.md#which-calls-a-reward-goes-to)",
     "curriculum": "[curricula](algorithms.md#curricula)",
     "filter_replay": "[truncated sampling](algorithms.md#truncated-sampling)",

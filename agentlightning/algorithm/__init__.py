@@ -6,6 +6,7 @@ from agentlightning.algorithm.apo import APO
 from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.baseline import Baseline
 from agentlightning.algorithm.baselines import MovingBaseline
+from agentlightning.algorithm.constraint import Constraint
 from agentlightning.algorithm.correction import Correction
 from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.decorator import algo
@@ -54,6 +55,7 @@ __all__ = [
     "Algorithm",
     "Baseline",
     "Checks",
+    "Constraint",
     "Correction",
     "Critic",
     "Distill",

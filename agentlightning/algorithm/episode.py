@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from agentlightning.algorithm.given import calls_as_given, given_triplets
@@ -79,6 +79,11 @@ class Episode:
         counting = which_count(self.rewards, agents=agents)
         found = mean_value([r.value for r in counting]) if self.rewards else self.reward
         return 0.0 if found is None and self.outcome is Outcome.TRUNCATED else found
+
+    def with_rewards(self, rewards: Sequence[Earned]) -> Episode:
+        """The same rollout, had it earned these."""
+        counting = which_count(rewards, callers=self.callers)
+        return replace(self, reward=mean_value([r.value for r in counting]), rewards=rewards)
 
     @property
     def callers(self) -> Callers:

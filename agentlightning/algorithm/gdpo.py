@@ -10,18 +10,17 @@ as 0, as in the weighted sum. The mean of A over the step is 0 already, so group
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from agentlightning.algorithm.episode import Earned, Episode
+from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.modes import Worth
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.returns import STD_FLOOR
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np
-from agentlightning.types.reward import mean_value, which_count
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.asynchronous import Sampled
@@ -44,31 +43,31 @@ class Seen:
 
 def by_part(episodes: Sequence[Episode], rule: CreditRule) -> list[Seen]:
     """The rollouts by each part that has a weight, and by what was given without one."""
-    rest = Seen([_rest(e, rule.weights) for e in episodes], rule)
-    plain = replace(rule, overlong=None)
-    return [rest, *(Seen([of_part(e, k) for e in episodes], plain, k, w) for k, w in rule.weights.items() if w)]
+    rest = Seen([_rest(e, {*rule.weights, *rule.constrained}) for e in episodes], rule)
+    return [rest, *(_seen(episodes, rule, name, weight) for name, weight in rule.weights.items() if weight)]
 
 
 def looked_at(episodes: Sequence[Episode], rule: CreditRule) -> list[Seen]:
-    """In what siblings may differ: what they earned, or with a decoupled advantage any of its parts."""
-    return by_part(episodes, rule) if rule.estimator.decoupled else [Seen(episodes, rule)]
+    """In what siblings may differ: what they earned, or with a decoupled advantage any of its parts; and whatever has a
+    constraint."""
+    earned = by_part(episodes, rule) if rule.estimator.decoupled else [Seen(episodes, rule)]
+    return [*earned, *(_seen(episodes, rule, name) for name in rule.constrained)]
+
+
+def _seen(episodes: Sequence[Episode], rule: CreditRule, part: str, weight: float = 1.0) -> Seen:
+    return Seen([of_part(e, part) for e in episodes], replace(rule, overlong=None), part, weight)
 
 
 def of_part(episode: Episode, name: str) -> Episode:
     """The rollout as if this part were all that it earned."""
     if not episode.rewards:
         return replace(episode, reward=None if episode.reward is None else 0.0)
-    return _rewarded(episode, [replace(r, value=r.parts.get(name, 0.0)) for r in episode.rewards])
+    return episode.with_rewards([replace(r, value=r.parts.get(name, 0.0)) for r in episode.rewards])
 
 
-def _rest(episode: Episode, weights: Mapping[str, float]) -> Episode:
-    rewards = [replace(r, value=0.0) if weights.keys() & r.parts.keys() else r for r in episode.rewards]
-    return _rewarded(episode, rewards) if rewards else episode
-
-
-def _rewarded(episode: Episode, rewards: Sequence[Earned]) -> Episode:
-    counting = which_count(rewards, callers=episode.callers)
-    return replace(episode, reward=mean_value([r.value for r in counting]), rewards=rewards)
+def _rest(episode: Episode, named: Set[str]) -> Episode:
+    rewards = [replace(r, value=0.0) if named & r.parts.keys() else r for r in episode.rewards]
+    return episode.with_rewards(rewards) if rewards else episode
 
 
 def added(found: Sequence[tuple[float, Sequence[Sequence[Worth]]]], counts: Sequence[bool]) -> list[list[Worth]]:

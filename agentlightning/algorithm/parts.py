@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.baselines import MovingBaseline
 from agentlightning.algorithm.checkpoint_copy import Copies
+from agentlightning.algorithm.constraint import Constraints
 from agentlightning.algorithm.correction import Correction
 from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.curriculum import DrawnTasks
@@ -55,6 +56,7 @@ PARTS: tuple[type[Part], ...] = (
     Decoupled,
     # before credit: rewards, then what they are compared with
     Scales,
+    Constraints,
     Critic,
     Reference,
     Teacher,

@@ -19,6 +19,7 @@ from agentlightning.algorithm.adam import Adam
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
 from agentlightning.algorithm.base import Algorithm, PolicySpec
 from agentlightning.algorithm.baselines import BaselineKey, MovingBaseline
+from agentlightning.algorithm.constraint import Constraint, as_constraints
 from agentlightning.algorithm.correction import Correction, CorrectionKind
 from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
@@ -166,6 +167,8 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
     watched_parts: Sequence[str] = ()
     """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
+    constraint: Constraint | Mapping[str, Any] | Sequence[Any] | None = None
+    """Bounds on the means of parts of the reward: an `agl.Constraint`, its settings by name, or a list of them."""
     reward_scale: Annotated[RewardScale, _SCALE] = "none"
     """Divide the rewards of each data set of a `Mixture` by the deviation they have had ("source"), so that none
     outweighs the others by its scale."""
@@ -371,6 +374,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
             uses=self.outcome_use,
             rewardless=self.credit_mode.teacher,
             weights=self.reward_weights,
+            constrained=tuple(one.part for one in as_constraints(self.constraint)),
         )
 
     @property

@@ -57,6 +57,8 @@ class CreditRule:
     """The calls of one rollout are compared with each other, instead of the rollouts of a task."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of a reward's parts by name, for an advantage that compares each of them by itself."""
+    constrained: Sequence[str] = ()
+    """Parts that have a constraint: siblings that differ in one of them differ."""
 
     @property
     def estimator(self) -> Estimator:

@@ -14,6 +14,7 @@ from typing import Any
 
 from agentlightning.adapter.conversations import Conversation, conversations
 from agentlightning.algorithm.advantage import ADVANTAGES
+from agentlightning.algorithm.constraint import recorded_constraints
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.units import OUTCOME_USE
 from agentlightning.store.base import LightningStore
@@ -101,9 +102,14 @@ class Evidence:
         return [group for group in found.values() if len(group) > 1]
 
     def is_flat(self, group: Sequence[Episode]) -> bool:
-        """Whether these rollouts all earned the same: with an advantage of parts, in each part that has a weight."""
+        """Whether these rollouts all earned the same, also in parts that have a constraint, and with an advantage of
+        parts in each that has a weight."""
         advantage = ADVANTAGES.get(str(self.settings.get("advantage")))
-        names = sorted(weights_in(self.settings)) if advantage is not None and advantage.decoupled else []
+        decoupled = advantage is not None and advantage.decoupled
+        names = [
+            *(weights_in(self.settings) if decoupled else ()),
+            *(c.part for c in recorded_constraints(self.settings)),
+        ]
         earned = {(e.reward, *(tuple(r.parts.get(n, 0.0) for n in names) for r in e.rewards if names)) for e in group}
         return len(earned) == 1
 

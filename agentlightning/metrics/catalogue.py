@@ -39,6 +39,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("val_best@…_high", "Best of … validation rollouts, high end", REWARD, "", "The high end of its 95 % interval.", "hidden"),
     Metric("best_val", "Best validation of a prompt", REWARD, "", "The highest mean validation reward of any candidate of this round."),
     Metric("reward/…", "Reward part: …", REWARD, "", "The mean of a named part of the rewards."),
+    Metric("constraint/…", "Multiplier of …", STABLE, "", "The Lagrange multiplier of the constraint on this part of the reward, by which the step was learned; 0: the bound is kept."),
     Metric("source/…/reward", "Reward on …", REWARD, "", "The mean reward of the tasks of one data set of a mixture."),
     Metric("opponent/…/win_rate", "Wins against …", REWARD, "share", "How often the step's rollouts won against this member of the league; a draw counts one half."),
     Metric("reward_std", "Spread of rewards", REWARD, "", "The standard deviation of the step's rewards."),

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
+from agentlightning.algorithm.constraint import Constraint
 from agentlightning.algorithm.league import League
 from agentlightning.algorithm.records import flattened
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
@@ -98,7 +99,7 @@ def known_settings(run_dir: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
-    if isinstance(value, League):
+    if isinstance(value, League | Constraint):
         return asdict(value)
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
 
