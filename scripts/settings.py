@@ -49,6 +49,7 @@ SEE: Mapping[str, str] = {
     "credit": "[which calls a reward goes to](algorithms.md#which-calls-a-reward-goes-to)",
     "curriculum": "[curricula](algorithms.md#curricula)",
     "filter_replay": "[truncated sampling](algorithms.md#truncated-sampling)",
+    "group_judge": "[a judge over the group](algorithms.md#a-judge-over-the-group)",
     "hint": "[self-distillation](algorithms.md#self-distillation)",
     "league": "[self-play](algorithms.md#self-play-against-a-league)",
     "learning_rate": "[the default learning rate](algorithms.md#the-default-learning-rate)",

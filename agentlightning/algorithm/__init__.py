@@ -24,6 +24,7 @@ from agentlightning.algorithm.family import (
     SelfDistill,
 )
 from agentlightning.algorithm.gepa import GEPA
+from agentlightning.algorithm.group_judge import GroupJudge
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.joint import Joint
 from agentlightning.algorithm.league import League
@@ -61,6 +62,7 @@ __all__ = [
     "Distill",
     "DrGRPO",
     "Estimator",
+    "GroupJudge",
     "Joint",
     "League",
     "LossSpec",

@@ -190,6 +190,12 @@ class RunHooks:
         """What the metadata of validation rollouts says besides."""
         return {}
 
+    async def begin(self) -> None:
+        """Before the first step. Raises an error of ours where the run cannot go well."""
+
+    async def finished(self, groups: Sequence[Sequence[str]]) -> None:
+        """Groups of rollouts, by their ids, have finished and are not yet read from the store."""
+
     def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
         """Groups have finished: the index of each one's task, and its rollouts."""
 

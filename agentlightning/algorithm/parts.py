@@ -17,6 +17,7 @@ from agentlightning.algorithm.curriculum import DrawnTasks
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.gdpo import Decoupled
 from agentlightning.algorithm.gradient_noise import GradientNoise
+from agentlightning.algorithm.group_judge import GroupJudge
 from agentlightning.algorithm.league import League
 from agentlightning.algorithm.overlong import Overlong
 from agentlightning.algorithm.packing_check import PackingComparison
@@ -52,6 +53,7 @@ PARTS: tuple[type[Part], ...] = (
     League,
     Checks,
     Replay,
+    GroupJudge,
     Watched,
     Decoupled,
     # before credit: rewards, then what they are compared with
@@ -103,6 +105,8 @@ class PartsOfRun(RunHooks):
 
     async def load(self, state: Mapping[str, State]) -> None:
         await _load(self._hooks, state)
+        for hooks in self._all:
+            await hooks.begin()
 
     def state(self) -> dict[str, State]:
         return _states(self._hooks)
@@ -115,6 +119,10 @@ class PartsOfRun(RunHooks):
 
     def validation_metadata(self) -> dict[str, Any]:
         return _merged(hooks.validation_metadata() for hooks in self._all)
+
+    async def finished(self, groups: Sequence[Sequence[str]]) -> None:
+        for hooks in self._all:
+            await hooks.finished(groups)
 
     def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
         for hooks in self._all:

@@ -57,6 +57,10 @@ class TaskSchedule:
         source = source_of(self._dataset, index)
         return {**({} if source is None else {"source": source}), **self._parts.metadata(step, group)}
 
+    async def finished(self, groups: Sequence[Sequence[str]]) -> None:
+        """Groups of rollouts have finished and are not yet read from the store."""
+        await self._parts.finished(groups)
+
     def sampled(self, groups: Sequence[tuple[int, Sequence[Episode]]]) -> None:
         """Groups have finished: the index of each one's task, and its rollouts."""
         self._parts.sampled(groups)

@@ -24,6 +24,7 @@ from agentlightning.algorithm.correction import Correction, CorrectionKind
 from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.curriculum import Weigh, as_curriculum
 from agentlightning.algorithm.elsewhere import OF_TRAINING
+from agentlightning.algorithm.group_judge import GroupJudge
 from agentlightning.algorithm.league import PLAYER, START, League, as_league
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
 from agentlightning.algorithm.overlong import Overlong
@@ -165,6 +166,8 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
     """Punish rollouts for their length."""
     reward_weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of a reward's parts by name: their weighted sum trains. Empty: the primary part alone."""
+    group_judge: GroupJudge | Mapping[str, Any] | None = None
+    """A model that scores the rollouts of each task together: a `GroupJudge`, or its settings by name."""
     watched_parts: Sequence[str] = ()
     """Parts of a reward that train nothing and are watched: the run says when one falls while the reward rises."""
     constraint: Constraint | Mapping[str, Any] | Sequence[Any] | None = None

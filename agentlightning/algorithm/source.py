@@ -106,6 +106,7 @@ class RolloutSource:
             groups = await self._enqueue(again + fresh, step, first_group=len(tasks))
             finished = await self._finished(groups, step, all_of_them=self.is_over(position))
             ids = [i for group in finished for i in group.rollout_ids]
+            await self._schedule.finished([group.rollout_ids for group in finished])
             found = await collect(self._context.store, ids, settings.reward_weights)
             tasks += [group.task for group in finished]
             read = {e.rollout.rollout_id: e for e in found}

@@ -56,7 +56,7 @@ from agentlightning.types import (
     Triplet,
 )
 from agentlightning.types.ids import random_hex
-from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
+from agentlightning.types.names import REWARD_RESPONSE, REWARDED_LATER, TRIPLET, TRIPLET_JSON
 from agentlightning.types.reward import find_final_reward, reward_attributes, reward_error
 from agentlightning.types.rollout import TIMEOUT_SETTING
 
@@ -367,7 +367,9 @@ class LitAgentRunner:
             except StoreError as error:
                 return Ending(Outcome.INFRA_ERROR, f"The attempt's calls could not be closed: {error}")
             ending = with_gateway(ending, summary)
-        return ending if ending.rewarded else Ending(Outcome.AGENT_ERROR, self._ready_agent().no_reward)
+        if ending.rewarded or claimed.metadata.get(REWARDED_LATER):
+            return ending
+        return Ending(Outcome.AGENT_ERROR, self._ready_agent().no_reward)
 
     async def _reward_tools(self, rollout_id: str, attempt_id: str) -> None:
         """Intermediate rewards by the rules of AIR; they are asked when the attempt's calls are stored."""

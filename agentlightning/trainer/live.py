@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.constraint import Constraint
+from agentlightning.algorithm.group_judge import GroupJudge
 from agentlightning.algorithm.league import League
 from agentlightning.algorithm.records import flattened
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
@@ -99,7 +100,7 @@ def known_settings(run_dir: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
-    if isinstance(value, League | Constraint):
+    if isinstance(value, League | Constraint | GroupJudge):
         return asdict(value)
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
 

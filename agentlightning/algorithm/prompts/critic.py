@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import aiohttp
@@ -49,6 +49,8 @@ class Question:
     messages: Sequence[Message]
     temperature: float
     max_tokens: int
+    besides: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the request."""
 
     @property
     def body(self) -> dict[str, Any]:
@@ -57,6 +59,7 @@ class Question:
             "messages": [dict(m) for m in self.messages],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
+            **self.besides,
         }
 
     @property
