@@ -104,7 +104,7 @@ class Decoupled(Part):
                 f"advantage={s.advantage!r} compares each named part of a reward by itself and adds them up by weight: "
                 "name them, for example reward_weights={'correct': 1.0, 'format': 0.5}."
             )
-        if s.kl_coef and s.kl_in == "reward":
+        if s.kl.coef and s.kl.where == "reward":
             raise ConfigError(
                 f"advantage={s.advantage!r} divides what a rollout earned by its deviation, so that kl_coef would mean "
                 "nothing in the reward. Take kl_in='loss'."
