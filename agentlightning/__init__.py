@@ -98,6 +98,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
         "prompt_rollout",
         "rollout",
     ),
+    "agentlightning.models": ("resolve_model",),
     "agentlightning.runner": ("LitAgentRunner", "Runner"),
     "agentlightning.runner.air": ("Air", "air"),
     "agentlightning.store": (
@@ -110,6 +111,7 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "agentlightning.store.base": ("LightningStore",),
     "agentlightning.tracer": ("GATEWAY_URL", "AgentOpsTracer", "DummyTracer", "OtelTracer", "Tracer", "WeaveTracer"),
     "agentlightning.trainer": ("RunResult", "Trainer"),
+    "agentlightning.trainer.example": ("load_example",),
     "agentlightning.types": (
         "LLM",
         "Attempt",
@@ -222,6 +224,7 @@ if TYPE_CHECKING:
         prompt_rollout,
         rollout,
     )
+    from agentlightning.models import resolve_model
     from agentlightning.runner import LitAgentRunner, Runner
     from agentlightning.runner.air import Air, air
     from agentlightning.store import (
@@ -234,6 +237,7 @@ if TYPE_CHECKING:
     from agentlightning.store.base import LightningStore
     from agentlightning.tracer import GATEWAY_URL, AgentOpsTracer, DummyTracer, OtelTracer, Tracer, WeaveTracer
     from agentlightning.trainer import RunResult, Trainer
+    from agentlightning.trainer.example import load_example
     from agentlightning.types import (
         LLM,
         Attempt,

@@ -80,7 +80,7 @@ TASKS = {"calculator": {**FAMILY, **HINTED}, "bidding": FAMILY, "eight questions
 WORKER = """
 import json, re, sys
 import agentlightning as agl
-from agentlightning.cli.example import example_dir, load_example
+from agentlightning.trainer.example import example_dir, load_example
 from agentlightning.metrics import SilentConsole
 
 GAME = {"tasks_per_step": 4, "group_size": 8, "learning_rate": 1e-3, "max_context": 256, "val_repeats": 4}

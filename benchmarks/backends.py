@@ -16,8 +16,8 @@ from typing import Any
 import agentlightning as agl
 from agentlightning.backend import ModelSpec
 from agentlightning.backend.vllm.backend import VLLMBackend
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
+from agentlightning.trainer.example import load_example
 
 ON_A_CPU: dict[str, Any] = {
     "args": ["--enforce-eager"],

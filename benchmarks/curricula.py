@@ -27,7 +27,7 @@ from agentlightning.metrics import read_metrics
 WORKER = """
 import json, sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")

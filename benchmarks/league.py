@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole
+from agentlightning.trainer.example import load_example
 
 THROWS = ("rock", "paper", "scissors")
 PRIZES = {("paper", "rock"): 3, ("rock", "scissors"): 1, ("scissors", "paper"): 2}

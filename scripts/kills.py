@@ -50,9 +50,9 @@ class LostError(Exception):
 def train(spec: dict[str, Any]) -> None:
     """The run, in a process of its own."""
     import agentlightning as agl
-    from agentlightning.cli.example import load_example
     from agentlightning.metrics import SilentConsole
     from agentlightning.store import PostgresLightningStore
+    from agentlightning.trainer.example import load_example
 
     settings: dict[str, Any] = {
         **{"model": "calc", "steps": spec["steps"], "tasks_per_step": TASKS, "group_size": GROUP, "save_every": 1},

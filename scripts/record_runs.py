@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole
+from agentlightning.trainer.example import load_example
 
 OUT = Path(__file__).parents[1] / "tests" / "algorithm" / "recorded_runs.jsonl"
 LEARNED = 0.1

@@ -10,6 +10,7 @@ from agentlightning.algorithm.constraint import Constraint
 from agentlightning.algorithm.correction import Correction
 from agentlightning.algorithm.critic import Critic
 from agentlightning.algorithm.decorator import algo
+from agentlightning.algorithm.episode import collect
 from agentlightning.algorithm.family import (
     CISPO,
     DAPO,
@@ -83,5 +84,6 @@ __all__ = [
     "Teacher",
     "TrainingContext",
     "algo",
+    "collect",
     "estimator",
 ]

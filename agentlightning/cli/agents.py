@@ -11,11 +11,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from agentlightning.cli.example import load_agent
 from agentlightning.errors import ConfigError
 from agentlightning.litagent import Kubernetes, LitAgent, Program
 from agentlightning.litagent.known_agents import KNOWN_AGENTS, KnownAgent
 from agentlightning.litagent.placeholders import split
+from agentlightning.trainer.example import load_agent
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from agentlightning.algorithm import GRPO
 from agentlightning.algorithm.checkpoint import latest_checkpoint, read_checkpoint
-from agentlightning.cli.example import example_dirs, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.transcript import before_and_after
 from agentlightning.console import Console
@@ -17,6 +16,7 @@ from agentlightning.installation import command_name
 from agentlightning.metrics import read_metrics
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import RunResult, Trainer
+from agentlightning.trainer.example import example_dirs, load_example
 from agentlightning.trainer.folder import CURVE_FILE, METRICS_FILE, STORE_FILE
 from agentlightning.trainer.sync import run_sync
 

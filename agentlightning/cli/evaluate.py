@@ -18,7 +18,6 @@ from agentlightning.algorithm.base import PolicySpec
 from agentlightning.algorithm.checkpoint import held_checkpoint, latest_checkpoint, model_path, read_checkpoint
 from agentlightning.backend import ModelSpec
 from agentlightning.cli.agents import find_agent
-from agentlightning.cli.example import load_agent, load_example
 from agentlightning.cli.interrupt import exit_interrupted
 from agentlightning.cli.store import location_of
 from agentlightning.cli.trust import code_in, require_trust
@@ -30,6 +29,7 @@ from agentlightning.metrics import Console, SilentConsole
 from agentlightning.metrics.intervals import bounds_of, expected_best, is_positive, mean_interval, paired_difference
 from agentlightning.metrics.power import power_words
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.example import load_agent, load_example
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import RUN_FILE
 from agentlightning.trainer.sync import run_sync

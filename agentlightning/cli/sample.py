@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from agentlightning.cli.example import load_example
 from agentlightning.errors import AgentLightningError
 from agentlightning.models import shipped_models
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.example import load_example
 from agentlightning.types import Span
 
 STORE_FILE = "store.db"

@@ -17,7 +17,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .game import CARDS, RIVALS, SYSTEM, UNKNOWN, best_bids, question, rival_bids, told
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 if __name__ == "__main__":
     game, agent = load_example("bidding", "game"), load_example("bidding", "bidding_agent")

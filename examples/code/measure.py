@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .code_agent import MAX_TOKENS, MAX_TURNS, earned
 from .grading import code_block, tried

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .problems import make_tasks
 

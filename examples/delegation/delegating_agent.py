@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import example_dir, load_example
+from agentlightning.trainer.example import example_dir, load_example
 
 terminal: Any = load_example("terminal", "program")
 PLANNER = "planner"

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .planner import function_of
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 SETTINGS: dict[str, Any] = {
     "train_agents": "^sub-agent",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .tasks import make_tasks
 

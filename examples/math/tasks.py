@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from agentlightning.cli.example import load_example
 from agentlightning.files import atomic_write
+from agentlightning.trainer.example import load_example
 
 SIZES = {"train": 2000, "val": 100, "test": 200}
 

@@ -8,7 +8,7 @@ from advantages import wins_less_losses
 from losses import proximal
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 if __name__ == "__main__":
     recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent

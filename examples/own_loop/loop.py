@@ -17,18 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from agentlightning.algorithm.episode import collect
+import agentlightning as agl
+from agentlightning.algorithm import collect
 from agentlightning.backend import POLICY, ModelSpec, make_backend
-from agentlightning.cli.example import load_example
-from agentlightning.gateway import Gateway
-from agentlightning.learner.base import LossConfig, OptimParams
-from agentlightning.learner.packing import CreditedCall, pack, split_by_budget
-from agentlightning.models import resolve_model
+from agentlightning.learner import CreditedCall, LossConfig, OptimParams, pack, split_by_budget
 from agentlightning.rendering import load_rendering
-from agentlightning.runner import LitAgentRunner
-from agentlightning.store import InMemoryLightningStore
-from agentlightning.tracer import OtelTracer
-from agentlightning.types import EnqueueRolloutRequest, RolloutMode
 
 MODEL = "calc"
 TASKS_PER_STEP, GROUP_SIZE = 12, 8
@@ -49,23 +42,23 @@ def advantages(rewards_R: np.ndarray, groups_R: np.ndarray) -> np.ndarray:
 
 async def train(steps: int, save_to: Path) -> list[float]:
     """Train for so many steps and write a checkpoint; the mean reward of each step."""
-    tasks = load_example("calc", "recipe").train_tasks()
-    agent = load_example("calc", "calc_agent").calc_agent
+    tasks = agl.load_example("calc", "recipe").train_tasks()
+    agent = agl.load_example("calc", "calc_agent").calc_agent
     rng, rewards = np.random.default_rng(0), []
 
     async with AsyncExitStack() as stack:
         # ---- the parts: a store, an engine and a learner on one model, a gateway before them, a runner for the agent
-        store = InMemoryLightningStore()
+        store = agl.InMemoryLightningStore()
         stack.push_async_callback(store.close)
         backend = make_backend("embedded", ModelSpec(model=MODEL, max_context=512, seed=0))
         stack.push_async_callback(backend.close)
         await backend.start()
         learner = backend.learner(POLICY)
-        rendering = load_rendering(resolve_model(MODEL), None)
-        gateway = Gateway(store, backend.engine(POLICY), rendering, train_sampling={"temperature": 1.0})
+        rendering = load_rendering(agl.resolve_model(MODEL), None)
+        gateway = agl.Gateway(store, backend.engine(POLICY), rendering, train_sampling={"temperature": 1.0})
         await gateway.start()
         stack.push_async_callback(gateway.stop)
-        runner = LitAgentRunner(OtelTracer(), concurrency=TASKS_PER_STEP * GROUP_SIZE, gateway=gateway)
+        runner = agl.LitAgentRunner(agl.OtelTracer(), concurrency=TASKS_PER_STEP * GROUP_SIZE, gateway=gateway)
         runner.init(agent)
         runner.init_worker(0, store)
         stack.callback(runner.teardown)
@@ -78,9 +71,9 @@ async def train(steps: int, save_to: Path) -> list[float]:
             began = time.monotonic()
             chosen = rng.choice(len(tasks), TASKS_PER_STEP, replace=False).tolist()
             requests = [
-                EnqueueRolloutRequest(
+                agl.EnqueueRolloutRequest(
                     input=tasks[task],
-                    mode=RolloutMode.TRAIN,
+                    mode=agl.RolloutMode.TRAIN,
                     resources_id=resources.resources_id,
                     metadata={"group": task},
                 )

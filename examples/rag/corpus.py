@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentlightning.cli.example import load_example
 from agentlightning.files import atomic_write
+from agentlightning.trainer.example import load_example
 
 SIZES = {"train": 208, "val": 60, "test": 200}
 FIRST = ("Ana", "Ben", "Cleo", "Dag", "Eva", "Finn", "Gita", "Hugo", "Ida", "Jan", "Kim", "Leo", "Mia", "Nils", "Olga")

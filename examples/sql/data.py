@@ -14,7 +14,7 @@ import os
 import random
 from pathlib import Path
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .questions import make_question
 from .sandbox import run_query

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .cases import KINDS, NOT_ALLOWED, Case, make_case, make_tasks, title
 from .desk import STATES, Desk

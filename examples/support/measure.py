@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .cases import KINDS, Case, make_case
 from .desk import Desk

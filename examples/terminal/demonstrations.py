@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .grammar import KINDS
 from .prompts import TOOLS, call, conversation, shown

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 _sandbox: Any = load_example("code", "sandbox")
 

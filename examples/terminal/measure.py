@@ -6,7 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .grading import score, values_of
 from .prompts import TOOLS, conversation, shown

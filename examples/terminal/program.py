@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
 from agentlightning.keys import CALLS
+from agentlightning.trainer.example import load_example
 from agentlightning.types import AttemptedRollout, NamedResources
 
 from .grading import left_behind, score

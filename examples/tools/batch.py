@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from renderers import ToolCallParseStatus
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 Messages = Sequence[dict[str, Any]]
 

@@ -14,10 +14,12 @@ import tempfile
 from pathlib import Path
 from zlib import crc32
 
-from agentlightning.cli.example import example_dir, load_example
 from agentlightning.errors import ModelError
+from agentlightning.trainer.example import example_dir, load_example
 
-_MAKE = "import sys; from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+_MAKE = (
+    "import sys; from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
+)
 
 
 def cached_model(application: str) -> str:

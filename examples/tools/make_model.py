@@ -23,7 +23,7 @@ import torch
 from renderers import Qwen3Renderer, Qwen3RendererConfig
 from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .demonstration import Demonstration
 

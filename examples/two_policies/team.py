@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 calc = load_example("calc", "calc_agent")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 if __name__ == "__main__":
     example = load_example("two_policies", "team")

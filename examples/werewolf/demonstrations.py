@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .game import NAMES, NOBODY, ROLES, WOLF, Game, Rules
 from .moderator import Moderator

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 from .demonstrations import MIXED, SEER, WEREWOLF, Seat, history, play
 from .game import WOLF, Game

@@ -9,11 +9,11 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.agents import ProgramOptions, find_agent, isolation_of
-from agentlightning.cli.example import example_dir
 from agentlightning.cli.show import Wanted, show_rollouts
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.litagent.decorator import FunctionAgent
 from agentlightning.metrics import SilentConsole
+from agentlightning.trainer.example import example_dir
 from agentlightning.types import Span
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
+from agentlightning.trainer.example import load_example
 from examples.math.reward import score
 from tests.cli.test_looking import agl
 

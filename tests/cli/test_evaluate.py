@@ -11,8 +11,8 @@ from openai import AsyncOpenAI
 
 import agentlightning as agl
 from agentlightning.cli.evaluate import measure, resolve
-from agentlightning.cli.example import load_example
 from agentlightning.models import resolve_model
+from agentlightning.trainer.example import load_example
 from agentlightning.trainer.live import RUN_FILE
 from tests.cli.test_export_model import make_checkpoint
 

@@ -14,7 +14,7 @@ from tests.typed import agl, typed
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 SCRIPT = """
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")

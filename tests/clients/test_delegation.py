@@ -13,7 +13,6 @@ from renderers import Qwen3Renderer
 from transformers import AutoTokenizer
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
 from agentlightning.gateway import Gateway
 from agentlightning.metrics import read_metrics
@@ -21,6 +20,7 @@ from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
 from agentlightning.runner import LitAgentRunner
 from agentlightning.store import InMemoryLightningStore
+from agentlightning.trainer.example import load_example
 from agentlightning.types import Outcome, RolloutMode
 from agentlightning.types.reward import find_final_reward
 from examples.terminal.program import make_agent as make_terminal_agent
@@ -108,10 +108,10 @@ def task_fault(task: dict[str, Any]) -> set[str]:
 async def test_two_steps_of_it(codex: None, tmp_path: Path) -> None:
     """A model that was taught for three steps knows nothing; no rollout fails."""
     installed(tmp_path / "cache")
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     command(tmp_path, "-c", make, "delegation", "--quick", "--out", "model", timeout=200)
     train = (
-        "from agentlightning.cli.example import load_example; load_example('delegation', 'train').train("
+        "from agentlightning.trainer.example import load_example; load_example('delegation', 'train').train("
         "'model', tasks=4, val=2, steps=2, tasks_per_step=2, group_size=2, preflight='warn', run_dir='run')"
     )
     command(tmp_path, "-c", train, timeout=400)

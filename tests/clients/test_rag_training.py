@@ -26,7 +26,7 @@ def framework() -> None:
 def test_two_steps_of_it(tmp_path: Path) -> None:
     """A model that was taught for three steps knows nothing, so nothing is learned; every rollout is graded."""
     framework()
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(tmp_path, "-c", make, "rag", "--quick", "--out", "model")
     assert done.returncode == 0, done.stderr
     tasks = write_data(tmp_path / "data")["train"][:4]

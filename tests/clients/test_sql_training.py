@@ -45,7 +45,7 @@ def langgraph() -> None:
 @pytest.mark.timeout(500)
 async def test_two_steps_train_the_writers_and_not_the_checker(tmp_path: Path) -> None:
     langgraph()
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     command(tmp_path, "-c", make, "sql", "--quick", "--out", "model", timeout=200)
     tasks = make_data(tmp_path / "data")["train"][:4]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))

@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With a model that was taught for three steps and knows nothing, four tasks, and settings for two steps."""
     installed()
     made = tmp_path_factory.mktemp("support")
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(made, "-c", make, "support", "--quick", "--out", "model", timeout=200)
     assert done.returncode == 0, done.stderr
     tasks = make_tasks()["train"][:4]

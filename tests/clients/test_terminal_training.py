@@ -36,7 +36,7 @@ def installed(cache: Path) -> None:
 def test_two_steps_of_it(tmp_path: Path) -> None:
     """A model that was taught for three steps knows nothing, so nothing is learned; every rollout is graded."""
     installed(tmp_path / "cache")
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     command(tmp_path, "-c", make, "terminal", "--quick", "--out", "model", timeout=200)
     tasks = make_tasks()["train"][:4]
     (tmp_path / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in tasks))

@@ -35,7 +35,7 @@ def framework() -> None:
 def untaught(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that has seen three batches of demonstrations, and so knows nothing but the words."""
     folder = tmp_path_factory.mktemp("untaught")
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(folder, "-c", make, "werewolf", "--quick", "--out", "model")
     assert done.returncode == 0, done.stderr
     return folder / "model"

@@ -86,7 +86,7 @@ def test_the_agent_of_the_readme_learns(tmp_path: Path) -> None:
     agent = block(README, "calc_agent")
     assert "[the whole file](examples/calc/calc_agent.py)" in README.read_text(), "where its other names are"
     header = "from calc_parts import CALC_TOOL, MAX_TURNS, SYSTEM_PROMPT, calculate, score\n"
-    tasks = "from agentlightning.cli.example import load_example\nrecipe = load_example('calc', 'recipe')\n"
+    tasks = "from agentlightning.trainer.example import load_example\nrecipe = load_example('calc', 'recipe')\n"
     data = "tasks, held_out = recipe.train_tasks()[:160], recipe.val_tasks()[:40]\n"
     shutil.copy(ROOT / "examples" / "calc" / "calc_agent.py", tmp_path / "calc_parts.py")
     (tmp_path / "agent.py").write_text(header + tasks + data + agent)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import agentlightning
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 CALC = Path(agentlightning.__file__).parent.parent / "examples" / "calc" / "calc_agent.py"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import read_metrics
+from agentlightning.trainer.example import load_example
 from agentlightning.trainer.live import LIVE_FILE
 
 CALC = Path(__file__).parents[2] / "examples" / "calc" / "calc_agent.py"

@@ -11,12 +11,12 @@ import numpy as np
 from agentlightning.algorithm import GRPO
 from agentlightning.backend import ModelSpec
 from agentlightning.backend.embedded.backend import EmbeddedBackend
-from agentlightning.cli.example import load_example
 from agentlightning.engine.base import Chunk, Engine, EngineInfo, SamplingParams, concat
 from agentlightning.learner.base import Learner, LossConfig, PackedBatch, PassResult
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.example import load_example
 from agentlightning.types import RolloutMode
 from agentlightning.types.call import Float32Array, Int32Array
 

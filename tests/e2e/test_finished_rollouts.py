@@ -25,7 +25,7 @@ AGENT = """
 import asyncio
 from pathlib import Path
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 calc_agent = load_example("calc", "calc_agent").calc_agent
 Path("begun").mkdir(exist_ok=True)
@@ -44,7 +44,7 @@ async def agent(task: dict, llm: agl.ProxyLLM, rollout: agl.Rollout) -> float:
 SCRIPT = f"""
 import sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 from an_agent import agent
 

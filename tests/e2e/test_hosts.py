@@ -30,7 +30,7 @@ STEPS, TASKS, GROUP = 24, 6, 6
 TRAINER = f"""
 import sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 agent = load_example("calc", "calc_agent").calc_agent
 algorithm = agl.GRPO(

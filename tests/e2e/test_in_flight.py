@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.example import load_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -27,7 +27,7 @@ STEPS = EPOCHS * 3
 SCRIPT = f"""
 import sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 
 recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent

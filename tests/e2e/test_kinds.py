@@ -17,7 +17,7 @@ ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1"}
 SCRIPT = """
 import json, random, sys
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")

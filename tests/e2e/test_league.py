@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.example import example_dir, load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.example import example_dir, load_example
 from agentlightning.types import Call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]

@@ -12,9 +12,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.evaluate import measure, resolve
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.example import load_example
 from agentlightning.types import Call
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,10 +16,10 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.privileged import in_front, message_tokens
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering
+from agentlightning.trainer.example import load_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -22,7 +22,7 @@ SCRIPT = """
 import sys
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from agentlightning.metrics import SilentConsole
 
 recipe, calc = load_example("calc", "recipe"), load_example("calc", "calc_agent")

@@ -134,7 +134,7 @@ def test_ctrl_c_keeps_the_last_step_and_resume_goes_on(tmp_path: Path) -> None:
 
 SCRIPT = """
 import agentlightning as agl
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 
 recipe, agent = load_example("calc", "recipe"), load_example("calc", "calc_agent").calc_agent
 algorithm = agl.GRPO(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.models import resolve_model
+from agentlightning.trainer.example import load_example
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentlightning.cli.example import example_dir, load_example
 from agentlightning.metrics import read_metrics
+from agentlightning.trainer.example import example_dir, load_example
 
 game = load_example("bidding", "game")
 ORDERS = st.permutations(game.CARDS)

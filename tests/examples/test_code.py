@@ -315,7 +315,7 @@ def test_the_files_of_settings_are_settings() -> None:
 @pytest.mark.usefixtures("sandbox")
 def test_two_steps_of_it(tmp_path: Path) -> None:
     """A model that was taught for three steps knows nothing, so nothing is learned; every rollout is graded."""
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(tmp_path, "-c", make, "code", "--quick", "--out", "model")
     assert done.returncode == 0, done.stderr
     tasks = make_tasks()["train"][:4]

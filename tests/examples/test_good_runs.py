@@ -10,9 +10,9 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.baseline import Baseline
-from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import SilentConsole, read_metrics
+from agentlightning.trainer.example import load_example
 from tests.typed import typed
 
 AGENT = Path("examples/calc/calc_agent.py").resolve()

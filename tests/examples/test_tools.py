@@ -12,9 +12,9 @@ import torch
 from renderers import Qwen3Renderer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agentlightning.cli.example import load_example
 from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
+from agentlightning.trainer.example import load_example
 from examples.sql.data import SIZES
 from examples.sql.demonstrations import SKILL, databases, demonstrate, held_out, spoiled
 from examples.sql.grading import extract_query, score
@@ -72,7 +72,7 @@ def test_an_application_without_demonstrations_has_no_model() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_script_makes_a_model_that_loads(tmp_path: Path) -> None:
-    make = "from agentlightning.cli.example import load_example; load_example('tools', 'make_model').main()"
+    make = "from agentlightning.trainer.example import load_example; load_example('tools', 'make_model').main()"
     done = typed(tmp_path, "-c", make, "sql", "--quick", "--out", "model")
     assert done.returncode == 0, done.stderr
     load = "from transformers import AutoModelForCausalLM as M; print(M.from_pretrained('model').config.model_type)"

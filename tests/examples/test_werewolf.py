@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentlightning.cli.configuration import make_algorithm
-from agentlightning.cli.example import load_example
+from agentlightning.trainer.example import load_example
 from examples.calc.tokenizer import make_tokenizer
 from examples.werewolf import recipe
 from examples.werewolf.demonstrations import FIRST, MIXED, SKILL, call, demonstrate, play

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.cli.example import load_agent
 from agentlightning.cli.store import location_of
 from agentlightning.gateway.attempts import AttemptSummary
 from agentlightning.metrics import SilentConsole
 from agentlightning.runner.endings import Ending, with_gateway
+from agentlightning.trainer.example import load_agent
 from agentlightning.types import Outcome
 
 FILES = {

@@ -22,8 +22,8 @@ import torch
 from safetensors.torch import load_file
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
+from agentlightning.trainer.example import load_example
 
 RECORDS = Path(__file__).with_name("steps.json")
 FEW = {"model": "calc", "steps": 2, "tasks_per_step": 2, "group_size": 6, "max_context": 512, "learning_rate": 1e-3}

@@ -19,9 +19,9 @@ from typing import Any
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer.example import load_example
 
 from .growing import drain
 from .three_nodes import STORE, pids_of, processes, steps_in

@@ -24,8 +24,8 @@ import psutil
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole
+from agentlightning.trainer.example import load_example
 
 from .three_nodes import STORE, TITLES, processes, steps_in
 

@@ -21,8 +21,8 @@ import psutil
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import SilentConsole, read_metrics
+from agentlightning.trainer.example import load_example
 
 STORE = 100 << 20
 TITLES = {"runner": "ray::RunnerActor", "rank": "ray::LearnerRank", "engine": "ray::EngineProcess"}

@@ -21,8 +21,8 @@ import psutil
 from ray.cluster_utils import Cluster  # pyright: ignore[reportMissingImports]
 
 import agentlightning as agl
-from agentlightning.cli.example import load_example
 from agentlightning.metrics import read_metrics
+from agentlightning.trainer.example import load_example
 
 OPTIONS = {"learner": "verl", "cpus_per_runner": 0.5, "wait_seconds": 120.0}
 TITLE = "ray::Worker"

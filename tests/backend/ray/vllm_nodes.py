@@ -29,10 +29,10 @@ from agentlightning.backend import POLICY, ModelSpec
 from agentlightning.backend.ray.backend import RayBackend
 from agentlightning.backend.ray.on_vllm import PlacedServer
 from agentlightning.backend.vllm.replica import Replica
-from agentlightning.cli.example import load_example
 from agentlightning.engine.base import Chunk, SamplingParams, concat
 from agentlightning.learner.base import LossConfig, OptimParams
 from agentlightning.metrics import SilentConsole
+from agentlightning.trainer.example import load_example
 
 from ...engine.test_model_process import row
 from .three_nodes import pids_of
