@@ -1,0 +1,36 @@
+"""A fork of the warm interpreter ends as a new interpreter does: its status, its words, and what runs at its end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.typed import typed
+
+ENDINGS = {
+    "nothing": "print('done')",
+    "status": "import sys; print('done'); sys.exit(3)",
+    "none": "import sys; sys.exit(None)",
+    "words": "import sys; sys.exit('no')",
+    "large status": "import sys; sys.exit(257)",
+    "error": "print('done'); 1 / 0",
+    "at exit": "import atexit; atexit.register(print, 'last'); print('first')",
+    "at exit of an error": "import atexit; atexit.register(print, 'last'); 1 / 0",
+    "thread": "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('last'))).start()",
+    "closed": "import sys; print('done'); sys.stdout.close()",
+    "interrupt": "import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(5)",
+    "signal": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_it_ends_as_an_interpreter_does(tmp_path: Path, ending: str) -> None:
+    code = ENDINGS[ending]
+    forked = typed(tmp_path, "-c", code)
+    new = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (forked.returncode, forked.stdout) == (new.returncode, new.stdout)
+    assert forked.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
+    assert "Traceback" not in forked.stderr or "Traceback" in new.stderr
