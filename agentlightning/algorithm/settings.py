@@ -236,7 +236,7 @@ class TrainingSettings(GivenByName, FlatNames, ModelSettings, CallSettings, Algo
 
     @classmethod
     def _known(cls, names: Sequence[str]) -> Sequence[str]:
-        return names_of(cls)
+        return (*names, *(flat for flat in names_of(cls) if flat not in names))
 
     @classmethod
     def _as_fields(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
