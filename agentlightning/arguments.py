@@ -221,7 +221,7 @@ def refuse_unknown(
         raise ConfigError(f"{what} takes its settings by name, for example {what}({next(iter(known))}=…).")
     for name in given:
         if name not in known:
-            meant = None if name in others else nearest(name, known)
+            meant = None if name in others else nearest(str(name), known)
             said = others.get(name) if isinstance(others, Mapping) else None
             hint = f"Did you mean {meant}?" if meant else said or otherwise or listed(what, known)
             raise ConfigError(f"{what} has no {noun} '{name}'. {hint}")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
+from os import PathLike
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -61,12 +62,28 @@ def _metadata(hint: Any) -> list[Any]:
     return [*own, *(m for one in inner for m in _metadata(one))]
 
 
-def refuse_out_of_bounds(settings: Any) -> None:
-    """Raises ConfigError for the first setting that is no number, or outside its bounds."""
+_KINDS = {str: (str | PathLike, "a text"), bool: (bool, "True or False")}
+"""By the type of a setting: what is one, and what it is called."""
+
+
+def refuse_other_kinds(settings: Any, of: str = "") -> None:
+    """Raises ConfigError for the first setting that is no text or no switch, where it must be. `of`: whose it is."""
+    for name, setting in settings_of(type(settings)).items():
+        union = get_origin(setting.type) in (Union, UnionType)
+        kinds = {*get_args(setting.type)} if union else {setting.type}
+        value = value_of(settings, name)
+        for kind, (types, called) in _KINDS.items():
+            wanted = kinds == {kind} or (kinds == {kind, type(None)} and value is not None)
+            if wanted and not isinstance(value, types):
+                raise ConfigError(f"{written(settings, name)}{of} is {value!r}; it must be {called}.")
+
+
+def refuse_out_of_bounds(settings: Any, of: str = "") -> None:
+    """Raises ConfigError for the first setting that is no number, or outside its bounds. `of`: whose it is."""
     for name, setting in settings_of(type(settings)).items():
         value = value_of(settings, name)
         if setting.bounds and not (value is None and type(None) in get_args(setting.type)):
-            _check(written(settings, name), value, setting)
+            _check(written(settings, name) + of, value, setting)
 
 
 def refuse_unused(settings: Any) -> None:

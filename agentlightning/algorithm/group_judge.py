@@ -18,10 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from annotated_types import Ge, Le
+from pydantic import PositiveFloat, PositiveInt
 
 from agentlightning.adapter.messages import TraceToMessages
 from agentlightning.algorithm.asynchronous import Sampled
+from agentlightning.algorithm.bounds import refuse_other_kinds, refuse_out_of_bounds
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.prompts.critic import Critic, CriticFailure, HttpCritic, Question, ask
 from agentlightning.arguments import refuse_unknown
@@ -38,7 +42,8 @@ if TYPE_CHECKING:
 KEY = "AGL_JUDGE_KEY"
 """The environment variable with the endpoint's key."""
 ATTRIBUTES = "agentlightning.judge"
-"""The prefix of what the judge said in a span's attributes: `.score`, `.reason`, `.agreement`."""
+"""The prefix of what the judge said in a span's attributes: `.score`, `.reason`, `.agreement`,
+and `.masked`, why the group teaches nothing."""
 RUBRIC = """Judge how well each answer does what the task asks.
 - Reaching the goal counts most. An answer that does not reach it gets less than every answer that does.
 - Of answers that reach it, the one that does so correctly, completely and without needless steps is better.
@@ -157,30 +162,34 @@ class GroupJudge(Part):
     """What is good: a text, or the path of a file that has it."""
     part: str = "judge"
     """The name of the score among the parts of a rollout's reward."""
-    min_agreement: float = 0.5
+    min_agreement: Annotated[float, Ge(-1), Le(1)] = 0.5
     """A group whose two answers agree by less is left out."""
-    most_characters: int = 20_000
+    most_characters: PositiveInt = 20_000
     """Characters of one rollout that are shown, and of what all have in common."""
-    max_tokens: int = 4096
+    max_tokens: PositiveInt = 4096
     """Tokens of one answer of the judge."""
-    at_once: int = 8
+    at_once: PositiveInt = 8
     """Groups that are judged at the same time."""
-    seconds: float = 120.0
+    seconds: PositiveFloat = 120.0
     """To wait for an answer, before it is asked again."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.base_url, str) or not re.match(r"https?://", self.base_url):
+        refuse_other_kinds(self, " of a GroupJudge")
+        refuse_out_of_bounds(self, " of a GroupJudge")
+        if not re.match(r"https?://", self.base_url):
             raise ConfigError(
                 f"base_url of a GroupJudge is {self.base_url!r}; give an address such as 'https://api.openai.com/v1'."
             )
         for name in ("model", "part"):
-            if not isinstance(value := getattr(self, name), str) or not value:
-                raise ConfigError(f"{name} of a GroupJudge is {value!r}; give a name.")
-        for name in ("most_characters", "max_tokens", "at_once"):
-            if not isinstance(value := getattr(self, name), int) or value < 1:
-                raise ConfigError(f"{name} of a GroupJudge is {value!r}; give a whole number of at least 1.")
-        if not self.seconds > 0 or not -1.0 <= self.min_agreement <= 1.0:
-            raise ConfigError("seconds of a GroupJudge must be above 0, and min_agreement from -1 to 1.")
+            if not getattr(self, name):
+                raise ConfigError(f"{name} of a GroupJudge is empty; give a name.")
+        if not isinstance(self.rubric, str | Path):
+            raise ConfigError(f"rubric of a GroupJudge is {self.rubric!r}; give a text, or the Path of a file.")
+        if isinstance(self.rubric, str) and re.fullmatch(r"\S+\.(md|txt|rst)", self.rubric):
+            raise ConfigError(
+                f"rubric={self.rubric!r} is taken as a text, and is a file's name. In a script give "
+                f"Path({self.rubric!r}); in a file of settings write the text itself."
+            )
 
     @property
     def rules(self) -> str:
@@ -214,8 +223,12 @@ class GroupJudge(Part):
 
 def as_judge(given: GroupJudge | Mapping[str, Any] | None) -> GroupJudge | None:
     """The judge that a setting means: one, or its settings by name."""
-    if not isinstance(given, Mapping):
+    if given is None or isinstance(given, GroupJudge):
         return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"group_judge is {given!r}; it takes agl.GroupJudge(base_url=…, model=…), or these settings by name."
+        )
     refuse_unknown("GroupJudge", (), given, [f.name for f in fields(GroupJudge)], None)
     if missing := [name for name in ("base_url", "model") if name not in given]:
         raise ConfigError(f"group_judge needs {' and '.join(missing)}.")
@@ -332,6 +345,8 @@ class _Judging(RunHooks):
             async with asyncio.TaskGroup() as tasks:
                 for rollout_ids in groups:
                     tasks.create_task(one(rollout_ids))
+        except ExceptionGroup as several:  # one of them says it as well as all
+            raise several.exceptions[0] from several
         finally:
             self._tokens += judge.tokens
             await judge.close()
@@ -339,7 +354,9 @@ class _Judging(RunHooks):
     async def _judge(self, judge: Judge, records: Sequence[RolloutRecord]) -> None:
         """Judge a group, unless that was done before the run was interrupted."""
         good = [r for r in records if r.attempt and r.attempt.outcome in (Outcome.OK, Outcome.TRUNCATED)]
-        if not good or any(f"{ATTRIBUTES}.score" in s.attributes for r in good for s in r.spans):
+        before = [s for r in good for s in r.spans if f"{ATTRIBUTES}.score" in s.attributes]
+        if not good or before:
+            await self._mask(good, before[0].attributes.get(f"{ATTRIBUTES}.masked") if before else None)
             return
         shown = [await self._conversation(record) for record in good]
         group = str(good[0].rollout.metadata.get("group"))
@@ -348,8 +365,10 @@ class _Judging(RunHooks):
         self._verdicts[group] = verdict
         if verdict.masked and not verdict.scores:
             self._warn_once("error", f"{verdict.masked} Groups without an answer train nothing.")
-        for n, record in enumerate(good):
-            await self._write(record, verdict, verdict.scores[n] if verdict.scores else None)
+        if verdict.scores:  # at once: a group is judged or it is not, whenever the process dies
+            pairs = zip(good, verdict.scores, strict=True)
+            await self._store.add_many_spans([self._span(record, verdict, scored) for record, scored in pairs])
+        await self._mask(good, verdict.masked)
 
     async def _conversation(self, record: RolloutRecord) -> list[str]:
         spans = (await self._store.query_spans(record.rollout.rollout_id, "latest")).items
@@ -358,22 +377,26 @@ class _Judging(RunHooks):
             spans = [s for s in spans if s.attributes.get(CALL_ID) not in others]
         return [_said(m) for one in TraceToMessages().adapt(spans) for m in one["messages"]] or ["(no model was asked)"]
 
-    async def _write(self, record: RolloutRecord, verdict: Verdict, scored: Scored | None) -> None:
-        rollout_id, attempt = record.rollout.rollout_id, record.attempt
-        assert attempt is not None
-        if scored is not None:
-            about = {f"{ATTRIBUTES}.score": scored.score, f"{ATTRIBUTES}.reason": scored.reason}
-            text = f"The judge: {scored.score:.2f}. {scored.reason}"
-            reward = {} if verdict.masked else self._reward(record, scored.score)
-            given = {**about, f"{ATTRIBUTES}.agreement": verdict.agreement, MESSAGE_BODY: text, **reward}
-            await self._store.add_span(
-                Span.from_attributes(
-                    name=ANNOTATION, attributes=given, rollout_id=rollout_id, attempt_id=attempt.attempt_id
-                )
-            )
-        if verdict.masked:
+    def _span(self, record: RolloutRecord, verdict: Verdict, scored: Scored) -> Span:
+        """What the judge said of a rollout, with its reward unless the group is left out."""
+        assert record.attempt is not None
+        said = {"score": scored.score, "reason": scored.reason, "agreement": verdict.agreement}
+        why = {"masked": verdict.masked} if verdict.masked else {}
+        reward = {} if verdict.masked else self._reward(record, scored.score)
+        text = f"The judge: {scored.score:.2f}. {scored.reason}"
+        return Span.from_attributes(
+            name=ANNOTATION,
+            attributes={**{f"{ATTRIBUTES}.{k}": v for k, v in (said | why).items()}, MESSAGE_BODY: text, **reward},
+            rollout_id=record.rollout.rollout_id,
+            attempt_id=record.attempt.attempt_id,
+        )
+
+    async def _mask(self, records: Sequence[RolloutRecord], why: str | None) -> None:
+        """Let a group teach nothing; None: leave it."""
+        for record in records if why else ():
+            assert record.attempt is not None
             await self._store.update_attempt(
-                rollout_id, attempt.attempt_id, outcome=Outcome.JUDGE_ERROR, error=verdict.masked
+                record.rollout.rollout_id, record.attempt.attempt_id, outcome=Outcome.JUDGE_ERROR, error=why
             )
 
     def _reward(self, record: RolloutRecord, score: float) -> dict[str, Any]:

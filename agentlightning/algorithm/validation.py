@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal, get_args, get_origin
 
 from agentlightning.algorithm.advantage import ADVANTAGES
-from agentlightning.algorithm.bounds import refuse_out_of_bounds, refuse_unused, settings_of
+from agentlightning.algorithm.bounds import refuse_other_kinds, refuse_out_of_bounds, refuse_unused, settings_of
 from agentlightning.algorithm.parts import PARTS, check_parts
 from agentlightning.algorithm.records import as_written, value_of, written
 from agentlightning.algorithm.settings import TrainingSettings
@@ -52,6 +52,7 @@ def _validate(settings: TrainingSettings) -> None:
         )
     _refuse_other_types(settings)
     check_parts(settings.parts)
+    refuse_other_kinds(settings)
     _refuse_unknown_choices(settings)
     refuse_out_of_bounds(settings)
     refuse_unused(settings)

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ import pytest
 from aiohttp import web
 
 import agentlightning as agl
-from agentlightning.algorithm import group_judge
+from agentlightning.algorithm import collect, group_judge
 from agentlightning.algorithm.group_judge import Judge, agreement_of, rank_correlation, read_scores, split_common
-from agentlightning.errors import ConfigError, JudgeError
-from agentlightning.metrics import SilentConsole, read_metrics
+from agentlightning.errors import ConfigError, JudgeError, StoreError
+from agentlightning.metrics import Reporter, SilentConsole, read_metrics
 from agentlightning.store import SqliteLightningStore
-from agentlightning.types import Outcome
+from agentlightning.types import AttemptStatus, Outcome
 
 Answers = Callable[[list[tuple[str, str]]], Any]
 """(ids with their texts, in the order shown) → the message's content, or a status."""
@@ -279,7 +280,7 @@ async def test_a_dead_endpoint_ends_the_run_before_its_first_step(tmp_path: Path
         ({"base_url": "localhost", "model": "j"}, "give an address"),
         ({"base_url": "http://x/v1"}, "needs model"),
         ({"base_url": "http://x/v1", "model": "j", "rubrik": "x"}, "rubric"),
-        ({"base_url": "http://x/v1", "model": "j", "min_agreement": 2.0}, "from -1 to 1"),
+        ({"base_url": "http://x/v1", "model": "j", "min_agreement": 2.0}, "at least -1 and at most 1"),
         ({"base_url": "http://x/v1", "model": "j", "rubric": Path("/nowhere")}, "cannot be read"),
         ({"base_url": "http://x/v1", "model": "j", "rubric": " "}, "is empty"),
     ],
@@ -291,3 +292,79 @@ def test_what_cannot_judge_is_refused(given: dict[str, Any], cause: str) -> None
     with pytest.raises(ConfigError, match="needs an algorithm"):
         agl.GRPO(model="calc", rollout_return="sum", group_judge=judge)
     assert group_judge.GroupJudge.of(agl.GRPO(model="calc")) is None
+
+
+class Dying:
+    """A store that is gone after so many writes."""
+
+    def __init__(self, store: Any, writes: int) -> None:
+        self._store = store
+        self._left = writes
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if name.startswith(("query", "get")):
+            return found
+
+        async def write(*args: Any, **kwargs: Any) -> Any:
+            if self._left == 0:
+                raise StoreError("the process died")
+            self._left -= 1
+            return await found(*args, **kwargs)
+
+        return write
+
+
+@pytest.mark.parametrize("masked", [None, "The judge's two answers agree by 0.10 only."])
+@pytest.mark.parametrize("writes", range(5))
+async def test_a_group_is_judged_or_it_is_not_whenever_the_process_dies(
+    masked: str | None, writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def verdict(self: Judge, shown: Any, seed: str) -> group_judge.Verdict:
+        return group_judge.Verdict([group_judge.Scored(n / 4, "why") for n in range(len(shown))], 0.1, masked)
+
+    monkeypatch.setattr(Judge, "verdict", verdict)
+    store = agl.InMemoryLightningStore()
+    ids = []
+    for _ in range(3):
+        rollout = await store.start_rollout(input="task", metadata={"group": "1-0", "rewarded_later": True})
+        ids.append(rollout.rollout_id)
+        await store.update_attempt(ids[-1], "latest", status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
+
+    async def judge(over: Any) -> None:
+        context = SimpleNamespace(store=over, reporter=Reporter())
+        part = agl.GroupJudge(base_url="http://localhost:1/v1", model="j")
+        run: Any = SimpleNamespace(context=context, settings=agl.GRPO(model="calc"))
+        hooks = part.in_run(run)
+        assert hooks is not None
+        await hooks.finished([ids])
+
+    if writes < (4 if masked else 1):
+        with pytest.raises(StoreError, match="the process died"):
+            await judge(Dying(store, writes))
+    await judge(store)
+    await judge(store)
+    found = await collect(store, ids)
+    assert {e.outcome for e in found} == {Outcome.JUDGE_ERROR if masked else Outcome.OK}
+    assert [e.reward for e in found] == ([None] * 3 if masked else [0.0, 0.25, 0.5])
+    assert [len(e.rewards) for e in found] == ([0] * 3 if masked else [1] * 3), "nothing is written twice"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"seconds": "a"}, "seconds of a GroupJudge is 'a'; it must be a number"),
+        ({"min_agreement": 2}, "min_agreement of a GroupJudge is 2; .* at least -1 and at most 1"),
+        ({"max_tokens": True}, "max_tokens of a GroupJudge is True; it must be a whole number"),
+        ({"at_once": 0}, "at_once of a GroupJudge is 0"),
+        ({"part": ""}, "part of a GroupJudge is empty"),
+        ({"model": 5}, "model of a GroupJudge is 5; it must be a text"),
+        ({"rubric": 5}, "rubric of a GroupJudge is 5"),
+        ({"rubric": "rules.md"}, r"give Path\('rules.md'\)"),
+    ],
+)
+def test_settings_of_a_judge_that_are_none(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        agl.GRPO(model="calc", group_judge={"base_url": "http://x/v1", "model": "m", **given})
+    with pytest.raises(ConfigError, match="group_judge is 'gpt'; it takes"):
+        agl.GRPO(model="calc", group_judge="gpt")  # pyright: ignore[reportArgumentType]

@@ -60,6 +60,16 @@ def test_a_class_with_another_default_has_the_same_bounds_and_needs(algorithm: A
     assert found == {n: (one.bounds, one.needs) for n, one in plain.items()}
 
 
+TEXTS = [n for n, one in SETTINGS.items() if one.type in (str, str | None) and n not in ("model", "device", "frozen")]
+SWITCHES = [n for n, one in SETTINGS.items() if one.type in (bool, bool | None)]
+
+
+@pytest.mark.parametrize(("name", "value"), [*((n, 5) for n in TEXTS), *((n, "false") for n in SWITCHES)])
+def test_what_is_no_text_or_no_switch_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} is {value!r}; it must be (a text|True or False)"):
+        agl.DPO(model="calc", **{name: value})
+
+
 @pytest.mark.parametrize("name", ["advantage", "credit", "loss", *sorted(choices(agl.GRPO))])
 def test_words_nobody_knows_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name} is 'magic'; it can be"):
