@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.errors import AgentLightningError, ModelError
+from agentlightning.cli.configuration import make_algorithm
+from agentlightning.errors import AgentLightningError, ConfigError, ModelError
 from agentlightning.models import resolve_model
 from agentlightning.trainer.provenance import commit_of
 from tests.typed import agl as agl_command
@@ -237,3 +238,24 @@ def test_yaml_that_makes_objects(tmp_path: Path, proof: Path, text: str) -> None
     (tmp_path / "settings.yaml").write_text(f"loss: {text.replace('PROOF', str(proof))}\n")
     done = agl_command(tmp_path, "train", "--config", "settings.yaml", "--print-config")
     assert (done.returncode, proof.exists()) == (1, False), done.stderr
+
+
+ADDRESSES = [
+    ({"algorithm": "Distill", "teacher": "m", "teacher_url": "http://evil/v1"}, "AGL_TEACHER_KEY"),
+    ({"algorithm": "Distill", "teacher": {"model": "m", "url": "http://evil/v1"}}, "AGL_TEACHER_KEY"),
+    ({"group_judge": {"base_url": "http://evil/v1", "model": "m"}}, "AGL_JUDGE_KEY"),
+]
+
+
+@pytest.mark.parametrize(("settings", "key"), ADDRESSES)
+def test_a_key_goes_to_no_address_that_a_file_names(
+    settings: dict[str, Any], key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "theirs.json"
+    changed(file, **settings)
+    monkeypatch.delenv(key, raising=False)
+    make_algorithm(None, None, file, [])
+    monkeypatch.setenv(key, "sk-mine")
+    with pytest.raises(ConfigError, match=f"http://evil/v1 .it gets your {key}.*--trust"):
+        make_algorithm(None, None, file, [])
+    make_algorithm(None, None, file, [], trust=True)
