@@ -28,6 +28,7 @@ from agentlightning.algorithm.part import (
     Updated,
     refuse_below_zero,
 )
+from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
@@ -208,11 +209,7 @@ class _Multipliers(PolicyHooks):
     def _say_missing(self, part: str, parts: Sequence[str]) -> None:
         if part not in self._known:
             self._known.add(part)
-            known = f"They have: {', '.join(parts[:LOOKED_AT])}." if parts else "They have no named parts."
-            self._reporter.warn(
-                f"No rollout's reward has the part '{part}', which has a constraint. {known} An agent names parts: "
-                f"agl.emit_reward({{'right': 1.0, '{part}': 0.5}}, primary_key='right')."
-            )
+            self._reporter.warn(absent_part(part, ", which has a constraint", parts))
 
 
 def _priced(episode: Episode, prices: Mapping[str, float]) -> Episode:

@@ -19,15 +19,13 @@ from agentlightning.algorithm.modes import Worth
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.returns import STD_FLOOR
 from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import np
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.asynchronous import Sampled
     from agentlightning.algorithm.settings import TrainingSettings
-
-SHOWN = 8
-"""So many of the parts that there are are named; agents name them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,10 +124,6 @@ class _Naming(RunHooks):
         found = {name for e in sampled.episodes for r in e.rewards for name in r.parts}
         missing = [name for name in self._names if name not in found]
         if missing and any(e.rewards for e in sampled.episodes) and not self._done:
-            known = f"They have: {', '.join(sorted(found)[:SHOWN])}." if found else "They have no named parts."
-            self._reporter.warn(
-                f"No rollout's reward has the part '{missing[0]}' of reward_weights, so it teaches nothing. {known} An "
-                f"agent names parts: agl.emit_reward({{'right': 1.0, '{missing[0]}': 0.5}}, primary_key='right')."
-            )
+            self._reporter.warn(absent_part(missing[0], " of reward_weights, so it teaches nothing", found))
             self._done = True
         return {}

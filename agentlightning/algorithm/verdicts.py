@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from agentlightning.algorithm.episode import Episode
@@ -33,6 +33,8 @@ CLIPPED = 0.2
 """The share of clipped tokens from which on steps are too large."""
 EXAMPLES = 3
 """So many reasons, or rollouts, are named in the evidence of a finding."""
+SHOWN_PARTS = 8
+"""So many of the parts of rewards that there are are named; agents name them."""
 
 KEEPS_ANSWERS = (
     "It probably keeps answers from one rollout to the next (functools.cache, a dictionary, a cache of its client). "
@@ -149,3 +151,13 @@ def unheard(episodes: Sequence[Episode], turned_away: Mapping[str, int]) -> Find
 def calls_no_longer() -> Finding:
     """What is to be said of an agent that called the model in earlier steps."""
     return problem("answers_kept", "The agent called the model in earlier steps and calls it no longer.", KEEPS_ANSWERS)
+
+
+def absent_part(name: str, whose: str, known: Collection[str]) -> str:
+    """What is said where no rollout's reward has the part `name`, and a setting needs it: `whose` says which, " of
+    watched_parts" or ", which has a constraint". `known` are the parts that rewards have."""
+    has = f"They have: {', '.join(sorted(known)[:SHOWN_PARTS])}." if known else "They have no named parts."
+    return (
+        f"No rollout's reward has the part '{name}'{whose}. {has} An agent names parts: "
+        f"agl.emit_reward({{'right': 1.0, '{name}': 0.5}}, primary_key='right')."
+    )

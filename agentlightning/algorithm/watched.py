@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunRecord, RunScope
 from agentlightning.algorithm.trend import FALSE_ALARMS, fall_of, has_risen
+from agentlightning.algorithm.verdicts import absent_part
 from agentlightning.errors import ConfigError
 from agentlightning.types.finding import Finding, problem
 
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 
 BEST = 5
 """So many of the best-paid rollouts are named, to be read."""
-SHOWN = 8
-"""And so many of the parts that there are; agents name them."""
 
 
 def audit(name: str, rewards: Sequence[float], watched: Sequence[float], best: Sequence[str]) -> Finding | None:
@@ -123,8 +122,4 @@ class _Watching(RunHooks):
     def _say_absent(self, name: str, parts: Sequence[str]) -> None:
         if name not in self._said:
             self._said.add(name)
-            known = f"They have: {', '.join(parts[:SHOWN])}." if parts else "They have no named parts."
-            self._reporter.warn(
-                f"No rollout's reward has the part '{name}' of watched_parts. {known} An agent names parts: "
-                f"agl.emit_reward({{'right': 1.0, '{name}': 0.5}}, primary_key='right')."
-            )
+            self._reporter.warn(absent_part(name, " of watched_parts", parts))
