@@ -21,7 +21,6 @@ from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.checkpoint import latest_checkpoint, model_path
 from agentlightning.errors import AgentLightningError, ConfigError, ConflictError
 from agentlightning.keys import derived_secret, new_key
-from agentlightning.litagent import LitAgent
 from agentlightning.metrics import read_metrics
 from agentlightning.store import LightningStoreServer, SqliteLightningStore
 from agentlightning.trainer import RunResult, Trainer
@@ -208,7 +207,7 @@ class Trainings:
             await store.close()
             raise
         run = self.run = Run(trainer, server, key, asked)
-        run.task = asyncio.create_task(trainer.fit_async(LitAgent(), train, test, stop=run.stop))
+        run.task = asyncio.create_task(trainer.fit_async(None, train, test, stop=run.stop))
         tending = asyncio.create_task(self._tend(run, store))
         self._tending.add(tending)
         tending.add_done_callback(self._tending.discard)

