@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import CheckpointInfo
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Call, Outcome, Rollout, RolloutMode, RolloutStatus
+from agentlightning.types import Call, Outcome, Rollout, RolloutMode, RolloutRecord, RolloutStatus
 from agentlightning.types.ids import random_hex
+from agentlightning.types.names import ANNOTATION, JUDGED
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
@@ -68,14 +69,18 @@ async def find_finished(
     )
     ids = [r.rollout_id for r in found if r.metadata.get(WEIGHTS) == weights and _is_of_a_group(r.metadata)]
     records = await store.query_records(ids) if ids else []
-    return FinishedRollouts(
-        weights,
-        [
-            r.rollout
-            for r in records
-            if r.attempt is not None and r.attempt.outcome in _ENDED_BY_THEMSELVES and _is_exact(r.calls, versions)
-        ],
-    )
+    exact = [r for r in records if _is_exact(r.calls, versions)]
+    return FinishedRollouts(weights, [r.rollout for r in exact if await _ended_by_itself(store, r)])
+
+
+async def _ended_by_itself(store: LightningStore, record: RolloutRecord) -> bool:
+    """Whether no death of a process can be why it ended so. What a judge has said of siblings stays said: asking again
+    costs again."""
+    outcome = record.attempt and record.attempt.outcome
+    if outcome is not Outcome.JUDGE_ERROR:
+        return outcome in _ENDED_BY_THEMSELVES
+    said = await store.query_spans(record.rollout.rollout_id, "latest", name=ANNOTATION)
+    return any(JUDGED in span.attributes for span in said)
 
 
 def _is_of_a_group(metadata: Mapping[str, Any]) -> bool:

@@ -46,6 +46,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("judge/masked", "Groups left out for the judge", REWARD, "groups", "Groups that train nothing because the judge failed or disagreed with itself."),
     Metric("judge/errors", "Groups without an answer of the judge", REWARD, "groups", "Groups of which the judge gave no answer that can be read."),
     Metric("judge/tokens", "Tokens of the judge", REWARD, "tokens", "Tokens of the judge's questions and answers in the step."),
+    Metric("judge/cost", "Cost of the judge", REWARD, "price", "What the judge's answers cost in the step, where it has a price."),
     Metric("reward_std", "Spread of rewards", REWARD, "", "The standard deviation of the step's rewards."),
     Metric("reward_min", "Lowest reward", REWARD, "", "The lowest reward of the step."),
     Metric("reward_max", "Highest reward", REWARD, "", "The highest reward of the step."),

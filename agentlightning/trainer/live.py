@@ -13,9 +13,10 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, is_dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import msgspec
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
@@ -100,8 +101,14 @@ def known_settings(run_dir: Path) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A setting that is no JSON value, for people."""
-    if isinstance(value, League | Constraint | GroupJudge):
+    if isinstance(value, GroupJudge):
+        return {**asdict(value), "rubric": value.rules}
+    if isinstance(value, League | Constraint):
         return asdict(value)
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if isinstance(value, PurePath):
+        return str(value)
     return value.model_dump(mode="json") if isinstance(value, BaseModel) else repr(value)
 
 

@@ -14,13 +14,19 @@ from agentlightning.algorithm.finished import WEIGHTS, FinishedRollouts, find_fi
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.source import RolloutSource
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus
+from agentlightning.types import AttemptStatus, EnqueueRolloutRequest, Outcome, RolloutMode, RolloutStatus, Span
+from agentlightning.types.names import ANNOTATION, JUDGED
 from tests.store.builders import make_call, make_segment
 
 from .test_quorum import SIBLINGS, Slow, sampling, settings
 
 STEP, VERSION = 3, 5
-ENDINGS = [Outcome.OK, None, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.INFRA_ERROR, Outcome.TIMEOUT]
+MASKED = "masked"
+"""A judge error that the judge of a group has said: it is not asked again."""
+ENDINGS = [
+    *(Outcome.OK, None, Outcome.TRUNCATED, Outcome.AGENT_ERROR, Outcome.INFRA_ERROR, Outcome.TIMEOUT),
+    *(Outcome.JUDGE_ERROR, MASKED),
+]
 
 CHOICES: dict[str, list[Any]] = {
     "weights": ["w", "w", "w", "v", None],
@@ -53,12 +59,14 @@ async def put(store: InMemoryLightningStore, number: int, about: dict[str, Any])
         prompt, response = f"{number}/{n}/p", f"{number}/{n}/r"
         segments = make_segment(prompt, None, 0, [1, 2]), make_segment(response, prompt, 2, [3], version)
         await store.add_calls([make_call(claimed, f"{number}/{n}", prompt, response, *segments)])
-    if about["outcome"] is not None:
-        good = about["outcome"] in (Outcome.OK, Outcome.TRUNCATED)
+    where: Any = {"rollout_id": rollout.rollout_id, "attempt_id": claimed.attempt.attempt_id}
+    outcome = Outcome.JUDGE_ERROR if about["outcome"] == MASKED else about["outcome"]
+    if outcome is not None:
+        good = outcome in (Outcome.OK, Outcome.TRUNCATED)
         status = AttemptStatus.SUCCEEDED if good else AttemptStatus.FAILED
-        await store.update_attempt(
-            rollout.rollout_id, claimed.attempt.attempt_id, status=status, outcome=about["outcome"]
-        )
+        await store.update_attempt(**where, status=status, outcome=outcome)
+    if about["outcome"] == MASKED:
+        await store.add_span(Span.from_attributes(name=ANNOTATION, attributes={JUDGED: 0.5}, **where))
     return rollout.rollout_id
 
 
@@ -67,7 +75,7 @@ def is_exact(about: dict[str, Any]) -> bool:
         (about["weights"], about["mode"], about["run"]) == ("w", RolloutMode.TRAIN, "run-1")
         and about["step"] == STEP
         and set(about["versions"]) == {VERSION}
-        and about["outcome"] in (Outcome.OK, Outcome.TRUNCATED, Outcome.AGENT_ERROR)
+        and about["outcome"] in (Outcome.OK, Outcome.TRUNCATED, Outcome.AGENT_ERROR, MASKED)
     )
 
 

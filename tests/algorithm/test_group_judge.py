@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +18,19 @@ from aiohttp import web
 
 import agentlightning as agl
 from agentlightning.algorithm import collect, group_judge
-from agentlightning.algorithm.group_judge import Judge, agreement_of, rank_correlation, read_scores, split_common
+from agentlightning.algorithm.group_judge import Judge
+from agentlightning.algorithm.prompts.comparison import agreement_of, rank_correlation, read_scores, split_common
+from agentlightning.algorithm.prompts.critic import EngineCritic
+from agentlightning.backend import ModelSpec, make_backend
 from agentlightning.errors import ConfigError, JudgeError, StoreError
 from agentlightning.metrics import Reporter, SilentConsole, read_metrics
+from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
 from agentlightning.store import SqliteLightningStore
+from agentlightning.trainer import live
 from agentlightning.types import AttemptStatus, Outcome
+from agentlightning.types.names import JUDGED
+from tests.gateway.scripted import ScriptedEngine
 
 Answers = Callable[[list[tuple[str, str]]], Any]
 """(ids with their texts, in the order shown) → the message's content, or a status."""
@@ -42,14 +52,29 @@ first_wins = by(lambda n, text: 1.0 - n / 10)
 
 
 @asynccontextmanager
-async def serving(answers: Answers, *, schemas: bool = True) -> AsyncIterator[tuple[str, list[Any]]]:
+async def serving(
+    answers: Answers,
+    *,
+    schemas: bool = True,
+    port: int = 0,
+    refuses: Mapping[str, str] | None = None,
+    hangs: bool = False,
+) -> AsyncIterator[tuple[str, list[Any]]]:
+    """`refuses`: fields that it answers 400 to, with its words. `hangs`: nobody gets an answer but the first who ask
+    about one text."""
     asked: list[Any] = []
+    forever = asyncio.Event()
 
     async def complete(request: web.Request) -> web.Response:
         body = await request.json()
         asked.append(body)
         if not schemas and "response_format" in body:
             return web.Response(status=400, text="unknown field response_format")
+        for name, words in (refuses or {}).items():
+            if name in body:
+                return web.json_response({"error": {"message": words, "param": name}}, status=400)
+        if hangs and len(SHOWN.findall(body["messages"][-1]["content"])) > 1:
+            await forever.wait()
         found = answers(SHOWN.findall(body["messages"][-1]["content"]))
         if isinstance(found, int):
             return web.Response(status=found, text="no")
@@ -60,12 +85,14 @@ async def serving(answers: Answers, *, schemas: bool = True) -> AsyncIterator[tu
     app.router.add_post("/v1/chat/completions", complete)
     runner = web.AppRunner(app)
     await runner.setup()
-    await (site := web.TCPSite(runner, "127.0.0.1", 0)).start()
+    await (site := web.TCPSite(runner, "127.0.0.1", port)).start()
     try:
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", asked
     finally:
+        forever.set()
         await site.stop()
         await runner.cleanup()
+        await asyncio.sleep(0)  # sockets are closed in the next turn of the loop
 
 
 TEXTS = [["user: task", f"assistant: {'good ' * n}"] for n in range(4)]
@@ -125,6 +152,40 @@ async def test_an_endpoint_without_schemas_is_asked_in_words_alone() -> None:
         verdict = await judge.verdict(TEXTS, "s")
         await judge.close()
     assert len(verdict.scores) == 4
+
+
+NO_LIMIT = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+NO_HEAT = "Unsupported value: 'temperature' does not support 0.0 with this model. Only the default (1) is supported."
+
+
+async def test_a_model_that_reasons_is_asked_as_it_wants_to_be_and_that_is_remembered() -> None:
+    async with serving(fair, refuses={"max_tokens": NO_LIMIT, "temperature": NO_HEAT}) as (url, asked):
+        judge = Judge(agl.GroupJudge(base_url=url, model="o", max_tokens=77))
+        await judge.check()
+        assert len(asked) == 3, "each field is refused once"
+        assert len((await judge.verdict(TEXTS, "s")).scores) == 4
+        await judge.close()
+    assert len(asked) == 5
+    for body in asked[2:]:
+        assert (body.get("max_tokens"), body.get("temperature"), body["max_completion_tokens"]) == (None, None, 77)
+        assert "response_format" in body
+
+
+async def test_what_is_refused_for_another_reason_is_no_field() -> None:
+    words = "This model's maximum context length is 4096 tokens; max_tokens of 4096 leaves none for the prompt."
+    async with serving(fair, refuses={"max_tokens": words}) as (url, asked):
+        judge = Judge(agl.GroupJudge(base_url=url, model="o"))
+        with pytest.raises(JudgeError, match="maximum context length"):
+            await judge.check()
+        with pytest.raises(JudgeError, match="maximum context length"):
+            await judge.check()
+        await judge.close()
+    assert [("response_format" in body, "max_tokens" in body) for body in asked] == [(True, True), (False, True)] * 2
+
+
+async def test_fields_of_ones_own_are_sent_and_taken_out() -> None:
+    _, (body, _) = await judged(fair, extra_body={"temperature": None, "reasoning_effort": "low", "max_tokens": 5})
+    assert (body.get("temperature"), body["reasoning_effort"], body["max_tokens"]) == (None, "low", 5)
 
 
 async def test_an_answer_cannot_pass_for_another_or_end_itself() -> None:
@@ -209,22 +270,17 @@ class Listening(SilentConsole):
 
 
 async def trained(
-    tmp_path: Path, answers: Answers, agent: Any = silent, **how: Any
+    tmp_path: Path, answers: Answers, agent: Any = silent, judge: Mapping[str, Any] | None = None, **how: Any
 ) -> tuple[list[Any], Any, Listening]:
     console = Listening()
     async with serving(answers) as (url, _):
         algorithm = agl.GRPO(
             **{"model": "calc", "steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn", "seed": 1},
-            group_judge={"base_url": url, "model": "j"},
+            group_judge={"base_url": url, "model": "j", **(judge or {})},
             **how,
         )
         await agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=console).fit_async(agent, [{"n": 1}])
-    store = SqliteLightningStore(tmp_path / "store.db")
-    ids = [r.rollout_id for r in await store.query_rollouts(limit=-1)]
-    spans = [(await store.query_spans(i, "latest")).items for i in ids]
-    records = await store.query_records(ids)
-    await store.close()
-    return [*zip(records, spans, strict=True)], read_metrics(tmp_path / "metrics.jsonl"), console
+    return await found_in(tmp_path), read_metrics(tmp_path / "metrics.jsonl"), console
 
 
 def by_text(n: int, text: str) -> float:
@@ -234,7 +290,10 @@ def by_text(n: int, text: str) -> float:
 async def test_a_run_learns_from_the_score_alone_and_keeps_the_reason(tmp_path: Path) -> None:
     found, (row,), _ = await trained(tmp_path, by(by_text))
     assert row["judge/agreement"] == pytest.approx(1.0)
-    assert (row["judge/masked"], row["judge/errors"], row["judge/tokens"]) == (0, 0, 22)
+    assert (row["judge/masked"], row["judge/errors"], row["judge/tokens"]) == (0, 0, 33), (
+        "with the question before the run"
+    )
+    assert "judge/cost" not in row
     scores = [s.attributes["agentlightning.judge.score"] for _, spans in found for s in spans if group(s)]
     assert len(scores) == 4
     assert row["reward"] == row["reward/judge"] == pytest.approx(np.mean(scores))
@@ -245,6 +304,108 @@ async def test_a_run_learns_from_the_score_alone_and_keeps_the_reason(tmp_path: 
 
 def group(span: Any) -> bool:
     return "agentlightning.judge.score" in span.attributes
+
+
+async def test_what_it_costs_is_a_metric(tmp_path: Path) -> None:
+    price = agl.TokenPrice(input=3.0, output=10.0)
+    _, (row,), _ = await trained(tmp_path, by(by_text), judge={"price": price})
+    assert row["judge/cost"] == pytest.approx(3 * (10 * 3.0 + 1 * 10.0) / 1e6)
+    known = json.loads((tmp_path / "run.json").read_text())["settings"]["group_judge"]
+    assert known["price"] == {"input": 3.0, "output": 10.0, "cached_input": None}
+    assert agl.GroupJudge(**known).price == known["price"], "a run is repeated from what it says of itself"
+
+
+def test_a_run_says_of_its_judge_what_repeats_it(tmp_path: Path) -> None:
+    rules = tmp_path / "rules.md"
+    rules.write_text("Short wins.")
+    judge = agl.GroupJudge(base_url="http://x/v1", model="j", rubric=rules, price=agl.TokenPrice(input=1.0))
+    known = json.loads(json.dumps(judge, default=live._plain))
+    assert agl.GroupJudge(**known) == replace(judge, rubric="Short wins.")
+
+
+async def test_who_stops_while_it_is_asked_waits_for_nobody_and_goes_on_from_there(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"model": "calc", "steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn"}
+
+    async def fit(url: str, stop: asyncio.Event, resume: Path | None) -> Any:
+        algorithm = agl.GRPO(**settings, group_judge={"base_url": url, "model": "j", "seconds": 100})
+        trainer = agl.Trainer(algorithm=algorithm, run_dir=tmp_path, resume=resume, console=SilentConsole())
+        return await trainer.fit_async(silent, [{"n": 1}], stop=stop)
+
+    async with serving(fair, hangs=True) as (url, asked):
+        stop = asyncio.Event()
+        running = asyncio.create_task(fit(url, stop, None))
+        while len(asked) < 3:  # the question before the run, and both about the group
+            await asyncio.wait({running}, timeout=0.05)
+            assert not running.done(), await running
+        stop.set()
+        assert (await asyncio.wait_for(running, 20)).stopped
+        port = int(url.split(":")[2].split("/")[0])
+    sampled = await found_in(tmp_path)
+    assert [r.attempt.outcome for r, _ in sampled] == [Outcome.OK] * 4
+    async with serving(by(by_text), port=port) as (url, asked):
+        await fit(url, asyncio.Event(), tmp_path)
+    (row,) = [m for m in read_metrics(tmp_path / "metrics.jsonl") if m["step"]]
+    assert row["judge/tokens"] == 33
+    again = await found_in(tmp_path)
+    assert [r.rollout.rollout_id for r, _ in again] == [r.rollout.rollout_id for r, _ in sampled]
+
+
+class BaseThatJudges:
+    """A backend whose base of the policies answers as a judge does."""
+
+    def __init__(self, spec: ModelSpec, base: ScriptedEngine) -> None:
+        self._backend = make_backend("embedded", spec)
+        self._base = base
+
+    def engine(self, policy: str) -> Any:
+        return self._base if policy == "base" else self._backend.engine(policy)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+
+def scripted(answers: Answers, max_context: int = 4096) -> ScriptedEngine:
+    rendering: Any = load_rendering(resolve_model("calc"), None)
+    return ScriptedEngine(
+        rendering, lambda prompt, _: answers(SHOWN.findall(prompt.replace("<|im_end|>", "\n"))), max_context=max_context
+    )
+
+
+async def test_the_base_of_the_policies_is_the_judge(tmp_path: Path) -> None:
+    base = scripted(by(by_text))
+    settings: dict[str, Any] = {"steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn"}
+    algorithm = agl.GRPO(
+        model="calc",
+        policies=["solver"],
+        frozen="base",
+        backend=lambda spec: BaseThatJudges(spec, base),  # pyright: ignore[reportArgumentType]
+        group_judge=agl.GroupJudge(model="base", max_tokens=400),
+        **settings,
+    )
+    await agl.Trainer(algorithm=algorithm, run_dir=tmp_path, console=SilentConsole()).fit_async(silent, [{"n": 1}])
+    (row,) = read_metrics(tmp_path / "metrics.jsonl")
+    scores = [s.attributes[JUDGED] for _, spans in await found_in(tmp_path) for s in spans if group(s)]
+    assert row["reward"] == pytest.approx(np.mean(scores))
+    assert row["judge/errors"] == 0
+    assert len(base.params) == 3
+    assert all(p.temperature == 0 and p.max_tokens == 400 and "json" in str(p.grammar) for p in base.params)
+
+
+async def test_a_base_whose_context_is_full_says_so() -> None:
+    engine = scripted(fair, max_context=600)
+    judge = Judge(agl.GroupJudge(model="base"), EngineCritic(engine, "calc", None))
+    verdict = await judge.verdict(TEXTS, "s")
+    assert verdict.scores == ()
+    assert re.search(r"base at the run's own engine did not answer: .* no room .* max_context\.$", str(verdict.masked))
+
+
+async def found_in(folder: Path) -> list[Any]:
+    store = SqliteLightningStore(folder / "store.db")
+    ids = [r.rollout_id for r in await store.query_rollouts(limit=-1)]
+    spans = [(await store.query_spans(i, "latest")).items for i in ids]
+    records = await store.query_records(ids)
+    await store.close()
+    return [*zip(records, spans, strict=True)]
 
 
 async def test_a_group_on_which_it_disagrees_with_itself_is_masked(tmp_path: Path) -> None:
@@ -279,6 +440,11 @@ async def test_a_dead_endpoint_ends_the_run_before_its_first_step(tmp_path: Path
     [
         ({"base_url": "localhost", "model": "j"}, "give an address"),
         ({"base_url": "http://x/v1"}, "needs model"),
+        ({"model": "base"}, "frozen is None"),
+        ({"base_url": "http://x/v1", "model": "j", "price": {"input": "much"}}, "Give agl.TokenPrice"),
+        ({"base_url": "http://x/v1", "model": "j", "price": {"input": -1}}, "must not be below 0"),
+        ({"base_url": "http://x/v1", "model": "j", "price": 3}, "Give agl.TokenPrice"),
+        ({"base_url": "http://x/v1", "model": "j", "extra_body": "low"}, "fields by name"),
         ({"base_url": "http://x/v1", "model": "j", "rubrik": "x"}, "rubric"),
         ({"base_url": "http://x/v1", "model": "j", "min_agreement": 2.0}, "at least -1 and at most 1"),
         ({"base_url": "http://x/v1", "model": "j", "rubric": Path("/nowhere")}, "cannot be read"),
@@ -320,7 +486,10 @@ class Dying:
 async def test_a_group_is_judged_or_it_is_not_whenever_the_process_dies(
     masked: str | None, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    paid: list[str] = []
+
     async def verdict(self: Judge, shown: Any, seed: str) -> group_judge.Verdict:
+        paid.append(seed)
         return group_judge.Verdict([group_judge.Scored(n / 4, "why") for n in range(len(shown))], 0.1, masked)
 
     monkeypatch.setattr(Judge, "verdict", verdict)
@@ -332,7 +501,7 @@ async def test_a_group_is_judged_or_it_is_not_whenever_the_process_dies(
         await store.update_attempt(ids[-1], "latest", status=AttemptStatus.SUCCEEDED, outcome=Outcome.OK)
 
     async def judge(over: Any) -> None:
-        context = SimpleNamespace(store=over, reporter=Reporter())
+        context = SimpleNamespace(store=over, reporter=Reporter(), stop=asyncio.Event())
         part = agl.GroupJudge(base_url="http://localhost:1/v1", model="j")
         run: Any = SimpleNamespace(context=context, settings=agl.GRPO(model="calc"))
         hooks = part.in_run(run)
@@ -348,6 +517,7 @@ async def test_a_group_is_judged_or_it_is_not_whenever_the_process_dies(
     assert {e.outcome for e in found} == {Outcome.JUDGE_ERROR if masked else Outcome.OK}
     assert [e.reward for e in found] == ([None] * 3 if masked else [0.0, 0.25, 0.5])
     assert [len(e.rewards) for e in found] == ([0] * 3 if masked else [1] * 3), "nothing is written twice"
+    assert len(paid) == (2 if writes == 0 else 1), "what was judged is not paid for again"
 
 
 @pytest.mark.parametrize(

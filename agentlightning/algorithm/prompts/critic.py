@@ -1,7 +1,7 @@
 """The critic: a language model that is asked what is wrong with a prompt, and for a better one.
 
-It is asked over the OpenAI API, by a client of the user's or over plain HTTP. An answer that does not come, or says
-nothing, is a value (`CriticFailure`), not an exception: the run goes on without that edit.
+It is asked over the OpenAI API, by a client of the user's or over plain HTTP, or an engine of the run samples it. An
+answer that does not come, or says nothing, is a value (`CriticFailure`), not an exception: the run goes on without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Any, Literal, Protocol
 
 import aiohttp
 
+from agentlightning.engine.base import Engine, SamplingParams, concat
 from agentlightning.outgoing import RedirectError, http_session
+from agentlightning.rendering.base import Rendering
 
 Message = Mapping[str, str]
 Failure = Literal["timeout", "refused", "empty", "error"]
@@ -31,6 +33,8 @@ class CriticAnswer:
     text: str
     input_tokens: int
     output_tokens: int
+    cached_tokens: int = 0
+    """Of the input, what the provider had in its cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +54,18 @@ class Question:
     temperature: float
     max_tokens: int
     besides: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the request."""
+    """Further fields of the request; None takes one out."""
 
     @property
     def body(self) -> dict[str, Any]:
-        return {
+        fields = {
             "model": self.model,
             "messages": [dict(m) for m in self.messages],
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
             **self.besides,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
     @property
     def expected_tokens(self) -> int:
@@ -112,6 +117,44 @@ class ClientCritic:
 
     async def close(self) -> None:
         """The client is the user's."""
+
+
+class EngineCritic:
+    """A model that an engine samples from, with its answer held to the schema that the question asks for."""
+
+    def __init__(self, engine: Engine, model: str, renderer: str | None) -> None:
+        """`model` has the tokenizer and chat template."""
+        self._engine = engine
+        self._model = model
+        self._renderer = renderer
+
+    async def complete(self, question: Question) -> Mapping[str, Any]:
+        rendering = await asyncio.to_thread(self._load)
+        prompt = rendering.render([dict(m) for m in question.messages], None)
+        room = (await self._engine.info()).max_context - len(prompt)
+        if room < 1:
+            raise _Refused(f"its {len(prompt):,} tokens leave no room for an answer in max_context", passing=False)
+        asked = (question.body.get("response_format") or {}).get("json_schema")
+        reasons = rendering.starts_in_reasoning(prompt)
+        params = SamplingParams(
+            temperature=question.temperature,
+            max_tokens=min(question.max_tokens, room),
+            stop_token_ids=rendering.stop_token_ids,
+            grammar=asked and rendering.grammar(asked["schema"], None, in_reasoning=reasons),
+        )
+        ids = concat([chunk async for chunk in self._engine.generate(prompt, params)]).ids
+        text = rendering.parse(ids, prompt, None).content
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
+        return {"choices": [{"message": {"content": text}}], "usage": usage}
+
+    def _load(self) -> Rendering:
+        from agentlightning.models import resolve_model
+        from agentlightning.rendering import load_rendering
+
+        return load_rendering(resolve_model(self._model), self._renderer)
+
+    async def close(self) -> None:
+        """The engine is the run's."""
 
 
 class _Refused(Exception):
@@ -167,6 +210,6 @@ def _read(body: Mapping[str, Any]) -> CriticAnswer | CriticFailure:
     if not isinstance(text, str) or not text.strip():
         return CriticFailure("empty", "the answer has no text")
     usage = body.get("usage") or {}
-    return CriticAnswer(
-        text, int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or len(text) // 4)
-    )
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+    written = int(usage.get("completion_tokens") or len(text) // 4)
+    return CriticAnswer(text, int(usage.get("prompt_tokens") or 0), written, int(cached or 0))
