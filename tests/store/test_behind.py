@@ -26,6 +26,7 @@ from agentlightning.types import AttemptedRollout, AttemptStatus, EnqueueRollout
 from tests.store.builders import make_span
 
 WRITERS = 4
+pytestmark = pytest.mark.contract
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

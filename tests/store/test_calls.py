@@ -14,6 +14,7 @@ from agentlightning.types import AttemptStatus, VersionRun
 from tests.store.builders import make_call, make_segment
 
 
+@pytest.mark.contract
 async def test_turns_share_their_prefix(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     first = make_call(
@@ -42,6 +43,7 @@ async def test_turns_share_their_prefix(store: LightningStore) -> None:
     assert len(await store.query_spans(claim.rollout_id)) == 3
 
 
+@pytest.mark.contract
 async def test_a_response_of_several_segments(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     segments = [

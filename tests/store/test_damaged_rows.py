@@ -111,6 +111,7 @@ async def test_every_damaged_value_is_read_or_refused_in_our_words(opened: Any, 
         await store.close()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("table", "column", "value"),
     [

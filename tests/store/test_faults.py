@@ -62,6 +62,7 @@ async def test_an_attempt_id_of_another_rollout_is_a_conflict(store: LightningSt
         await store.start_attempt(queued.rollout_id, attempt_id="at-1")
 
 
+@pytest.mark.contract
 async def test_ids_taken_meanwhile_are_conflicts_and_leave_nothing(store: LightningStore) -> None:
     """Two that use one attempt_id at the same moment: one gets it."""
     results = await asyncio.gather(
@@ -72,6 +73,7 @@ async def test_ids_taken_meanwhile_are_conflicts_and_leave_nothing(store: Lightn
     assert len(await store.query_rollouts()) == 1
 
 
+@pytest.mark.contract
 async def test_a_heartbeat_renews_the_attempts_that_it_names(store: LightningStore) -> None:
     """A claim whose answer was lost is nobody's: its lease runs out although its worker lives."""
     configs = [RolloutConfig(unresponsive_seconds=seconds) for seconds in (60.0, 1.0)]
@@ -96,6 +98,7 @@ async def test_a_heartbeat_renews_the_attempts_that_it_names(store: LightningSto
     assert attempt.status is AttemptStatus.PREPARING
 
 
+@pytest.mark.contract
 async def test_a_claim_that_was_repeated_is_not_taken_back(tmp_path: Path) -> None:
     """Cancelled, and claimed again under the same attempt_id before the store had undone it."""
     store = SqliteLightningStore(tmp_path / "store.db")
@@ -164,6 +167,7 @@ async def test_unknown_ids_are_value_errors_too(store: LightningStore) -> None:
         await store.wait_for_rollouts(rollout_ids=["nobody"], timeout=1.0)
 
 
+@pytest.mark.contract
 async def test_sequence_numbers_of_many_attempts_at_once(store: LightningStore) -> None:
     claims = [await store.start_rollout(n) for n in range(2)]
     pairs = [(claim.rollout_id, claim.attempt.attempt_id) for claim in claims]
@@ -188,6 +192,7 @@ class Clocks:
         await store._db.write(look)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("jump", [7200.0, -7200.0])
 async def test_a_step_of_the_clock_ends_no_attempt(
     tmp_path: Path, jump: float, caplog: pytest.LogCaptureFixture

@@ -143,6 +143,8 @@ SHAPES: dict[str, tuple[str, int, Callable[[dict[str, Any]], bytes]]] = {
     "OTLP: a text of 60 MB": ("protobuf", 200, lambda span: gzip.compress(otlp_text(span, 60_000_000), 1)),
 }
 """How a body is shaped, where it is sent to, and what comes back."""
+QUICK = ("escapes", "a million numbers", "deep lists", "OTLP: a million numbers", "OTLP: attributes")
+"""One of each kind: read, too large, no JSON, and the same of OTLP."""
 
 
 def spans_of(*spans: dict[str, Any]) -> bytes:
@@ -170,7 +172,7 @@ def otlp_text(span: dict[str, Any], length: int) -> bytes:
     return export.SerializeToString()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in SHAPES])
 async def test_no_body_holds_the_server_up(
     server: LightningStoreServer, agent: aiohttp.ClientSession, shape: str
 ) -> None:

@@ -78,6 +78,7 @@ async def answers(store: LightningStore) -> Any:
     ]
 
 
+@pytest.mark.contract
 async def test_no_field_of_a_store_keeps_a_key(store: LightningStore) -> None:
     await fill(store)
     told = repr(await answers(store))

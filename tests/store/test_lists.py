@@ -42,6 +42,7 @@ async def found(store: LightningStore, **query: Any) -> list[Any]:
     return [rollout.input for rollout in await store.query_rollouts(**query)]
 
 
+@pytest.mark.contract
 async def test_rollouts_are_found_by_what_they_are_of(store: LightningStore) -> None:
     await finished(store, "a", reward_attributes(1.0), run_id="r", metadata={"step": 1, "group": "1-0"})
     await finished(store, "b", reward_attributes(0.5), run_id="r", metadata={"step": 2, "group": 7})
@@ -115,6 +116,7 @@ async def test_a_reward_that_comes_late_counts_and_one_of_an_earlier_attempt_doe
     await store.close()
 
 
+@pytest.mark.contract
 async def test_rewards_that_come_late_one_by_one_come_to_the_same(tmp_path: Path) -> None:
     store = SqliteLightningStore(tmp_path / "store.db")
     for number, (rewards, expected) in enumerate(EARNED):

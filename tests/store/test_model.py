@@ -343,7 +343,7 @@ def on_postgres(dsn: str) -> Opener:
     return opener
 
 
-EXAMPLES = {"memory": 20, "file": 12, "http": 4, "postgres": 8}
+EXAMPLES = {"memory": 8, "file": 4, "http": 3, "postgres": 3}
 
 
 @pytest.fixture(params=EXAMPLES)
@@ -370,6 +370,7 @@ def _run(opener: Opener, examples: int, steps: int) -> None:
     )
 
 
+@pytest.mark.contract
 def test_any_sequence_of_operations(opener: Opener, backend: str) -> None:
     _run(opener, EXAMPLES[backend], steps=20)
 
@@ -377,4 +378,4 @@ def test_any_sequence_of_operations(opener: Opener, backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_any_sequence_of_operations_for_long(opener: Opener, backend: str) -> None:
-    _run(opener, 3 * EXAMPLES[backend], steps=30)
+    _run(opener, 8 * EXAMPLES[backend], steps=30)

@@ -33,6 +33,7 @@ async def test_pages_by_cursor_give_what_one_page_gives(store: LightningStore, s
     assert seen == whole
 
 
+@pytest.mark.contract
 async def test_what_is_added_between_pages_shifts_nothing(store: LightningStore) -> None:
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(6)])
     first = await store.query_rollouts(sort_by="start_time", sort_order="desc", limit=3)
@@ -61,6 +62,7 @@ def _resorted(cursor: str, sort_by: str) -> str:
     return base64.urlsafe_b64encode(json.dumps([sort_by, *values[1:]]).encode()).decode().rstrip("=")
 
 
+@pytest.mark.contract
 async def test_spans_and_resources_have_cursors_too(store: LightningStore) -> None:
     claim = await store.start_rollout("task")
     await store.add_many_spans([make_span(claim, f"s{n}") for n in range(5)])

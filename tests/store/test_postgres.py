@@ -36,12 +36,13 @@ async def pair(postgres_dsn: str) -> AsyncIterator[list[PostgresLightningStore]]
         await store.close()
 
 
-async def test_two_servers_and_32_runners(pair: list[PostgresLightningStore]) -> None:
+@pytest.mark.parametrize(("count", "tasks"), [(8, 50), pytest.param(32, 300, marks=pytest.mark.slow)])
+async def test_two_servers_and_many_runners(pair: list[PostgresLightningStore], count: int, tasks: int) -> None:
     servers = [LightningStoreServer(store, port=0) for store in pair]
     for server in servers:
         await server.start()
     clients = [LightningStoreClient(server.endpoint) for server in servers]
-    tasks, done = 300, Counter[str]()
+    done = Counter[str]()
 
     async def runner(number: int) -> None:
         store = clients[number % 2]
@@ -57,7 +58,7 @@ async def test_two_servers_and_32_runners(pair: list[PostgresLightningStore]) ->
             )
             done[claim.rollout_id] += 1
 
-    runners = asyncio.gather(*[runner(number) for number in range(32)])
+    runners = asyncio.gather(*[runner(number) for number in range(count)])
     requests = [EnqueueRolloutRequest(input=n) for n in range(tasks)]
     ids = [r.rollout_id for r in await clients[0].enqueue_many_rollouts(requests)]
     finished = await clients[1].wait_for_rollouts(rollout_ids=ids, timeout=60)

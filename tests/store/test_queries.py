@@ -44,6 +44,7 @@ async def test_rollouts_come_with_their_latest_attempt_and_by_the_older_words(st
     assert ended.attempt.worker_id == "w"
 
 
+@pytest.mark.contract
 async def test_a_query_that_is_not_one_says_so(store: LightningStore) -> None:
     with pytest.raises(TypeError, match="no keyword \\['stauts'\\]"):
         await store.query_rollouts(stauts=["failed"])  # type: ignore[call-arg]

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
+
 from agentlightning.errors import ConflictError
 from agentlightning.store import LightningStore
 from agentlightning.types import LLM, AttemptStatus, EnqueueRolloutRequest, Outcome, RolloutStatus
 from tests.store.builders import make_call, make_segment, make_span
 
 TIMES = 12
+pytestmark = pytest.mark.contract
 
 
 async def together(write: Callable[[], Awaitable[Any]]) -> list[Any]:

@@ -27,6 +27,7 @@ RESOURCES: NamedResources = {
 }
 
 
+@pytest.mark.contract
 async def test_resources_come_back_with_their_types(store: LightningStore) -> None:
     assert await store.get_latest_resources() is None
     added = await store.add_resources(RESOURCES, resources_id="rs1")
@@ -38,6 +39,7 @@ async def test_resources_come_back_with_their_types(store: LightningStore) -> No
         await store.add_resources({"x": Nameless(endpoint="", model="")})
 
 
+@pytest.mark.contract
 async def test_adding_is_idempotent_and_updating_counts_up(store: LightningStore) -> None:
     first = await store.add_resources(RESOURCES, resources_id="rs1")
     assert await store.add_resources(RESOURCES, resources_id="rs1") == first

@@ -41,6 +41,7 @@ async def finish(
     return rollout.status
 
 
+@pytest.mark.contract
 async def test_a_whole_life(store: LightningStore) -> None:
     rollout = await store.enqueue_rollout({"q": "é"}, mode=RolloutMode.VAL, metadata={"group": "g1"})
     assert rollout.status is RolloutStatus.QUEUING
@@ -67,6 +68,7 @@ async def test_a_whole_life(store: LightningStore) -> None:
     assert (statistics["total_spans"], statistics["total_workers"]) == (1, 1)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("task", [None, 1, 1.5, "text", [1, [2]], {"a": {"b": None}}, True, "\u0000\U0001f600", ""])
 async def test_any_json_value_is_a_task(store: LightningStore, task: object) -> None:
     rollout = await store.enqueue_rollout(task)
@@ -124,6 +126,7 @@ async def test_other_ids_are_found_again(store: LightningStore) -> None:
         assert finished.status is AttemptStatus.SUCCEEDED
 
 
+@pytest.mark.contract
 async def test_enqueue_is_idempotent_by_id(store: LightningStore) -> None:
     first = await store.enqueue_rollout([1], rollout_id="r1")
     assert await store.enqueue_rollout([1], rollout_id="r1") == first
@@ -132,6 +135,7 @@ async def test_enqueue_is_idempotent_by_id(store: LightningStore) -> None:
     assert (await store.query_rollouts()).total == 1
 
 
+@pytest.mark.contract
 async def test_enqueue_many_is_all_or_none(store: LightningStore) -> None:
     await store.enqueue_rollout("x", rollout_id="taken")
     requests = [EnqueueRolloutRequest(input=n) for n in range(3)]
@@ -141,6 +145,7 @@ async def test_enqueue_many_is_all_or_none(store: LightningStore) -> None:
     assert [r.input for r in await store.enqueue_many_rollouts(requests)] == [0, 1, 2]
 
 
+@pytest.mark.contract
 async def test_a_failing_operation_spares_its_batch(store: LightningStore) -> None:
     """Of operations that are committed together, only the failing ones fail."""
     await store.enqueue_rollout("x", rollout_id="taken")
@@ -152,6 +157,7 @@ async def test_a_failing_operation_spares_its_batch(store: LightningStore) -> No
     assert (await store.statistics())["total_rollouts"] == 11
 
 
+@pytest.mark.contract
 async def test_claims_are_first_in_first_out(store: LightningStore) -> None:
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(5)])
     claims = await store.dequeue_many_rollouts(3, "w1")
@@ -160,6 +166,7 @@ async def test_claims_are_first_in_first_out(store: LightningStore) -> None:
     assert await store.dequeue_rollout("w1") is None
 
 
+@pytest.mark.contract
 async def test_a_claim_whose_answer_was_lost_is_handed_out_again(store: LightningStore) -> None:
     await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
     first = await store.dequeue_rollout("w1", attempt_id="a1")
@@ -216,6 +223,7 @@ async def test_infra_failures_do_not_count(store: LightningStore) -> None:
     assert claim.attempt.sequence_id == 4
 
 
+@pytest.mark.contract
 async def test_the_watchdog_gives_up_a_silent_attempt(store: LightningStore) -> None:
     claim = await claim_one(store, unresponsive_seconds=0.2)
     await store.add_span(make_span(claim, "thinking"))
@@ -261,6 +269,7 @@ async def test_heartbeats_keep_attempts_alive_but_not_for_ever(store: LightningS
     assert rollout.status is RolloutStatus.FAILED
 
 
+@pytest.mark.contract
 async def test_cancelling_reaches_the_runner(store: LightningStore) -> None:
     claim = await claim_one(store)
     await store.update_rollout(claim.rollout_id, status=RolloutStatus.CANCELLED)
@@ -297,6 +306,7 @@ async def test_transitions_that_the_table_forbids(store: LightningStore) -> None
         await store.start_attempt(rollout.rollout_id)
 
 
+@pytest.mark.contract
 async def test_unknown_ids(store: LightningStore) -> None:
     assert await store.get_rollout_by_id("no") is None
     assert await store.get_latest_attempt("no") is None
@@ -310,6 +320,7 @@ async def test_unknown_ids(store: LightningStore) -> None:
         await store.wait_for_rollouts(rollout_ids=["no"])
 
 
+@pytest.mark.contract
 async def test_claim_and_wait_are_long_polls(store: LightningStore) -> None:
     claim_task = asyncio.ensure_future(store.dequeue_rollout("w1", timeout=5))
     await asyncio.sleep(0.1)
@@ -343,6 +354,7 @@ async def test_waiting_for_all_or_any(store: LightningStore) -> None:
     assert [r.rollout_id for r in await everything] == ids
 
 
+@pytest.mark.contract
 async def test_every_waiting_claimer_is_served_once(store: LightningStore) -> None:
     waiting = [asyncio.ensure_future(store.dequeue_rollout(f"w{n}", timeout=5)) for n in range(20)]
     await asyncio.sleep(0.05)
@@ -353,6 +365,7 @@ async def test_every_waiting_claimer_is_served_once(store: LightningStore) -> No
     assert sorted(claim.input for claim in claims if claim) == list(range(15))
 
 
+@pytest.mark.contract
 async def test_filters_sorting_and_pages(store: LightningStore) -> None:
     for n in range(7):
         await store.enqueue_rollout(n, rollout_id=f"r{n}")

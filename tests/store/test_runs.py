@@ -18,6 +18,7 @@ def event(event_id: str, kind: str = "note", step: int | None = None, run_id: st
     )
 
 
+@pytest.mark.contract
 async def test_a_run_is_read_back_as_it_was_told(store: LightningStore) -> None:
     begun = await store.begin_run(Run(run_id="a", algorithm="GRPO", agent="calc", settings={"lr": 1e-5, "n": None}))
     assert begun.status is RunStatus.RUNNING
@@ -72,6 +73,7 @@ async def test_runs_are_found_by_status(store: LightningStore) -> None:
     assert [run.run_id for run in await store.query_runs(run_id_contains="b")] == ["b"]
 
 
+@pytest.mark.contract
 async def test_runners_of_one_run_never_claim_rollouts_of_another(store: LightningStore) -> None:
     """Two runs in one store at the same time, with a waiting runner each, and one that takes anything."""
     requests = [EnqueueRolloutRequest(input=n, run_id="ab"[n % 2]) for n in range(20)]
@@ -107,6 +109,7 @@ async def test_rollouts_of_no_run_are_anybodys(store: LightningStore) -> None:
     assert everything.run_id == "b"
 
 
+@pytest.mark.contract
 async def test_all_that_an_algorithm_reads_comes_at_once(store: LightningStore) -> None:
     rollouts = await store.enqueue_many_rollouts([EnqueueRolloutRequest(input=n) for n in range(3)])
     ids = [rollout.rollout_id for rollout in rollouts]

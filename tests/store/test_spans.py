@@ -14,6 +14,7 @@ from agentlightning.types import AttemptStatus, Event, Link, OtelResource, Span,
 from tests.store.builders import make_span
 
 
+@pytest.mark.contract
 async def test_a_span_comes_back_complete(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     context = SpanContext(trace_id="a" * 32, span_id="b" * 16, is_remote=True, trace_state={"k": "v"})
@@ -41,6 +42,7 @@ async def test_a_span_comes_back_complete(store: LightningStore) -> None:
     assert (await store.statistics())["total_spans"] == 1
 
 
+@pytest.mark.contract
 async def test_sequence_numbers_are_given_inside_the_insert(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     await asyncio.gather(*[store.add_span(make_span(claim, str(n))) for n in range(30)])
@@ -52,6 +54,7 @@ async def test_sequence_numbers_are_given_inside_the_insert(store: LightningStor
     assert stored.sequence_id == 32
 
 
+@pytest.mark.contract
 async def test_repeated_spans_of_a_batch_are_left_out(store: LightningStore) -> None:
     claim = await store.start_rollout(1)
     spans = [make_span(claim, str(n)) for n in range(3)]
@@ -92,6 +95,7 @@ async def test_numpy_values_become_json(store: LightningStore) -> None:
         await store.add_span(make_span(claim, bad=object()))
 
 
+@pytest.mark.contract
 async def test_text_that_is_no_unicode_is_made_readable(store: LightningStore) -> None:
     """Agents read files and model outputs; one bad character must not cost an attempt."""
     claim = await store.start_rollout(1)

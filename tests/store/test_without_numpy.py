@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 import agentlightning as agl
 from agentlightning.store.http.wire import encode_records, encode_table
@@ -57,6 +58,7 @@ async def with_numpy(folder: Path) -> bytes:
     return table
 
 
+@pytest.mark.slow
 def test_stores_and_sends_the_same_bytes(tmp_path: Path) -> None:
     table = asyncio.run(with_numpy(tmp_path))
     done = subprocess.run([sys.executable, "-c", WITHOUT, tmp_path], capture_output=True, text=True, check=False)
