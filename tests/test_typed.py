@@ -34,3 +34,11 @@ def test_it_ends_as_an_interpreter_does(tmp_path: Path, ending: str) -> None:
     assert (forked.returncode, forked.stdout) == (new.returncode, new.stdout)
     assert forked.stderr.splitlines()[-1:] == new.stderr.splitlines()[-1:]
     assert "Traceback" not in forked.stderr or "Traceback" in new.stderr
+
+
+def test_it_imports_from_where_its_environment_says(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "mine.py").write_text("print('found')")
+    done = typed(tmp_path, "-c", "import mine", environment={"PYTHONPATH": str(tmp_path / "there")})
+    assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+    assert typed(tmp_path, "-c", "import mine").returncode == 1

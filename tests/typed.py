@@ -43,17 +43,6 @@ def typed(
     """`python ARGUMENTS` in a folder, without a network, on a wide screen; raises TimeoutExpired."""
     environment = environment or {}
     whole = {**os.environ, **OFFLINE, **environment}
-    if "PYTHONPATH" in environment:  # what it says is read when an interpreter starts
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=folder,
-            env=whole,
-            input=stdin,
-            timeout=timeout,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
     with tempfile.TemporaryDirectory() as files:
         streams = [Path(files) / name for name in ("stdin", "stdout", "stderr")]
         streams[0].write_text(stdin or "")
@@ -168,6 +157,7 @@ def _become(order: dict[str, Any]) -> None:
     os.chdir(order["folder"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.path[1:1] = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     first, *rest = order["arguments"]
     if first == "-m":
         sys.path[0], sys.argv = order["folder"], rest

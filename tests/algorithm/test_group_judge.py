@@ -276,6 +276,7 @@ async def trained(
     async with serving(answers) as (url, _):
         algorithm = agl.GRPO(
             **{"model": "calc", "steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn", "seed": 1},
+            backend="inprocess",
             group_judge={"base_url": url, "model": "j", **(judge or {})},
             **how,
         )
@@ -325,6 +326,7 @@ def test_a_run_says_of_its_judge_what_repeats_it(tmp_path: Path) -> None:
 
 async def test_who_stops_while_it_is_asked_waits_for_nobody_and_goes_on_from_there(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"model": "calc", "steps": 1, "tasks_per_step": 1, "group_size": 4, "preflight": "warn"}
+    settings["backend"] = "inprocess"
 
     async def fit(url: str, stop: asyncio.Event, resume: Path | None) -> Any:
         algorithm = agl.GRPO(**settings, group_judge={"base_url": url, "model": "j", "seconds": 100})

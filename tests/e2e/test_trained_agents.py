@@ -66,7 +66,7 @@ async def fit(
     tmp_path: Path, agent: Any, store: InMemoryLightningStore, adapter: Any = None, **settings: Any
 ) -> list[dict[str, Any]]:
     trainer = agl.Trainer(
-        algorithm=agl.GRPO(**SETTINGS, steps=1, **settings),
+        algorithm=agl.GRPO(**SETTINGS, backend="inprocess", steps=1, **settings),
         store=store,
         run_dir=tmp_path / "run",
         console=SilentConsole(),

@@ -111,7 +111,7 @@ async def every_agent(task: str, llm: agl.LLM) -> Any:
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What is said of each agent, on one model."""
-    algorithm = agl.Baseline(model="calc", max_context=256)
+    algorithm = agl.Baseline(model="calc", backend="inprocess", max_context=256)
     run_dir = tmp_path_factory.mktemp("first_day")
     with pytest.MonkeyPatch.context() as machine:
         machine.delenv("OPENAI_API_KEY", raising=False)

@@ -184,7 +184,7 @@ def test_equal_failures_are_counted_together(one: str, other: str) -> None:
 def earned(folder: Path, code: str, caplog: pytest.LogCaptureFixture, **settings: Any) -> tuple[list[Any], str]:
     """The rewards of a program on two tasks, and what was said meanwhile."""
     program = agl.Program([sys.executable, "-c", code], **settings)
-    algorithm = agl.Baseline(model="calc", max_context=64)
+    algorithm = agl.Baseline(model="calc", backend="inprocess", max_context=64)
     with caplog.at_level(logging.WARNING):
         agl.Trainer(algorithm=algorithm, run_dir=folder / "run", console=SilentConsole()).fit(program, [1, 2])
     errors = [(e.attempt and e.attempt.error) or "" for e in algorithm.episodes]

@@ -6,8 +6,6 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +21,7 @@ from agentlightning.store import InMemoryLightningStore, SqliteLightningStore
 from agentlightning.trainer.folder import STORE_FILE
 from agentlightning.trainer.live import LIVE_FILE, RUN_FILE, announced, connect, served_file
 from agentlightning.types import Run, RunStatus
+from tests.typed import agl as agl_typed
 
 
 class Remembers(Sink):
@@ -78,12 +77,9 @@ async def agent(task: int) -> float:
 
 async def agl_command(*arguments: str) -> str:
     """The command in a process of its own, as in another terminal."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agentlightning", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 0, output.decode()
-    return output.decode()
+    done = await asyncio.to_thread(agl_typed, Path.cwd(), *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
 
 
 @pytest.mark.timeout(300)
@@ -123,12 +119,9 @@ async def test_a_run_is_read_while_it_goes_on(tmp_path: Path, caplog: pytest.Log
 
 
 async def _refused(*arguments: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agentlightning", *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    output, _ = await asyncio.wait_for(process.communicate(), 120)
-    assert process.returncode == 1
-    return " ".join(output.decode().split())
+    done = await asyncio.to_thread(agl_typed, Path.cwd(), *arguments)
+    assert done.returncode == 1
+    return " ".join((done.stdout + done.stderr).split())
 
 
 @pytest.mark.parametrize(
