@@ -165,6 +165,9 @@ ELSEWHERE = {
         "AGL_STORE_KEY=… agl runner --server http://10.0.0.1:4747 --agent my_agent.py:agent": (
             "names another machine; tests/e2e/test_train_elsewhere.py has both on one"
         ),
+        "agl judge runs/grpo-20250101-120000 --labels labels.jsonl --url https://api.openai.com/v1 "
+        "--model gpt-4.1-mini": ("asks a provider; tests/cli/test_judge.py has one of its own"),
+        "agl judge runs/grpo-20250101-120000 --write-labels labels.jsonl": "tests/cli/test_judge.py",
         "agl export runs/grpo-20250101-120000 --push me/my-model": "needs an account; tests/cli/test_export_model.py",
         "agl plan --model Qwen/Qwen3-8B --gpus 2xH100 --lora-rank 16": "looks at the Hub; tests/cli/test_plan.py",
         "agl gateway --model runs/calc-20250101-120000 --server http://store.example:4747": (

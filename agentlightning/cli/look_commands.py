@@ -134,6 +134,63 @@ def whatif(
     ask_what_if(run, run_id, asked)
 
 
+def judge(
+    run: Run,
+    labels: Annotated[
+        str | None,
+        typer.Option(
+            help=(
+                "What it is compared with: a file of lines with rollout_id and label; reward, for the run's own "
+                "rewards; or reward/NAME, for a part of them. Without labels, its answers with each other only."
+            )
+        ),
+    ] = None,
+    write_labels: Annotated[
+        Path | None, typer.Option(help="Write such a file for people to fill in, and ask no judge.")
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="The judge's OpenAI-compatible base URL; the run's own judge if not given. Key: AGL_JUDGE_KEY."
+        ),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The judge's model there.")] = None,
+    rubric: Annotated[Path | None, typer.Option(help="A file that says what is good.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="NAME=VALUE of another setting of a GroupJudge; may be given many times."),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Ask about so many groups, drawn at random.")] = 50,
+    equal: Annotated[float, typer.Option(min=0.0, help="Scores that differ by no more count as equal.")] = 0.05,
+    run_id: RunId = None,
+    trust: Annotated[bool, typer.Option("--trust", help="Let the address that the run names have the key.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure a judge of groups on a run's rollouts: does it order siblings as labels do, and does order sway it?
+
+    Each group costs two questions to the judge. Nothing of the run is changed.
+
+    agl judge runs/grpo-20250101-120000 --write-labels labels.jsonl
+
+    agl judge runs/grpo-20250101-120000 --labels labels.jsonl --url https://api.openai.com/v1 --model gpt-4.1-mini
+    """
+    from agentlightning.cli.judge import Asked, measure_judge
+
+    asked = Asked(
+        labels=labels,
+        template=write_labels,
+        url=url,
+        model=model,
+        rubric=rubric,
+        settings=settings or [],
+        limit=limit,
+        equal=equal,
+        trust=trust,
+        as_json=as_json,
+    )
+    measure_judge(run, run_id, asked)
+
+
 def runs(
     folder: Annotated[Path, typer.Argument(help="A folder with runs in it.")] = Path("runs"), as_json: Json = False
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Start here": ("demo", "models", "plan", "doctor", "run"),
     "Train": ("train", "agents", "optimize", "eval"),
-    "Look": ("runs", "show", "watch", "why", "compare", "whatif", "report", "dashboard"),
+    "Look": ("runs", "show", "watch", "why", "compare", "whatif", "judge", "report", "dashboard"),
     "Use the model": ("serve", "export"),
     "Operate": ("store", "runner", "gateway"),
 }

@@ -106,11 +106,11 @@ def shortened(text: str, most: int) -> str:
 
 
 def split_common(conversations: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
-    """The messages that all conversations begin with, and the rest of each."""
+    """The messages that all conversations begin with, and the rest of each, which is never nothing for all of them."""
     common = 0
     while all(len(one) > common for one in conversations) and len({one[common] for one in conversations}) == 1:
         common += 1
-    if len(conversations) == 1:  # the last answer is what is judged
+    if all(len(one) == common for one in conversations):  # the last answer is what is judged
         common = max(0, common - 1)
     return list(conversations[0][:common]), [list(one[common:]) for one in conversations]
 
