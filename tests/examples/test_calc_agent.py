@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 import agentlightning as agl
 from examples.calc.calc_agent import CALC_TOOL, MAX_TURNS, calc_agent, calculate, score
@@ -63,16 +66,16 @@ def test_score(text: str, answer: float, reward: float) -> None:
 @contextmanager
 def scripted_model(turns: list[dict[str, Any]], requests: list[dict[str, Any]]) -> Iterator[str]:
     """A chat completions endpoint that says `turns` one by one and keeps the requests; yields its base URL."""
-    app = FastAPI()
 
-    @app.post("/v1/chat/completions")
-    async def complete(request: Request, response: Response) -> dict[str, Any]:
-        response.headers["connection"] = "close"  # the agent's client outlives the test's event loop
+    async def complete(request: Request) -> JSONResponse:
         requests.append({**await request.json(), "key": request.headers["authorization"]})
         message = turns[len(requests) - 1]
         choice = {"index": 0, "message": {"role": "assistant", "content": None, **message}, "finish_reason": "stop"}
-        return {"id": "r", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        answer = {"id": "r", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
+        # The agent's client outlives the test's event loop.
+        return JSONResponse(answer, headers={"connection": "close"})
 
+    app = Starlette(routes=[Route("/v1/chat/completions", complete, methods=["POST"])])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))

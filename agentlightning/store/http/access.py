@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import re
 from collections import Counter
-from collections.abc import AsyncIterator, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from starlette.datastructures import Headers
@@ -21,19 +20,20 @@ from agentlightning.backoff import Watched
 from agentlightning.keys import SPANS, TASK, AttemptKey, verify_attempt_key
 from agentlightning.serving import Busy, asks_for_health
 from agentlightning.store.http import wire
-from agentlightning.store.http.hot import answered
+from agentlightning.store.http.api import answered
 from agentlightning.store.http.intake import Intake
 from agentlightning.store.http.problems import problem
+from agentlightning.store.http.table import Operation, find
 
 OPEN_PATHS = (f"{wire.PREFIX}/health", "/docs", "/openapi.json")
-INTAKE = (wire.OTLP_PATH, f"{wire.PREFIX}/spans")
 MAX_BODY_BYTES = 16 * 2**20
 """Of a request with an attempt's key."""
 MAX_HELD_BYTES = 64 * 2**20
 """Of all requests with the same attempt's key that are coming in or being answered."""
 BODY_SECONDS = 60.0
 """How long a client with such a key may take for a body."""
-_ROLLOUT = re.compile(rf"{wire.PREFIX}/rollouts/([^/]+)")
+_ONLY = {SPANS: "This key may not report spans.", TASK: "This key reads the task of its own rollout only."}
+Take = Callable[[Request, bytes, AttemptKey], Awaitable[Response]]
 
 
 class AccessControl:
@@ -82,16 +82,14 @@ class AccessControl:
 
     async def _opened_by(self, key: AttemptKey, request: Request) -> ASGIApp:
         """What answers a request with an attempt's key."""
-        method, path = request.scope["method"], request.scope["path"]
-        if method == "POST" and path in INTAKE:
-            return await answered(request, self._take(request, path, key))
-        reason = refuse(key, method, path)
-        return self._app if reason is None else problem(403, reason)
+        operation, ids = find(request.method, request.scope["path"]) or (None, {})
+        if (reason := refuse(key, operation, ids)) is not None:
+            return problem(403, reason)
+        takes = {"add_many_spans": self._intake.spans, "add_traces": self._intake.traces}
+        take = takes.get(operation.name) if operation is not None else None
+        return self._app if take is None else await answered(request, self._take(request, take, key))
 
-    async def _take(self, request: Request, path: str, key: AttemptKey) -> Response:
-        if SPANS not in key.scopes:
-            return problem(403, "This key may not report spans.")
-        take = self._intake.traces if path == wire.OTLP_PATH else self._intake.spans
+    async def _take(self, request: Request, take: Take, key: AttemptKey) -> Response:
         try:
             async with self._body((key.rollout_id, key.attempt_id), request) as body:
                 return await take(request, body, key)
@@ -135,10 +133,10 @@ def _key_of(scope: Scope) -> str:
     return Headers(scope=scope).get("authorization", "").removeprefix("Bearer ").strip()
 
 
-def refuse(key: AttemptKey, method: str, path: str) -> str | None:
-    """Why this attempt's key does not open a request that reports no spans; None if it does."""
-    if method == "GET" and (found := _ROLLOUT.fullmatch(path)) is not None:
-        if TASK not in key.scopes or found[1] != key.rollout_id:
-            return "This key reads the task of its own rollout only."
+def refuse(key: AttemptKey, operation: Operation | None, ids: Mapping[str, str]) -> str | None:
+    """Why this attempt's key does not open an operation; None if it does."""
+    if operation is None or operation.scope is None:
+        return "This key belongs to one attempt; it reports spans and reads its own task, nothing else."
+    if operation.scope in key.scopes and ids.get("rollout_id", key.rollout_id) == key.rollout_id:
         return None
-    return "This key belongs to one attempt; it reports spans and reads its own task, nothing else."
+    return _ONLY[operation.scope]

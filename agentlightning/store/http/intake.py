@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Hashable, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from agentlightning.backoff import Backoff
 from agentlightning.errors import NotFoundError

@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
@@ -21,12 +20,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from starlette.responses import Response
 
 from agentlightning.errors import StoreError
 from agentlightning.store.http import size
+from agentlightning.store.http.wire import JSON, PROTOBUF
 from agentlightning.types import Event, Link, OtelResource, Span, SpanContext, SpanStatus
-
-router = APIRouter()
 
 ROLLOUT_KEY = "agentlightning.rollout_id"
 ATTEMPT_KEY = "agentlightning.attempt_id"
@@ -35,23 +34,11 @@ MAX_BODY_BYTES = 64 * 2**20
 """After decompression."""
 _STATUS_CODES = ("UNSET", "OK", "ERROR")
 _ID_FIELDS = ("traceId", "spanId", "parentSpanId", "trace_id", "span_id", "parent_span_id")
-_PROTOBUF, _JSON = "application/x-protobuf", "application/json"
-
-
-@router.post(
-    "/v1/traces",
-    summary="OTLP/HTTP intake",
-    openapi_extra={
-        "requestBody": {"required": True, "content": {_PROTOBUF: {"schema": {"type": "string", "format": "binary"}}}}
-    },
-)
-async def receive(request: Request) -> Response:
-    return await request.app.state.intake.traces(request, await request.body())
 
 
 def is_json(headers: Mapping[str, str]) -> bool:
     """Whether a body is written as JSON, and so its answer."""
-    return headers.get("content-type", "").startswith(_JSON)
+    return headers.get("content-type", "").startswith(JSON)
 
 
 def answer(rejected: int, why: str, *, is_json: bool) -> Response:
@@ -61,8 +48,8 @@ def answer(rejected: int, why: str, *, is_json: bool) -> Response:
         said.partial_success.rejected_spans = rejected
         said.partial_success.error_message = why
     if is_json:
-        return Response(json_format.MessageToJson(said), media_type=_JSON)
-    return Response(said.SerializeToString(), media_type=_PROTOBUF)
+        return Response(json_format.MessageToJson(said), media_type=JSON)
+    return Response(said.SerializeToString(), media_type=PROTOBUF)
 
 
 def spans_in(is_json: bool, encoding: str, body: bytes) -> Iterator[Span | str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import Response
+from starlette.responses import Response
 
 from agentlightning.store.http import wire
 
 PROBLEM = "application/problem+json"
 TITLES = {
     404: "Not found",
+    405: "Not that way",
     408: "Too slow",
     409: "Conflict",
     413: "Too large",

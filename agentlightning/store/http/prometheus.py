@@ -1,12 +1,8 @@
-"""The store's counts as Prometheus metrics at /metrics."""
+"""The store's counts as Prometheus metrics."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request, Response
-
 from agentlightning.store.base import Statistics
-
-router = APIRouter()
 
 
 def render(values: Statistics) -> str:
@@ -29,9 +25,3 @@ def render(values: Statistics) -> str:
     metric("workers", "gauge", "Workers ever heard of.", {"": values["total_workers"]})
     metric("uptime_seconds", "counter", "Seconds since the store was opened.", {"": values["uptime_seconds"]})
     return "\n".join(lines) + "\n"
-
-
-@router.get("/metrics", summary="Counts for Prometheus")
-async def metrics(request: Request) -> Response:
-    values: Statistics = await request.app.state.store.statistics()
-    return Response(render(values), media_type="text/plain; version=0.0.4")

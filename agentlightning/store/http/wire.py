@@ -1,4 +1,4 @@
-"""What goes over the wire between a store's server and its client: the bodies of requests, and calls as msgpack.
+"""What goes over the wire between a store's server and its client besides the operations' bodies: calls as msgpack.
 
 Everything is JSON but calls, whose arrays go as their bytes. Nothing here executes what it reads.
 """
@@ -9,146 +9,20 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from agentlightning.errors import StoreError
 from agentlightning.store.operations.calls import CallTable
 from agentlightning.store.operations.records import RecordTable
-from agentlightning.types import (
-    AttemptedRollout,
-    AttemptStatus,
-    CallRecord,
-    EnqueueRolloutRequest,
-    Outcome,
-    Rollout,
-    RolloutConfig,
-    RolloutMode,
-    RolloutStatus,
-    Run,
-    RunStatus,
-    Span,
-)
+from agentlightning.types import AttemptedRollout, CallRecord, Rollout, Span
 from agentlightning.types.arrays import HAS_NUMPY, Float32Array, Int32Array, float32_array, int32_array, np
 
 PREFIX = "/v1/agl"
 OTLP_PATH = "/v1/traces"
-MSGPACK = "application/vnd.msgpack"
+METRICS_PATH = "/metrics"
+JSON, MSGPACK, PROTOBUF = "application/json", "application/vnd.msgpack", "application/x-protobuf"
 MAX_WAIT_SECONDS = 30.0
 """The longest long poll of one request; the client repeats it."""
-
-
-class Body(BaseModel):
-    """A request's body: an unknown field is an error."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class Enqueue(Body):
-    rollouts: list[EnqueueRolloutRequest]
-
-
-class Dequeue(Body):
-    worker_id: str | None = None
-    limit: int = Field(default=1, ge=1, le=10_000)
-    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
-    attempt_ids: list[str] | None = None
-    run_id: str | None = None
-
-
-class StartRollout(EnqueueRolloutRequest):
-    worker_id: str | None = None
-    attempt_id: str | None = None
-
-
-class StartAttempt(Body):
-    worker_id: str | None = None
-    attempt_id: str | None = None
-
-
-class UpdateRollout(Body):
-    """Only the fields that are given are changed."""
-
-    input: Any = None
-    mode: RolloutMode | None = None
-    resources_id: str | None = None
-    status: RolloutStatus = RolloutStatus.QUEUING
-    config: RolloutConfig = Field(default_factory=RolloutConfig)
-    metadata: dict[str, Any] | None = None
-
-
-class UpdateAttempt(Body):
-    """Only the fields that are given are changed."""
-
-    status: AttemptStatus = AttemptStatus.PREPARING
-    worker_id: str = ""
-    last_heartbeat_time: float = 0.0
-    metadata: dict[str, Any] | None = None
-    outcome: Outcome = Outcome.OK
-    error: str | None = None
-
-
-class AttemptChange(Body):
-    """One of many changes in one request."""
-
-    rollout_id: str
-    attempt_id: str
-    change: UpdateAttempt
-
-
-class Wait(Body):
-    rollout_ids: list[str]
-    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
-    any: bool = False
-    """True: return when one is finished; False: when all are."""
-
-
-class Heartbeat(Body):
-    """Without `heartbeat_stats` the stored ones stay."""
-
-    heartbeat_stats: dict[str, Any] | None = None
-    attempt_ids: list[str] | None = None
-    """What the worker holds; None: all that it claimed."""
-
-
-class Release(Body):
-    error: str
-    quiet_seconds: float = Field(default=0.0, ge=0.0)
-
-
-class Presence(Body):
-    timeout: float = Field(default=0.0, ge=0.0, le=MAX_WAIT_SECONDS)
-
-
-class NewResources(Body):
-    resources: dict[str, dict[str, Any]]
-    resources_id: str | None = None
-
-
-class SearchCalls(Body):
-    rollout_ids: list[str]
-    latest_attempt_only: bool = True
-
-
-class SearchRecords(Body):
-    rollout_ids: list[str]
-
-
-class NextSequence(Body):
-    rollout_id: str
-    attempt_id: str
-
-
-class BeginRun(Body):
-    run: Run
-    first_step: int = 0
-
-
-class UpdateRun(Body):
-    """Only the fields that are given are changed."""
-
-    status: RunStatus = RunStatus.RUNNING
-    state: dict[str, Any] = Field(default_factory=dict)
-    error: str | None = None
 
 
 class Problem(BaseModel):
