@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import agentlightning as agl
-from agentlightning.algorithm.rounds import Arm
+from agentlightning.algorithm.joint import Arm
 from agentlightning.metrics import SilentConsole
 from examples.calc.calc_agent import calc_agent
 from examples.calc.tasks import NAMES, THINGS, make_tasks

@@ -20,14 +20,15 @@ from typing import Any
 import numpy as np
 
 from agentlightning.algorithm.prompts.significance import evidence, least_gain, threshold
-from agentlightning.algorithm.trend import (
+from agentlightning.algorithm.verdicts import (
     LOOKED_RATE,
+    WATCHED_STEPS,
     Validated,
     fall_of,
     has_overfitted,
     has_risen,
+    may_stand_still,
 )
-from agentlightning.algorithm.verdicts import WATCHED_STEPS, may_stand_still
 from agentlightning.metrics.intervals import is_positive, mean_interval, paired_difference, widened
 from agentlightning.metrics.power import POWER, visible_gain
 

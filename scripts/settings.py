@@ -21,11 +21,10 @@ from typing import Any
 
 import agentlightning as agl
 from agentlightning.algorithm.advantage import ADVANTAGES
-from agentlightning.algorithm.bounds import settings_of
-from agentlightning.algorithm.curriculum import CURRICULA
-from agentlightning.algorithm.league import DRAWS
 from agentlightning.algorithm.modes import CREDIT_MODES
-from agentlightning.algorithm.records import FLAT, records_of
+from agentlightning.algorithm.parts.curriculum import CURRICULA
+from agentlightning.algorithm.parts.league import DRAWS
+from agentlightning.algorithm.records import FLAT, records_of, settings_of
 from agentlightning.algorithm.validation import choices
 from agentlightning.learner.catalog import LOSSES
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentlightning.algorithm.trend import chance_of_no_rise
-from agentlightning.algorithm.verdicts import TREND_LEVEL
+from agentlightning.algorithm.verdicts import TREND_LEVEL, chance_of_no_rise
 from scripts import calibration
 
 

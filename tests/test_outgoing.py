@@ -13,8 +13,8 @@ import pytest
 
 import agentlightning
 from agent_lightning import Client
+from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
 from agentlightning.algorithm.prompts.critic import CriticFailure, HttpCritic, Question, ask
-from agentlightning.algorithm.teacher import KEY, EndpointTeacher
 from agentlightning.backend.vllm.api import Api as VllmApi
 from agentlightning.errors import AgentLightningError
 from agentlightning.gateway import Gateway, Provider

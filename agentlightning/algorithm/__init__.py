@@ -1,15 +1,9 @@
 """Algorithms decide what to run and what to learn from it."""
 
-from agentlightning.algorithm.adam import Adam
 from agentlightning.algorithm.advantage import Estimator, estimator
 from agentlightning.algorithm.apo import APO
-from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
+from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext, algo
 from agentlightning.algorithm.baseline import Baseline
-from agentlightning.algorithm.baselines import MovingBaseline
-from agentlightning.algorithm.constraint import Constraint
-from agentlightning.algorithm.correction import Correction
-from agentlightning.algorithm.critic import Critic
-from agentlightning.algorithm.decorator import algo
 from agentlightning.algorithm.episode import collect
 from agentlightning.algorithm.family import (
     CISPO,
@@ -25,20 +19,25 @@ from agentlightning.algorithm.family import (
     SelfDistill,
 )
 from agentlightning.algorithm.gepa import GEPA
-from agentlightning.algorithm.group_judge import GroupJudge
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.joint import Joint
-from agentlightning.algorithm.league import League
-from agentlightning.algorithm.mixture import Mixture
-from agentlightning.algorithm.overlong import Overlong
 from agentlightning.algorithm.part import Part, PolicyHooks, RunHooks
-from agentlightning.algorithm.preflight import Checks
+from agentlightning.algorithm.parts.constraint import Constraint
+from agentlightning.algorithm.parts.correction import Correction
+from agentlightning.algorithm.parts.critic import Critic
+from agentlightning.algorithm.parts.group_judge import GroupJudge
+from agentlightning.algorithm.parts.league import League
+from agentlightning.algorithm.parts.moving_baseline import MovingBaseline
+from agentlightning.algorithm.parts.overlong import Overlong
+from agentlightning.algorithm.parts.preflight import Checks
+from agentlightning.algorithm.parts.reference import Reference
+from agentlightning.algorithm.parts.replay import Replay
+from agentlightning.algorithm.parts.teacher import Teacher
 from agentlightning.algorithm.prompts import Prices
-from agentlightning.algorithm.reference import Reference
-from agentlightning.algorithm.replay import Replay
+from agentlightning.algorithm.schedule import Mixture
+from agentlightning.algorithm.settings import Adam
 from agentlightning.algorithm.stall import StallRule
 from agentlightning.algorithm.supervised import DPO, SFT
-from agentlightning.algorithm.teacher import Teacher
 from agentlightning.learner.catalog import LossSpec
 
 __all__ = [

@@ -1,8 +1,13 @@
-"""What an algorithm is, and what the trainer gives it to work with."""
+"""What an algorithm is, and what the trainer gives it to work with.
+
+Also settings that people look for in an algorithm, some by another library's names, with where they belong here
+(`OF_TRAINING`, `OF_THE_TRAINER`); and `@algo`, an algorithm that is a function.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -165,3 +170,123 @@ async def run_algorithm(
     if inspect.iscoroutinefunction(algorithm.run):
         return await algorithm.run(train_dataset, val_dataset)
     return await asyncio.to_thread(algorithm.run, train_dataset, val_dataset)
+
+
+_BY_THE_AGENT = "The reward comes from the agent: let it return a number, or call agl.emit_reward(…)."
+_GIVEN_TO_FIT = "Agent and tasks are given to the trainer: Trainer(algorithm=…).fit(agent, tasks, val_dataset=others)."
+_OF_THE_TRAINER = "It is a setting of the trainer: Trainer(algorithm=…, {}=…)."
+
+REWARD = dict.fromkeys(
+    ("reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_model", "rubric", "grader", "judge"),
+    _BY_THE_AGENT,
+)
+"""How rollouts are rewarded."""
+OF_THE_TRAINER = {
+    **REWARD,
+    "models": "Models that agents ask besides the policy are the trainer's: Trainer(algorithm=…, models={'judge': …}).",
+    **dict.fromkeys(
+        ("agent", "tasks", "dataset", "train_dataset", "val_dataset", "val_tasks", "eval_dataset"), _GIVEN_TO_FIT
+    ),
+    **{
+        name: _OF_THE_TRAINER.format(name)
+        for name in (
+            *("run_dir", "resume", "store", "tracer", "hooks", "port", "console", "sinks"),
+            *("n_runners", "concurrency", "strategy"),
+        )
+    },
+    "output_dir": _OF_THE_TRAINER.format("run_dir"),
+    "report_to": "Where metrics go is a setting of the trainer: Trainer(algorithm=…, sinks=[WandbSink(…)]).",
+}
+"""What a trainer is given, and not an algorithm."""
+OF_TRAINING = {
+    **OF_THE_TRAINER,
+    **dict.fromkeys(
+        ("tokenizer", "processing_class"),
+        "The tokenizer is the model's own; renderer=… chooses how messages become tokens.",
+    ),
+    **dict.fromkeys(
+        ("args", "config", "cfg", "settings", "params", "kwargs", "training_args"),
+        "Each setting is an argument of its own: GRPO(model=…, learning_rate=…).",
+    ),
+    "use_vllm": "Say backend='vllm'.",
+    **dict.fromkeys(("bf16", "fp16", "half"), "Say dtype='bfloat16'."),
+    **dict.fromkeys(("use_lora", "peft_config", "use_peft"), "Say lora_rank=16."),
+    **dict.fromkeys(
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config"),
+        "Models are not quantised here: what takes least memory is lora_rank=16 with dtype='bfloat16'.",
+    ),
+    "gradient_accumulation_steps": (
+        "A step learns from tasks_per_step × group_size rollouts, however many; tokens_per_batch bounds the memory of "
+        "one pass."
+    ),
+    **dict.fromkeys(
+        ("gpus", "num_gpus", "n_gpus", "cuda", "use_gpu", "use_cpu"),
+        "A GPU is taken where there is one: device='cuda:1' takes another, device='cpu' none; ranks=2 spreads the "
+        "learner over two.",
+    ),
+    **dict.fromkeys(
+        ("max_prompt_length", "max_completion_length", "max_response_length", "max_prompt_len", "max_response_len"),
+        "max_context bounds prompt and response together; the agent says max_tokens in its calls.",
+    ),
+    **dict.fromkeys(("optimizer", "optim"), "It is AdamW, with learning_rate and weight_decay."),
+    **dict.fromkeys(("logging_steps", "log_every"), "Every step is written to metrics.jsonl and printed."),
+}
+"""What a training algorithm is not given."""
+
+
+_GIVEN: dict[str, Callable[[TrainingContext], Any]] = {
+    "store": lambda context: context.store,
+    "initial_resources": lambda context: context.initial_resources,
+    "llm_proxy": lambda context: context.llm_proxy,
+    "adapter": lambda context: context.adapter,
+    "context": lambda context: context,
+}
+"""What a function may ask for besides the data sets, and where it is found."""
+
+
+class FunctionalAlgorithm(Algorithm):
+    """An algorithm made of a function. Calling it calls the function."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function = function
+        self._parameters = inspect.signature(function).parameters
+        functools.update_wrapper(self, function)
+        known = {*_GIVEN, "train_dataset", "val_dataset"}
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        for name, parameter in self._parameters.items():
+            if name not in known and parameter.default is parameter.empty and parameter.kind not in kinds:
+                raise ConfigError(
+                    f"The algorithm {function.__name__} asks for {name!r}, which nobody gives it. It can ask for "
+                    f"{', '.join(sorted(known))}; anything else needs a default."
+                )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    async def run(self, train_dataset: Dataset[Any] | None = None, val_dataset: Dataset[Any] | None = None) -> Any:
+        """Call the function with what it asks for; one that is not async runs in a thread.
+
+        Raises ConfigError for a data set that the function does not take.
+        """
+        given = {name: find(self.context) for name, find in _GIVEN.items() if name in self._parameters}
+        for name, dataset in (("train_dataset", train_dataset), ("val_dataset", val_dataset)):
+            if name in self._parameters:
+                given[name] = dataset
+            elif dataset is not None:
+                raise ConfigError(
+                    f"The algorithm {self._function.__name__} takes no {name}, and one was given to fit. Add the "
+                    f"parameter {name}, or leave the data out."
+                )
+        if inspect.iscoroutinefunction(self._function):
+            return await self._function(**given)
+        return await asyncio.to_thread(lambda: self._function(**given))
+
+
+def algo(function: Callable[..., Any]) -> FunctionalAlgorithm:
+    """Make an algorithm of `async def f(*, store, train_dataset, …)`, or of a plain function.
+
+    It is given, by name, what it asks for: `store`, `train_dataset`, `val_dataset`, `initial_resources`, `llm_proxy`,
+    `adapter`, and `context` for everything else.
+    """
+    return FunctionalAlgorithm(function)

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.episode import Episode, collect, mean_reward
 from agentlightning.algorithm.sampling import Stopped, enqueue, finished_groups
 from agentlightning.algorithm.verdicts import unheard

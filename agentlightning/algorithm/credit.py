@@ -2,24 +2,34 @@
 
 Units are made (`units`), a way of credit says what their calls are worth (`modes`), and the weights say how much each
 token counts in the loss (`weights`).
+
+In a run of several policies a rollout is seen through the eyes of each policy (`seen_by`); everything else is done for
+each of them as for one that is alone.
+
+With a decoupled advantage (GDPO) each named part of a reward is compared by itself (Liu et al., arXiv 2601.05242).
+
+    A_k = (r_k − mean) / std of the part k among siblings,   A = Σ w_k A_k,   advantage = A / std of A over the step
+
+With a weighted sum a part of small spread is drowned by one of large spread, and rollouts that are good in different
+parts look alike. Here every part has the influence that its weight in `reward_weights` says. What was given without
+a weighted part (a plain number, a penalty for length) is one more part, of weight 1. A part that a rollout lacks counts
+as 0, as in the weighted sum. The mean of A over the step is 0 already, so groups that teach nothing stay at 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Hashable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
-from agentlightning.algorithm.advantage import drgrpo, reinforce_pp
+from agentlightning.algorithm.advantage import STD_FLOOR, drgrpo, reinforce_pp, whiten
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.gdpo import added, by_part, looked_at
 from agentlightning.algorithm.modes import CREDIT_MODES, Assigned, Values, Worth
-from agentlightning.algorithm.returns import whiten
 from agentlightning.algorithm.units import CreditRule, Unit, group_numbers, make_units, numbers
 from agentlightning.algorithm.weights import entry_weights, filter_weights
 from agentlightning.errors import ConfigError
 from agentlightning.learner.packing import CreditedCall, is_kept
+from agentlightning.types import Call
 from agentlightning.types.arrays import Float32Array, Int32Array, np
-from agentlightning.types.call import Call
 
 
 def credit(
@@ -208,3 +218,81 @@ def _credited(
         weights=weights,
         returns=None if returned is None else np.full(n, returned, dtype=np.float32),
     )
+
+
+def seen_by(policy: str, episode: Episode) -> Episode:
+    """The rollout as one policy learns from it: the calls of others are not trained, the rewards of others not its own.
+
+    A reward is the policy's if it names nobody, the policy, or the agent that made one of its calls. A call whose agent
+    has no name counts as made by an agent of the policy's name.
+    """
+    by_name = any(reward.agent == policy for reward in episode.rewards)
+    calls = [_seen(call, policy, by_name) for call in episode.calls]
+    agents = {call.info.agent for call in calls if call.info.policy == policy}
+    return replace(episode, calls=calls, reward=episode.reward if episode.separate else episode.earned_by(*agents))
+
+
+def _seen(call: Call, policy: str, by_name: bool) -> Call:
+    info = call.info
+    if info.policy != policy:
+        return replace(call, info=replace(info, trained=False))
+    return replace(call, info=replace(info, agent=policy if by_name else info.agent or policy))
+
+
+def groups_to_learn_from(episodes: Sequence[Episode], rule: CreditRule, policies: Collection[str]) -> set[Hashable]:
+    """The groups that teach anything: their siblings differ to one of the policies (to the one there is, if none)."""
+    if not policies:
+        return groups_that_differ(episodes, rule)
+    return set().union(*(groups_that_differ([seen_by(p, e) for e in episodes], rule) for p in policies))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """Rollouts as if one part of their rewards were all of it."""
+
+    episodes: Sequence[Episode]
+    rule: CreditRule
+    part: str | None = None
+    """None: the whole reward, or what was given without a weighted part."""
+    weight: float = 1.0
+
+
+def by_part(episodes: Sequence[Episode], rule: CreditRule) -> list[Seen]:
+    """The rollouts by each part that has a weight, and by what was given without one."""
+    rest = Seen([_rest(e, {*rule.weights, *rule.constrained}) for e in episodes], rule)
+    return [rest, *(_of_one_part(episodes, rule, name, weight) for name, weight in rule.weights.items() if weight)]
+
+
+def looked_at(episodes: Sequence[Episode], rule: CreditRule) -> list[Seen]:
+    """In what siblings may differ: what they earned, or with a decoupled advantage any of its parts; and whatever has a
+    constraint."""
+    earned = by_part(episodes, rule) if rule.estimator.decoupled else [Seen(episodes, rule)]
+    return [*earned, *(_of_one_part(episodes, rule, name) for name in rule.constrained)]
+
+
+def _of_one_part(episodes: Sequence[Episode], rule: CreditRule, part: str, weight: float = 1.0) -> Seen:
+    return Seen([of_part(e, part) for e in episodes], replace(rule, overlong=None), part, weight)
+
+
+def of_part(episode: Episode, name: str) -> Episode:
+    """The rollout as if this part were all that it earned."""
+    if not episode.rewards:
+        return replace(episode, reward=None if episode.reward is None else 0.0)
+    return episode.with_rewards([replace(r, value=r.parts.get(name, 0.0)) for r in episode.rewards])
+
+
+def _rest(episode: Episode, named: Set[str]) -> Episode:
+    rewards = [replace(r, value=0.0) if named & r.parts.keys() else r for r in episode.rewards]
+    return episode.with_rewards(rewards) if rewards else episode
+
+
+def added(found: Sequence[tuple[float, Sequence[Sequence[Worth]]]], counts: Sequence[bool]) -> list[list[Worth]]:
+    """The advantages by part, each with its weight, added up and divided by their deviation over the units that count;
+    each unit weighs the same, however many calls it has."""
+    sums = [np.zeros(len(turns)) for turns in found[0][1]]
+    for weight, advantages in found:
+        sums = [s + weight * np.array(turns, np.float64) for s, turns in zip(sums, advantages, strict=True)]
+    squares = [float(np.mean(s**2)) for s, counted in zip(sums, counts, strict=True) if counted and len(s)]
+    deviation = float(np.sqrt(np.mean(squares))) if squares else 0.0
+    scale = 1.0 / deviation if deviation > STD_FLOOR else 0.0
+    return [[*(s * scale).tolist()] for s in sums]

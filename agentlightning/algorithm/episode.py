@@ -1,4 +1,10 @@
-"""Episodes: finished rollouts with what was sampled in them and what they earned, as an algorithm reads them."""
+"""Episodes: finished rollouts with what was sampled in them and what they earned, as an algorithm reads them.
+
+Triplets that an agent returned say which calls are trained, each with its own reward. A triplet means a call of the
+attempt: by `metadata["response_id"]` or `["call_id"]`, or because its token ids are the call's. One that means none is
+trained from its own token ids if it brings the log-probs they were sampled with (`metadata["logprobs"]`, and in a run
+of several policies `["policy"]`). Calls that no triplet means are not trained.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +12,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
+from typing import Any
 
-from agentlightning.algorithm.given import calls_as_given, given_triplets
+from pydantic import ValidationError
+
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, Call, Outcome, Rollout, Span
-from agentlightning.types.names import REWARD_RESPONSE
+from agentlightning.types import Attempt, Call, CallInfo, Outcome, Rollout, Span, Triplet
+from agentlightning.types.arrays import Float32Array, Int32Array, np
+from agentlightning.types.names import REWARD_RESPONSE, TRIPLET, TRIPLET_JSON
 from agentlightning.types.reward import (
     Callers,
     callers_of,
@@ -20,6 +29,7 @@ from agentlightning.types.reward import (
     has_parts,
     in_one_form,
     mean_value,
+    of_trained,
     reward_error,
     weights_in,
     which_count,
@@ -96,6 +106,24 @@ class Episode:
         return sum(len(c.response_ids) for c in self.calls if c.info.trained)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """The rollouts of one step."""
+
+    episodes: Sequence[Episode]
+    tasks: Sequence[int]
+    """The tasks of these rollouts, as indices into the data set."""
+    position: int
+    """How many tasks were taken since the start of the run, these included."""
+    began: float
+    ended: float
+    """Seconds since the epoch."""
+    carried: Sequence[int] = ()
+    """Tasks that were taken and whose rollouts are not finished; they come with a later step."""
+    dropped: Sequence[Episode] = ()
+    """Rollouts of groups that dynamic sampling replaced: nothing is learned from them."""
+
+
 async def collect(
     store: LightningStore, rollout_ids: Sequence[str], reward_weights: Mapping[str, float] | None = None
 ) -> list[Episode]:
@@ -166,3 +194,124 @@ def mean_reward(episodes: Sequence[Episode]) -> float | None:
     """The mean reward of the episodes that have one; None if none has."""
     rewards = [e.reward for e in episodes if e.reward is not None]
     return fmean(rewards) if rewards else None
+
+
+def given_triplets(spans: Sequence[Span]) -> list[tuple[Span, Triplet]]:
+    """The triplets among an attempt's spans, in order. What cannot be read as one is said and left out."""
+    found: list[tuple[Span, Triplet]] = []
+    for span in (s for s in spans if s.name == TRIPLET):
+        try:
+            found.append((span, Triplet.model_validate_json(span.attributes[TRIPLET_JSON])))
+        except (KeyError, ValidationError) as error:
+            logger.warning("A triplet of rollout %s cannot be read: %s", span.rollout_id, error)
+    return found
+
+
+def calls_as_given(calls: Sequence[Call], given: Sequence[tuple[Span, Triplet]]) -> tuple[list[Call], list[int | None]]:
+    """The calls, trained only where a triplet says so, with those of its own at the end; and each triplet's call."""
+    taken: list[Call] = list(calls)
+    which: list[int | None] = []
+    for span, triplet in given:
+        index = next((i for i, c in enumerate(calls) if i not in which and _means(triplet, c)), None)
+        if index is None and (own := _own_call(span, triplet)) is not None:
+            taken.append(own)
+            index = len(taken) - 1
+        if index is None:
+            logger.warning(
+                "A triplet of rollout %s is not trained: no call of its attempt has its response_id or its token ids, "
+                "and it brings no prompt and response of its own as token ids with finite metadata['logprobs'].",
+                span.rollout_id,
+            )
+        which.append(index)
+    meant = {i for i in which if i is not None}
+    return [c if i in meant else replace(c, info=replace(c.info, trained=False)) for i, c in enumerate(taken)], which
+
+
+def _means(triplet: Triplet, call: Call) -> bool:
+    named = triplet.metadata.get("response_id"), triplet.metadata.get("call_id")
+    if any(named):
+        return call.info.response_id == named[0] or call.info.call_id == named[1]
+    response, prompt = _ids(triplet.response), _ids(triplet.prompt)
+    same = response is not None and np.array_equal(response, call.response_ids)
+    return same and (prompt is None or np.array_equal(prompt, call.prompt_ids))
+
+
+def _ids(part: Any) -> Int32Array | None:
+    """The token ids of a prompt or response; None where there are none, or something else."""
+    return _array(part.get("token_ids") if isinstance(part, dict) else None, np.int32)
+
+
+def _array(values: Any, dtype: Any) -> Any:
+    try:
+        found = None if values is None else np.array(values, dtype=dtype)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if found is not None and found.ndim == 1 else None
+
+
+def _own_call(span: Span, triplet: Triplet) -> Call | None:
+    prompt, response = _ids(triplet.prompt), _ids(triplet.response)
+    own: Float32Array | None = _array(triplet.metadata.get("logprobs"), np.float32)
+    if prompt is None or response is None or own is None or not len(prompt) or len(own) != len(response):
+        return None
+    if not np.isfinite(own).all() or min(prompt.min(), response.min(initial=0)) < 0:
+        return None
+    return made_call(
+        span.span_id,
+        span.rollout_id,
+        span.attempt_id,
+        prompt,
+        response,
+        own,
+        policy=triplet.metadata.get("policy", "given"),
+        agent=triplet.metadata.get("agent_name"),
+        ended=span.end_time or 0.0,
+        started=span.start_time or 0.0,
+    )
+
+
+def made_call(
+    call_id: str,
+    rollout_id: str,
+    attempt_id: str,
+    prompt: Int32Array,
+    response: Int32Array,
+    logprobs: Float32Array,
+    *,
+    policy: str = "policy",
+    agent: str | None = None,
+    started: float = 0.0,
+    ended: float = 0.0,
+) -> Call:
+    """A trained call that no engine of ours sampled; `logprobs` has one value per response token, at temperature 1."""
+    info = CallInfo(
+        call_id=call_id,
+        response_id=call_id,
+        rollout_id=rollout_id,
+        attempt_id=attempt_id,
+        choice=0,
+        policy=policy,
+        trained=True,
+        agent=agent,
+        parent_call_id=None,
+        model="given",
+        dialect="given",
+        finish_reason="stop",
+        start_time=started,
+        end_time=ended,
+        temperature=1.0,
+    )
+    return Call(info, prompt, response, logprobs, logprobs, ())
+
+
+def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Mean of each named part of the rewards, over the rollouts that have it. Of those rewards of a rollout that have a
+    part the same ones count as for what it earned (`which_count`).
+    """
+    found: dict[str, list[float]] = {}
+    for e in episodes:
+        rewards = of_trained(e.rewards, e.callers)
+        for name in dict.fromkeys(name for reward in rewards for name in reward.parts):
+            counting = which_count([r for r in rewards if name in r.parts])
+            found.setdefault(name, []).append(fmean(r.parts[name] for r in counting))
+    return {name: fmean(values) for name, values in sorted(found.items())}

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentlightning.algorithm.finished import FinishedRollouts
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.source import RolloutSource, Source
+from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.algorithm.validation import validate
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset

@@ -13,11 +13,10 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec, TrainingContext
-from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
-from agentlightning.algorithm.finished import FinishedRollouts
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.prompts.candidate import Candidate, templates_in
 from agentlightning.algorithm.prompts.evaluation import Asked, pairs
@@ -25,10 +24,9 @@ from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
 from agentlightning.algorithm.prompts.words import write_best
-from agentlightning.algorithm.rounds import Arm, Round, choose
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import RolloutSource
+from agentlightning.algorithm.source import FinishedRollouts, RolloutSource
 from agentlightning.arguments import GivenByName
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, PromptTemplate
@@ -292,3 +290,44 @@ class _Search(PromptRun):
     def report(self, step: int, steps: int | None, train: float | None, best: float | None) -> None:
         known = {"round": step, "reward": train, "best_val": best, "candidates": len(self.candidates)}
         self.context.reporter.event("prompts", {**known, "rollouts": self.ledger.rollouts})
+
+
+Arm = Literal["prompt", "weights"]
+ARMS: tuple[Arm, ...] = ("prompt", "weights")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """The result of a finished round."""
+
+    arm: Arm
+    rollouts: int
+    gain: float
+    """How much more the agent earns on the same validation tasks than before the round."""
+
+    @property
+    def rate(self) -> float:
+        """The gain in validation reward per hundred rollouts."""
+        return 100 * self.gain / max(self.rollouts, 1)
+
+
+def choose(rounds: Sequence[Round], memory: int, patience: int) -> tuple[Arm, str]:
+    """The arm of the next round, and why.
+
+    Each arm is tried once. Then it is the one that gained more per rollout in its last `memory` rounds; but one that
+    was passed over for `patience` rounds is tried again, because what the other did may have made it worth something,
+    and while neither gains they take turns.
+    """
+    for arm in ARMS:
+        if all(r.arm != arm for r in rounds):
+            return arm, "it was not tried yet"
+    rates = {arm: fmean([r.rate for r in rounds if r.arm == arm][-memory:]) for arm in ARMS}
+    waited = {arm: next(n for n, r in enumerate(reversed(rounds)) if r.arm == arm) for arm in ARMS}
+    told = " and ".join(f"{arm} {rate:+.4f}" for arm, rate in rates.items())
+    told = f"the last {memory} rounds of each gained per 100 rollouts: {told}"
+    longest = max(ARMS, key=lambda arm: waited[arm])
+    if waited[longest] >= patience:
+        return longest, f"it was passed over for {waited[longest]} rounds; {told}"
+    if max(rates.values()) <= 0:
+        return longest, f"neither gains, so they take turns; {told}"
+    return max(ARMS, key=lambda arm: rates[arm]), told

@@ -1,19 +1,19 @@
-"""What a step's rollouts were like, and how a validation went: the numbers that are reported. Pure."""
+"""What a step's row says: its rollouts, how a validation went, how far the run is and where its time goes."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Episode, mean_reward
-from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.credit import groups_to_learn_from
+from agentlightning.algorithm.episode import Episode, Sampled, mean_reward, reward_parts
 from agentlightning.algorithm.units import CreditRule
+from agentlightning.backend import Backend
 from agentlightning.metrics.intervals import Bounds, bounds_of, expected_best, mean_interval
 from agentlightning.types import Outcome
-from agentlightning.types.reward import of_trained, which_count
 
 if TYPE_CHECKING:
     from agentlightning.algorithm.settings import TrainingSettings
@@ -92,19 +92,6 @@ def of_examples(sampled: Sampled) -> dict[str, Any]:
     }
 
 
-def reward_parts(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Mean of each named part of the rewards, over the rollouts that have it. Of those rewards of a rollout that have a
-    part the same ones count as for what it earned (`which_count`).
-    """
-    found: dict[str, list[float]] = {}
-    for e in episodes:
-        rewards = of_trained(e.rewards, e.callers)
-        for name in dict.fromkeys(name for reward in rewards for name in reward.parts):
-            counting = which_count([r for r in rewards if name in r.parts])
-            found.setdefault(name, []).append(fmean(r.parts[name] for r in counting))
-    return {name: fmean(values) for name, values in sorted(found.items())}
-
-
 def of_validation(episodes: Sequence[Episode], repeats: int) -> dict[str, float]:
     """Mean reward with its 95 % interval over tasks; with repeats of each task also the best of k of them.
 
@@ -164,4 +151,62 @@ def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
         "response_tokens_mean": fmean(tokens),
         "response_tokens_max": max(tokens),
         "cut_off": fmean(c.info.finish_reason == "length" for c in calls),
+    }
+
+
+TAUGHT_NOTHING = "nothing learned: siblings earned the same"
+
+
+class Progress:
+    """Keeps the time of a run since it began or was resumed."""
+
+    def __init__(self, settings: TrainingSettings, tasks: int, done: int) -> None:
+        """`tasks`: of an epoch. `done`: steps that were learned before."""
+        self._settings = settings
+        self._tasks = tasks
+        self._done = done
+        self._began = 0.0
+        self._learning = self._learned = 0.0
+
+    def begin(self) -> None:
+        """A step begins; the first one counts."""
+        self._began = self._began or time.time()
+
+    def begin_learning(self) -> None:
+        self._learning = time.time()
+
+    def end_learning(self) -> None:
+        self._learned = time.time()
+
+    def of_step(self, done: int, sampled: Sampled, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Seconds and times of the step, how many steps there will be, the seconds left at the pace so far, and what is
+        odd about the step."""
+        steps = self._settings.steps_of(self._tasks)
+        pace = (time.time() - self._began) / (done - self._done)
+        updates = [value for name, value in metrics.items() if name.split("/")[-1] == "updates"]
+        return {
+            "sampling_seconds": sampled.ended - sampled.began,
+            "learning_seconds": self._learned - self._learning,
+            "sampling_from": sampled.began,
+            "learning_from": self._learning,
+            "time": time.time(),
+            "steps": steps,
+            "seconds_left": round(pace * max(0, steps - done), 1),
+            **({"note": TAUGHT_NOTHING} if updates and not any(updates) else {}),
+        }
+
+
+async def time_split(backend: Backend) -> dict[str, float]:
+    """Seconds since the start that the backend sampled, learned, and had nothing to do; and what was published."""
+    stats = await backend.stats()
+    if stats is None:
+        return {}
+    return {
+        "model_sampling_seconds": stats.sampling_s,
+        "model_learning_seconds": stats.learning_s,
+        "model_idle_seconds": stats.idle_s,
+        "cached_tokens": stats.cached_tokens,
+        "prefill_tokens": stats.prefill_tokens,
+        **({"published_bytes": stats.published_bytes} if stats.published_bytes else {}),
+        **{f"publication_seconds/{name}": seconds for name, seconds in stats.publication_seconds.items()},
     }

@@ -26,7 +26,7 @@ from agentlightning.types.arrays import Float32Array, np
 from agentlightning.types.finding import Finding
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.episode import Sampled
     from agentlightning.algorithm.settings import TrainingSettings
 
 State = Any

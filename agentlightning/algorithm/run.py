@@ -12,20 +12,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import info_of, prune_checkpoints, restore, save_checkpoint
-from agentlightning.algorithm.finished import FinishedRollouts, finished_before
-from agentlightning.algorithm.measures import columns_of, of_step
+from agentlightning.algorithm.episode import Sampled
+from agentlightning.algorithm.hooks import PartsOfRun
+from agentlightning.algorithm.measures import Progress, columns_of, of_step, time_split
 from agentlightning.algorithm.part import RunScope
-from agentlightning.algorithm.parts import PartsOfRun
-from agentlightning.algorithm.progress import Progress, time_split
-from agentlightning.algorithm.publication import Publisher
 from agentlightning.algorithm.sampling import Stopped, run_validation
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.source import Source
-from agentlightning.algorithm.update import PolicyUpdaters, Updater
+from agentlightning.algorithm.source import AsynchronousSampling, FinishedRollouts, Source, finished_before
+from agentlightning.algorithm.update import PolicyUpdaters, Publisher, Updater
 from agentlightning.backend import POLICY, Backend
 from agentlightning.errors import AgentError, ConfigError
 from agentlightning.types import Dataset

@@ -15,27 +15,25 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from annotated_types import Ge, Gt, Le
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from agentlightning.algorithm.adam import Adam
 from agentlightning.algorithm.advantage import Compute, Estimator, as_estimator
-from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.baselines import BaselineKey, MovingBaseline
-from agentlightning.algorithm.constraint import Constraint, as_constraints
-from agentlightning.algorithm.correction import Correction, CorrectionKind
-from agentlightning.algorithm.critic import Critic
-from agentlightning.algorithm.curriculum import Weigh, as_curriculum
-from agentlightning.algorithm.elsewhere import OF_TRAINING
-from agentlightning.algorithm.group_judge import GroupJudge
-from agentlightning.algorithm.league import PLAYER, START, League, as_league
+from agentlightning.algorithm.base import OF_TRAINING, Algorithm, PolicySpec
 from agentlightning.algorithm.modes import CREDIT_MODES, CreditMode
-from agentlightning.algorithm.overlong import Overlong
 from agentlightning.algorithm.part import Part
-from agentlightning.algorithm.preflight import Checks
-from agentlightning.algorithm.records import FLAT, FlatNames, Nested, gathered, names_of, take_defaults
-from agentlightning.algorithm.reference import Reference
-from agentlightning.algorithm.replay import Replay
-from agentlightning.algorithm.scales import RewardScale
+from agentlightning.algorithm.parts.constraint import Constraint, as_constraints
+from agentlightning.algorithm.parts.correction import Correction, CorrectionKind
+from agentlightning.algorithm.parts.critic import Critic
+from agentlightning.algorithm.parts.curriculum import Weigh, as_curriculum
+from agentlightning.algorithm.parts.group_judge import GroupJudge
+from agentlightning.algorithm.parts.league import PLAYER, START, League, as_league
+from agentlightning.algorithm.parts.moving_baseline import BaselineKey, MovingBaseline
+from agentlightning.algorithm.parts.overlong import Overlong
+from agentlightning.algorithm.parts.preflight import Checks
+from agentlightning.algorithm.parts.reference import Reference
+from agentlightning.algorithm.parts.replay import Replay
+from agentlightning.algorithm.parts.scales import RewardScale
+from agentlightning.algorithm.parts.teacher import Teacher
+from agentlightning.algorithm.records import FLAT, FlatNames, Nested, Record, gathered, names_of, take_defaults
 from agentlightning.algorithm.stall import StallRule
-from agentlightning.algorithm.teacher import Teacher
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule, Normalization, Use
 from agentlightning.arguments import GivenByName, Needs, one_of
 from agentlightning.backend import BackendFactory, ModelSettings, ModelSpec, check_backend
@@ -77,6 +75,20 @@ _SCALE = Needs(
     lambda s: s.advantage not in ("grpo", "gdpo", "maxrl") or not s.credit_mode.compares,
     "an advantage that does not divide by the rewards' scale itself, such as drgrpo, rloo or reinforce++",
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Record):
+    """How AdamW steps: `GRPO(…, adam=agl.Adam(weight_decay=0.01))`."""
+
+    weight_decay: NonNegativeFloat = 0.0
+    """AdamW's weight decay."""
+    beta1: Annotated[float, Ge(0), Le(0.9999)] = 0.9
+    """AdamW's decay of the mean of gradients …"""
+    beta2: Annotated[float, Ge(0), Le(0.999999)] = 0.999
+    """… and of their squares."""
+    max_grad_norm: NonNegativeFloat = 1.0
+    """Gradients are clipped to this norm; 0 turns it off."""
 
 
 @dataclass(frozen=True, kw_only=True)

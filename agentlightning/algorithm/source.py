@@ -1,24 +1,47 @@
-"""Where a step's rollouts come from: groups of siblings, enqueued, waited for and read back. Slow groups carry over."""
+"""Where a step's rollouts come from: groups of siblings, enqueued, waited for and read back. Slow groups carry over.
+
+Sampling may run ahead of learning, by at most `max_staleness` steps, which stay in order. With `max_staleness` 0 a step
+is sampled only when the one before it is learned.
+
+Finished rollouts that an interrupted run had not learned from, or whose learning no checkpoint has, are used where
+they are exact: enqueued under the weights of the checkpoint that the run goes on from, under the same recipe, and with
+every token of the policies in training sampled by the checkpoint's version of them. All others are sampled anew. Each
+is handed out once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
-from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.algorithm.finished import WEIGHTS, FinishedRollouts
-from agentlightning.algorithm.policies import groups_to_learn_from
+from agentlightning.algorithm.checkpoint import CheckpointInfo
+from agentlightning.algorithm.credit import groups_to_learn_from
+from agentlightning.algorithm.episode import Episode, Sampled, collect
 from agentlightning.algorithm.sampling import cancel, enqueue, finished_groups
 from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.types import EnqueueRolloutRequest, RolloutMode
+from agentlightning.store.base import LightningStore
+from agentlightning.types import (
+    Call,
+    EnqueueRolloutRequest,
+    Outcome,
+    Rollout,
+    RolloutMode,
+    RolloutRecord,
+    RolloutStatus,
+)
 from agentlightning.types.arrays import np
+from agentlightning.types.ids import random_hex
+from agentlightning.types.names import ANNOTATION, JUDGED
+
+if TYPE_CHECKING:
+    from agentlightning.algorithm.settings import TrainingSettings
 
 KEPT = (
     "Step {step}: {count} of {all} rollouts were finished before the run was interrupted, by the very weights that it "
@@ -166,3 +189,134 @@ class RolloutSource:
         done = set(await finished_groups(self._context, rollouts, need, f"step {step}: sampling", self._settings.stall))
         self._carried = [group for n, group in enumerate(groups) if n not in done]
         return [group for n, group in enumerate(groups) if n in done]
+
+
+class AsynchronousSampling:
+    """An async context manager: sampling goes on beside the block and ends with it."""
+
+    def __init__(
+        self,
+        sample: Callable[[int, int], Awaitable[Sampled | None]],
+        *,
+        done: int,
+        position: int,
+        max_staleness: int,
+    ) -> None:
+        """`sample(step, position)` samples step `step` (counted from 1); None: there is none."""
+        self._sample = sample
+        self._done = done
+        self._position = position
+        self._max_staleness = max_staleness
+        self._learned = asyncio.Event()
+        self._ready: asyncio.Queue[Sampled] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        self._producer = asyncio.create_task(self._produce())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._producer.cancel()
+        await asyncio.gather(self._producer, return_exceptions=True)
+
+    async def next(self, done: int) -> Sampled | None:
+        """The rollouts of the step after `done` learned ones; None after the last. Raises what sampling raised."""
+        self._done = done
+        self._learned.set()
+        getting = asyncio.create_task(self._ready.get())
+        try:
+            await asyncio.wait({getting, self._producer}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+        finally:
+            getting.cancel()
+        self._producer.result()
+        return None
+
+    async def _produce(self) -> None:
+        step = self._done + 1
+        while True:
+            while step > self._done + 1 + self._max_staleness:
+                self._learned.clear()
+                await self._learned.wait()
+            sampled = await self._sample(step, self._position)
+            if sampled is None:
+                return
+            self._position = sampled.position
+            self._ready.put_nowait(sampled)
+            step += 1
+
+
+WEIGHTS = "weights"
+"""The key of a rollout's metadata that says under which weights it was enqueued."""
+_ENDED_BY_THEMSELVES = (Outcome.OK, Outcome.TRUNCATED, Outcome.AGENT_ERROR)
+"""Outcomes that the death of a process cannot have caused."""
+
+
+class FinishedRollouts:
+    """Those of the steps to come, by step and task, in groups of siblings."""
+
+    def __init__(self, weights: str, rollouts: Iterable[Rollout] = ()) -> None:
+        """`weights` names the weights that are sampled from now: no other weights, of any course of the run, have the
+        name."""
+        self.weights = weights
+        self._groups: dict[tuple[int, int], dict[str, list[Rollout]]] = {}
+        for rollout in rollouts:
+            about = rollout.metadata
+            siblings = self._groups.setdefault((about["step"], about["task"]), {})
+            siblings.setdefault(about["group"], []).append(rollout)
+
+    def take(self, step: int, task: int, most: int) -> Sequence[Rollout]:
+        """Finished siblings of one group for the task, at most so many; none where there are none."""
+        groups = self._groups.get((step, task))
+        return groups.pop(next(iter(groups)))[:most] if groups else ()
+
+
+async def finished_before(
+    context: TrainingContext, settings: TrainingSettings, info: CheckpointInfo, versions: Mapping[str, int]
+) -> FinishedRollouts:
+    """What a run that goes on from a checkpoint need not sample again; none of it in a deterministic run, which draws
+    a step as a whole. `versions`: of the weights that are sampled from, by policy."""
+    same = info.weights is not None and info.recipe is not None and info.recipe == context.recipe
+    if context.resume_from is None or info.weights is None or not same or settings.deterministic:
+        return FinishedRollouts(random_hex(8))
+    steps = range(info.step + 1, info.step + 2 + settings.max_staleness)
+    return await find_finished(context.store, context.run_id, info.weights, versions, steps)
+
+
+async def find_finished(
+    store: LightningStore, run_id: str | None, weights: str, versions: Mapping[str, int], steps: Sequence[int]
+) -> FinishedRollouts:
+    """Those of the run that weights of this name sampled for these steps; `versions` are theirs, by policy."""
+    if run_id is None:
+        return FinishedRollouts(weights)
+    ended = [RolloutStatus.SUCCEEDED, RolloutStatus.FAILED]
+    found = await store.query_rollouts(
+        run_id_in=[run_id], mode_in=[RolloutMode.TRAIN], step_in=list(steps), status_in=ended, limit=-1
+    )
+    ids = [r.rollout_id for r in found if r.metadata.get(WEIGHTS) == weights and _is_of_a_group(r.metadata)]
+    records = await store.query_records(ids) if ids else []
+    exact = [r for r in records if _is_exact(r.calls, versions)]
+    return FinishedRollouts(weights, [r.rollout for r in exact if await _ended_by_itself(store, r)])
+
+
+async def _ended_by_itself(store: LightningStore, record: RolloutRecord) -> bool:
+    """Whether no death of a process can be why it ended so. What a judge has said of siblings stays said: asking again
+    costs again."""
+    outcome = record.attempt and record.attempt.outcome
+    if outcome is not Outcome.JUDGE_ERROR:
+        return outcome in _ENDED_BY_THEMSELVES
+    said = await store.query_spans(record.rollout.rollout_id, "latest", name=ANNOTATION)
+    return any(JUDGED in span.attributes for span in said)
+
+
+def _is_of_a_group(metadata: Mapping[str, Any]) -> bool:
+    return isinstance(metadata.get("task"), int) and isinstance(metadata.get("group"), str)
+
+
+def _is_exact(calls: Sequence[Call], versions: Mapping[str, int]) -> bool:
+    trained = [call for call in calls if call.info.trained]
+    known = all(call.versions for call in trained)
+    sampled_by = {(call.info.policy, run.version) for call in trained for run in call.versions}
+    return bool(trained) and known and sampled_by <= set(versions.items())

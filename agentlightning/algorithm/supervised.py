@@ -1,30 +1,33 @@
-"""Supervised algorithms in the same loop: SFT on the best rollouts, a run's or chats, DPO on the best and the worst."""
+"""Supervised algorithms in the same loop: SFT on the best rollouts, a run's or chats, DPO on the best and the worst.
+
+Good rollouts that another run recorded are learned as they were sampled (`RecordedSource`), or exported.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 from pydantic import PositiveFloat
 
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.finished import FinishedRollouts
-from agentlightning.algorithm.given import made_call
+from agentlightning.algorithm.episode import Episode, Sampled, collect, made_call
 from agentlightning.algorithm.grpo import GRPO
-from agentlightning.algorithm.recorded import Good, RecordedSource, check_good
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
-from agentlightning.algorithm.source import Source
+from agentlightning.algorithm.source import FinishedRollouts, Source
 from agentlightning.algorithm.units import Normalization
 from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
-from agentlightning.types import Attempt, Dataset, Outcome, Rollout
+from agentlightning.store import SqliteLightningStore
+from agentlightning.store.base import LightningStore
+from agentlightning.types import Attempt, Dataset, Outcome, Rollout, RolloutMode, RolloutStatus, Run
 from agentlightning.types.arrays import Int32Array, np
 
 MEASURED_CHATS = 1_000
@@ -264,3 +267,162 @@ def _answer(rendering: Any, prompt: Int32Array, whole: Int32Array) -> Int32Array
     if not np.array_equal(whole[: len(prompt)], prompt) or not len(ends):
         return None
     return answer[: ends[0] + 1].astype(np.int32)
+
+
+PAGE = 200
+STORE_FILE = "store.db"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Good:
+    """Which rollouts of a run are good: they ended well and earned enough."""
+
+    min_reward: float | None = None
+    best_of: int | None = None
+    """How many of a task's best rollouts are taken, earlier ones first among equals; None: all."""
+    mode: RolloutMode | None = None
+    """Which rollouts are taken, by mode. None: training rollouts, or all if there are none."""
+
+
+async def good_rollouts(store: LightningStore, run_id: str | None, good: Good) -> list[Episode]:
+    """The good rollouts of a run (None: of a store that knows no runs), in the order in which they began."""
+    found = [e async for e in _rewarded(store, run_id, [good.mode or RolloutMode.TRAIN], good.min_reward)]
+    if not found and good.mode is None:
+        found = [e async for e in _rewarded(store, run_id, None, good.min_reward)]
+    if good.best_of is None:
+        return found
+    kept: set[str] = set()
+    for of_task in by_task(found).values():
+        best = sorted(of_task, key=lambda e: e.reward or 0.0, reverse=True)[: good.best_of]
+        kept |= {e.rollout.rollout_id for e in best}
+    return [e for e in found if e.rollout.rollout_id in kept]
+
+
+def by_task(episodes: Sequence[Episode]) -> dict[str, list[Episode]]:
+    """Groups rollouts by their task, compared as JSON."""
+    found: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        found.setdefault(task_key(episode.rollout.input), []).append(episode)
+    return found
+
+
+def task_key(task: Any) -> str:
+    """Equal tasks have equal keys."""
+    return json.dumps(task, sort_keys=True, default=repr)
+
+
+async def _rewarded(
+    store: LightningStore, run_id: str | None, modes: list[RolloutMode] | None, least: float | None
+) -> AsyncIterator[Episode]:
+    offset, last = 0, False
+    while not last:
+        page = await store.query_rollouts(
+            status_in=[RolloutStatus.SUCCEEDED],
+            mode_in=modes,
+            run_id_in=None if run_id is None else [run_id],
+            reward_min=least,
+            sort_by="start_time",
+            limit=PAGE,
+            offset=offset,
+        )
+        for episode in await collect(store, [r.rollout_id for r in page]):
+            if episode.good and episode.reward is not None:
+                yield episode
+        offset, last = offset + PAGE, len(page) < PAGE
+
+
+class RecordedSource:
+    """A step learns the good rollouts of so many tasks, on the tokens that were sampled; tasks without any are passed.
+
+    Nothing is sampled to train; `rollouts` says when the epochs are over.
+    """
+
+    def __init__(self, run: Path, model: str, good: Good, schedule: TaskSchedule, rollouts: Source) -> None:
+        self._run = run
+        self._model = model
+        self._good = good
+        self._schedule = schedule
+        self._rollouts = rollouts
+        self._recorded: dict[str, list[Episode]] | None = None
+
+    def is_over(self, position: int) -> bool:
+        return self._rollouts.is_over(position)
+
+    async def sample(self, step: int, position: int) -> Sampled | None:
+        began = time.time()
+        recorded = await self._load()
+        tasks: list[int] = []
+        while len(tasks) < self._schedule.per_step and not self.is_over(position):
+            chosen = self._schedule.take(position, self._schedule.per_step - len(tasks))
+            position += len(chosen)
+            tasks += [i for i in chosen if task_key(self._schedule.task(i)) in recorded]
+        episodes = [
+            _as_of(step, number, episode)
+            for number, index in enumerate(tasks)
+            for episode in recorded[task_key(self._schedule.task(index))]
+        ]
+        return Sampled(episodes, tasks, position, began, time.time()) if episodes else None
+
+    async def close(self) -> None:
+        await self._rollouts.close()
+
+    async def _load(self) -> dict[str, list[Episode]]:
+        if self._recorded is None:
+            self._recorded = by_task(await read_good(self._run, self._model, self._good))
+            tasks = {task_key(self._schedule.task(i)) for i in range(self._schedule.size)}
+            if not tasks & self._recorded.keys():
+                least = "anything" if self._good.min_reward is None else f"at least {self._good.min_reward:g}"
+                raise ConfigError(
+                    f"None of the training tasks has a rollout in {self._run} that earned {least}. Train on tasks that "
+                    "the run had (agl train --config RUN/run.json takes them), or lower min_reward."
+                )
+        return self._recorded
+
+
+async def read_good(run: Path, model: str, good: Good) -> list[Episode]:
+    """The good rollouts of the last run in a folder, or in a store's file, with calls of `model`'s tokens.
+
+    Raises ConfigError where there is no store, or where its tokens are another model's.
+    """
+    store = SqliteLightningStore(_store_of(run))
+    try:
+        runs = await store.query_runs(sort_by="start_time", sort_order="desc", limit=1)
+        _refuse_other_tokens(runs[0] if runs else None, model)
+        return await good_rollouts(store, runs[0].run_id if runs else None, good)
+    finally:
+        await store.close()
+
+
+def _store_of(run: Path) -> Path:
+    file = run / STORE_FILE if run.is_dir() else run
+    if not file.is_file():
+        raise ConfigError(f"There is no store '{file}'. from_run is a run's folder, or the file of a store.")
+    return file
+
+
+def _refuse_other_tokens(run: Run | None, model: str) -> None:
+    recorded = run.settings.get("model") if run is not None else None
+    if recorded is None or recorded == model:
+        return
+    files = [Path(resolve_model(name)) / TOKENIZER for name in (recorded, model)]
+    if not all(f.is_file() for f in files) or files[0].read_bytes() != files[1].read_bytes():
+        raise ConfigError(
+            f"The rollouts were sampled from {recorded}, whose tokens are not known to be those of {model}. Write them "
+            "as text (agl export RUN --jsonl FILE) and learn that: SFT(source='chats')."
+        )
+
+
+def _as_of(step: int, number: int, episode: Episode) -> Episode:
+    """As a rollout of this step, whose tokens are of no version of this run's weights."""
+    metadata = {**episode.rollout.metadata, "step": step, "group": f"{step}-{number}"}
+    rollout = episode.rollout.model_copy(update={"metadata": metadata})
+    return replace(episode, rollout=rollout, calls=[replace(c, versions=()) for c in episode.calls])
+
+
+def check_good(good: Good) -> None:
+    """Raises ConfigError for what chooses nothing."""
+    if good.best_of is not None and good.best_of < 1:
+        raise ConfigError(f"best_of is {good.best_of}; it is how many rollouts of a task are learned, at least 1.")
+    if good.min_reward is not None and not math.isfinite(good.min_reward):
+        raise ConfigError(f"min_reward is {good.min_reward}; it must be a finite number.")

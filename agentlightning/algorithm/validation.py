@@ -12,9 +12,16 @@ from os import PathLike
 from typing import Any, Literal, get_args, get_origin
 
 from agentlightning.algorithm.advantage import ADVANTAGES
-from agentlightning.algorithm.bounds import refuse_other_kinds, refuse_out_of_bounds, refuse_unused, settings_of
-from agentlightning.algorithm.parts import PARTS, check_parts
-from agentlightning.algorithm.records import as_written, value_of, written
+from agentlightning.algorithm.hooks import PARTS, check_parts
+from agentlightning.algorithm.records import (
+    as_written,
+    refuse_other_kinds,
+    refuse_out_of_bounds,
+    refuse_unused,
+    settings_of,
+    value_of,
+    written,
+)
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.units import Use
 from agentlightning.arguments import one_of

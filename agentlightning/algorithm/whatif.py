@@ -12,14 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from agentlightning.algorithm.bounds import settings_of
-from agentlightning.algorithm.correction import Correction
-from agentlightning.algorithm.credit import refuse_rewards_below_zero
+from agentlightning.algorithm.credit import refuse_rewards_below_zero, seen_by
 from agentlightning.algorithm.episode import Episode, collect
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.part import Minibatch
-from agentlightning.algorithm.policies import seen_by
-from agentlightning.algorithm.records import replaced, value_of
+from agentlightning.algorithm.parts.correction import Correction
+from agentlightning.algorithm.records import replaced, settings_of, value_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.algorithm.update import Updater
 from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from agentlightning.adapter.finetuning import Example, fine_tuning_examples, to_jsonl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.recorded import Good, good_rollouts
+from agentlightning.algorithm.supervised import Good, good_rollouts
 from agentlightning.cli.opened import opened_run
 from agentlightning.console import terminal
 from agentlightning.errors import ConfigError, missing_extra

@@ -113,7 +113,7 @@ def _conversations(
     agent: str | None,
 ) -> None:
     from agentlightning import types
-    from agentlightning.algorithm.recorded import Good
+    from agentlightning.algorithm.supervised import Good
     from agentlightning.cli.export import export_conversations
 
     good = Good(

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.text import Text
 
-from agentlightning.algorithm.group_judge import GroupJudge, Judge, as_judge
+from agentlightning.algorithm.parts.group_judge import GroupJudge, Judge, as_judge
 from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted, interrupted
 from agentlightning.cli.opened import OpenedRun, opened_run

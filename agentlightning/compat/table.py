@@ -45,6 +45,7 @@ _NO_PROCESSOR = "OtelTracer gives each attempt its spans; add a processor of you
 MODULES = (
     Old("agentlightning.adapter.base", "agentlightning.compat.adapters"),
     Old("agentlightning.adapter.triplet", "agentlightning.adapter.triplets"),
+    Old("agentlightning.algorithm.decorator", "agentlightning.algorithm.base"),
     Old("agentlightning.algorithm.fast", "agentlightning.algorithm"),
     Old("agentlightning.algorithm.utils", "agentlightning.compat.algorithms"),
     Old("agentlightning.algorithm.verl", "agentlightning.compat.verl"),

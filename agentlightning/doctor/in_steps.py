@@ -11,9 +11,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentlightning.algorithm.parts import PARTS
-from agentlightning.algorithm.trend import FALSE_ALARMS, Validated, has_overfitted, has_risen
-from agentlightning.algorithm.verdicts import CLIPPED, WATCHED_STEPS, fallen, may_stand_still, not_risen
+from agentlightning.algorithm.hooks import PARTS
+from agentlightning.algorithm.verdicts import (
+    CLIPPED,
+    FALSE_ALARMS,
+    WATCHED_STEPS,
+    Validated,
+    fallen,
+    has_overfitted,
+    has_risen,
+    may_stand_still,
+    not_risen,
+)
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.errors import ModelError
 from agentlightning.models import shipped_models

@@ -18,7 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from agentlightning.algorithm.episode import make_episode
-from agentlightning.algorithm.group_judge import Judge, conversation_of, seed_of
+from agentlightning.algorithm.parts.group_judge import Judge, conversation_of, seed_of
 from agentlightning.algorithm.prompts.comparison import Answers, split_common
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.metrics.intervals import mean_interval

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from agentlightning.algorithm.trend import FALSE_ALARMS, has_risen
+from agentlightning.algorithm.verdicts import FALSE_ALARMS, has_risen
 from agentlightning.doctor.breaks import Decode, break_findings, lost_tokens
 from agentlightning.doctor.evidence import Evidence, gather
 from agentlightning.doctor.in_calls import call_findings

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from agentlightning.adapter import LlmProxyTraceToTriplet, TracerTraceToTriplet
-from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.decorator import FunctionalAlgorithm
+from agentlightning.algorithm.base import Algorithm, FunctionalAlgorithm
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import ConfigError, StoreError
 from agentlightning.importing import MAIN_GUARD, file_being_loaded

@@ -10,7 +10,7 @@ from tempfile import TemporaryFile
 
 from agentlightning.algorithm.base import Algorithm
 from agentlightning.algorithm.checkpoint import latest_checkpoint
-from agentlightning.algorithm.checkpoint_copy import fetch_newest, is_url
+from agentlightning.algorithm.parts.checkpoint_copy import fetch_newest, is_url
 from agentlightning.errors import ConfigError
 from agentlightning.files import make_folder
 from agentlightning.metrics import plot_curve

@@ -20,9 +20,9 @@ import msgspec
 from pydantic import BaseModel
 
 from agentlightning.algorithm.base import Algorithm
-from agentlightning.algorithm.constraint import Constraint
-from agentlightning.algorithm.group_judge import GroupJudge
-from agentlightning.algorithm.league import League
+from agentlightning.algorithm.parts.constraint import Constraint
+from agentlightning.algorithm.parts.group_judge import GroupJudge
+from agentlightning.algorithm.parts.league import League
 from agentlightning.algorithm.records import flattened
 from agentlightning.dashboard import dashboard_url, served_with_dashboard
 from agentlightning.errors import AgentError, StoreError, message_of

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from agentlightning.adapter import TracerTraceToTriplet
 from agentlightning.algorithm.base import (
+    REWARD,
     Algorithm,
     PolicySpec,
     TrainingContext,
@@ -35,7 +36,6 @@ from agentlightning.algorithm.checkpoint import (
     read_checkpoint,
     set_aside_later,
 )
-from agentlightning.algorithm.elsewhere import REWARD
 from agentlightning.algorithm.records import names_of
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.arguments import GivenByName, explained

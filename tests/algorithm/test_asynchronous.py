@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from agentlightning.algorithm import GRPO
-from agentlightning.algorithm.asynchronous import AsynchronousSampling, Sampled
-from agentlightning.algorithm.episode import Earned, Episode
+from agentlightning.algorithm.episode import Earned, Episode, Sampled
+from agentlightning.algorithm.source import AsynchronousSampling
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import EngineError
 from agentlightning.learner.base import LossConfig, OptimParams, PackedBatch, PassResult, StepResult, joined

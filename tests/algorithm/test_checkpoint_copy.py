@@ -13,7 +13,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints, prune_checkpoints, read_checkpoint
-from agentlightning.algorithm.checkpoint_copy import CheckpointCopy, fetch_newest
+from agentlightning.algorithm.parts.checkpoint_copy import CheckpointCopy, fetch_newest
 from agentlightning.errors import ConfigError
 from agentlightning.metrics.jsonl import METRICS_FILE, RUN_FILE
 from agentlightning.trainer.folder import checkpoint_of

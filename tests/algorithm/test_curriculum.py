@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.curriculum import (
+from agentlightning.algorithm.episode import Sampled
+from agentlightning.algorithm.measures import of_rollouts
+from agentlightning.algorithm.parts.curriculum import (
     CURRICULA,
     POOLS,
     TaskDraw,
@@ -25,7 +26,6 @@ from agentlightning.algorithm.curriculum import (
     pools,
     unsolved,
 )
-from agentlightning.algorithm.measures import of_rollouts
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import ConfigError

@@ -17,8 +17,9 @@ import pytest
 from aiohttp import web
 
 import agentlightning as agl
-from agentlightning.algorithm import collect, group_judge
-from agentlightning.algorithm.group_judge import Judge
+from agentlightning.algorithm import collect
+from agentlightning.algorithm.parts import group_judge
+from agentlightning.algorithm.parts.group_judge import Judge
 from agentlightning.algorithm.prompts.comparison import agreement_of, rank_correlation, read_scores, split_common
 from agentlightning.algorithm.prompts.critic import EngineCritic
 from agentlightning.backend import ModelSpec, make_backend

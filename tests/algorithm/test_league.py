@@ -12,7 +12,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.league import Member, Opponents, of_opponents
+from agentlightning.algorithm.parts.league import Member, Opponents, of_opponents
 from agentlightning.errors import ConfigError
 
 from .fakes import CountingBackend

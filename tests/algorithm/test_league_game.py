@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import agentlightning as agl
-from agentlightning.algorithm.league import Opponents
+from agentlightning.algorithm.parts.league import Opponents
 
 from .fakes import CountingBackend
 from .test_credit import episode

@@ -14,14 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
-from agentlightning.algorithm.curriculum import TaskDraw
-from agentlightning.algorithm.finished import FinishedRollouts
+from agentlightning.algorithm.episode import Sampled
+from agentlightning.algorithm.parts.curriculum import TaskDraw
 from agentlightning.algorithm.run import TrainingRun
 from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import RolloutSource, Source
+from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole, read_metrics
 from agentlightning.store import InMemoryLightningStore

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import agentlightning as agl
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.episode import Earned, make_episode
+from agentlightning.algorithm.episode import Earned, Sampled, make_episode
 from agentlightning.algorithm.measures import of_rollouts, of_validation
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.weights import correction_measures, mean_kl, ratio_range

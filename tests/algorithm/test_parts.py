@@ -26,7 +26,7 @@ from agentlightning.algorithm.checkpoint import (
 )
 from agentlightning.algorithm.credit import credit, groups_that_differ
 from agentlightning.algorithm.episode import Earned, Episode, make_episode
-from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
+from agentlightning.algorithm.parts.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.units import OUTCOME_USE, CreditRule
 from agentlightning.errors import AgentError, ConfigError

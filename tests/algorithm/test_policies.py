@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.credit import credit
+from agentlightning.algorithm.credit import credit, seen_by
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.policies import seen_by
-from agentlightning.algorithm.preflight import FLAT_STEPS, Preflight
+from agentlightning.algorithm.parts.preflight import FLAT_STEPS, Preflight
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.update import PolicyUpdaters, Updater
 from agentlightning.errors import ConfigError

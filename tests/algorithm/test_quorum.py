@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.base import TrainingContext
+from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.measures import of_rollouts
 from agentlightning.algorithm.sampling import Stopped, run_validation
 from agentlightning.algorithm.schedule import TaskSchedule

@@ -14,8 +14,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm import records
-from agentlightning.algorithm.bounds import settings_of
-from agentlightning.algorithm.records import FLAT, flattened, names_of, records_of, replaced
+from agentlightning.algorithm.records import FLAT, flattened, names_of, records_of, replaced, settings_of
 from agentlightning.cli.configuration import make_algorithm, told_settings
 from agentlightning.errors import ConfigError
 

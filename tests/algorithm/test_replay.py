@@ -11,7 +11,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.replay import ReplayBuffer, chances
+from agentlightning.algorithm.parts.replay import ReplayBuffer, chances
 from agentlightning.errors import ConfigError
 
 from .test_credit import episode

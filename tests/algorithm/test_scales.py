@@ -10,7 +10,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.scales import RewardScales
+from agentlightning.algorithm.parts.scales import RewardScales
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import Reporter

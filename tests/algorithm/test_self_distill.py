@@ -11,7 +11,7 @@ import torch
 
 import agentlightning as agl
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.privileged import in_front, message_tokens
+from agentlightning.algorithm.parts.teacher import in_front, message_tokens
 from agentlightning.algorithm.update import Updater
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LearnerOptions, LossConfig, OptimParams, PackedBatch

@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 
 import agentlightning as agl
-from agentlightning.algorithm import teacher
-from agentlightning.algorithm.teacher import EndpointTeacher, longest_of
+from agentlightning.algorithm.parts import teacher
+from agentlightning.algorithm.parts.teacher import EndpointTeacher, longest_of
 from agentlightning.errors import ConfigError, JudgeError
 from agentlightning.types.call import Call
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentlightning.algorithm.credit import CreditRule
-from agentlightning.algorithm.preflight import Preflight
-from agentlightning.algorithm.trend import chance_of_no_rise, fall_of, noise_of, visible_rise
-from agentlightning.algorithm.verdicts import WATCHED_STEPS
+from agentlightning.algorithm.parts.preflight import Preflight
+from agentlightning.algorithm.units import CreditRule
+from agentlightning.algorithm.verdicts import WATCHED_STEPS, chance_of_no_rise, fall_of, noise_of, visible_rise
 from agentlightning.metrics import JsonlSink, Reporter, SilentConsole
 
 from .test_parts import episode

@@ -9,7 +9,7 @@ import pytest
 from annotated_types import Ge, Gt, Le
 
 import agentlightning as agl
-from agentlightning.algorithm.bounds import Setting, settings_of
+from agentlightning.algorithm.records import Setting, settings_of
 from agentlightning.algorithm.validation import choices
 from agentlightning.errors import ConfigError
 from agentlightning.types import Outcome

@@ -11,13 +11,11 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.asynchronous import Sampled
 from agentlightning.algorithm.checkpoint import list_checkpoints, read_checkpoint
-from agentlightning.algorithm.episode import Earned, Episode
-from agentlightning.algorithm.finished import FinishedRollouts
+from agentlightning.algorithm.episode import Earned, Episode, Sampled
+from agentlightning.algorithm.parts.watched import Watched, audit
 from agentlightning.algorithm.schedule import TaskSchedule
-from agentlightning.algorithm.source import RolloutSource, Source
-from agentlightning.algorithm.watched import Watched, audit
+from agentlightning.algorithm.source import FinishedRollouts, RolloutSource, Source
 from agentlightning.doctor.evidence import Evidence
 from agentlightning.doctor.in_steps import step_findings
 from agentlightning.errors import ConfigError

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.algorithm.measures import reward_parts
-from agentlightning.algorithm.policies import seen_by
+from agentlightning.algorithm.credit import seen_by
+from agentlightning.algorithm.episode import Episode, collect, reward_parts
 from agentlightning.algorithm.units import CreditRule, Unit, make_units
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import AttemptStatus, CallRecord, Outcome, Run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentlightning.algorithm.preflight import Preflight
+from agentlightning.algorithm.parts.preflight import Preflight
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.doctor import Evidence, Plan, examine, gather
 from agentlightning.doctor.preflight import objections

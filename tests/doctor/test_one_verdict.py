@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.preflight import LOOK_AGAIN, Preflight
+from agentlightning.algorithm.parts.preflight import LOOK_AGAIN, Preflight
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import WATCHED_STEPS
 from agentlightning.doctor.evidence import Evidence

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.privileged import in_front, message_tokens
+from agentlightning.algorithm.parts.teacher import in_front, message_tokens
 from agentlightning.metrics import SilentConsole, read_metrics
 from agentlightning.models import resolve_model
 from agentlightning.rendering import load_rendering

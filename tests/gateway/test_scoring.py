@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from agentlightning.algorithm.teacher import KEY, EndpointTeacher
+from agentlightning.algorithm.parts.teacher import KEY, EndpointTeacher
 from agentlightning.types.left_out import left_out_of
 from tests.gateway.conftest import Site
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from agentlightning.algorithm.base import Algorithm, PolicySpec
-from agentlightning.algorithm.elsewhere import OF_THE_TRAINER
+from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec
 from agentlightning.algorithm.prompts.budget import Budget, Prices
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import ClientCritic, Critic, HttpCritic

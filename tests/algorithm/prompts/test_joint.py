@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 import agentlightning as agl
-from agentlightning.algorithm.rounds import Round, choose
+from agentlightning.algorithm.joint import Round, choose
 from agentlightning.errors import ConfigError
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import SqliteLightningStore

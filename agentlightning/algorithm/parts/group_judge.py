@@ -25,8 +25,7 @@ from annotated_types import Ge, Le
 from pydantic import PositiveFloat, PositiveInt
 
 from agentlightning.adapter.messages import TraceToMessages
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.bounds import refuse_other_kinds, refuse_out_of_bounds
+from agentlightning.algorithm.episode import Sampled
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
 from agentlightning.algorithm.prompts.comparison import RUBRIC, Answers, Scored, messages_of, read_scores, schema_of
 from agentlightning.algorithm.prompts.critic import (
@@ -38,6 +37,7 @@ from agentlightning.algorithm.prompts.critic import (
     Question,
     ask,
 )
+from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds
 from agentlightning.algorithm.sampling import Stopped
 from agentlightning.arguments import refuse_unknown
 from agentlightning.errors import ConfigError, JudgeError

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from agentlightning.algorithm.credit import groups_to_learn_from, looked_at
 from agentlightning.algorithm.episode import Episode, collect
-from agentlightning.algorithm.gdpo import looked_at
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.records import Record
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.arguments import Needs
@@ -26,7 +25,7 @@ from agentlightning.store.base import LightningStore
 from agentlightning.types.arrays import Float64Array, np
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.episode import Sampled
     from agentlightning.algorithm.settings import TrainingSettings
 
 

@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.measures import reward_parts
+from agentlightning.algorithm.episode import Episode, reward_parts
 from agentlightning.algorithm.part import (
     Part,
     PolicyHooks,

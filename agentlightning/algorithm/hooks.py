@@ -7,20 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agentlightning.algorithm.asynchronous import Sampled
-from agentlightning.algorithm.baselines import MovingBaseline
-from agentlightning.algorithm.checkpoint_copy import Copies
-from agentlightning.algorithm.constraint import Constraints
-from agentlightning.algorithm.correction import Correction
-from agentlightning.algorithm.critic import Critic
-from agentlightning.algorithm.curriculum import DrawnTasks
-from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.gdpo import Decoupled
-from agentlightning.algorithm.gradient_noise import GradientNoise
-from agentlightning.algorithm.group_judge import GroupJudge
-from agentlightning.algorithm.league import League
-from agentlightning.algorithm.overlong import Overlong
-from agentlightning.algorithm.packing_check import PackingComparison
+from agentlightning.algorithm.episode import Episode, Sampled
 from agentlightning.algorithm.part import (
     Minibatch,
     Part,
@@ -32,15 +19,27 @@ from agentlightning.algorithm.part import (
     Update,
     Updated,
 )
-from agentlightning.algorithm.preflight import Checks
-from agentlightning.algorithm.reference import Reference
-from agentlightning.algorithm.replay import Replay
-from agentlightning.algorithm.routing import ReplayedRouting
-from agentlightning.algorithm.scales import Scales
+from agentlightning.algorithm.parts.checkpoint_copy import Copies
+from agentlightning.algorithm.parts.constraint import Constraints
+from agentlightning.algorithm.parts.correction import Correction
+from agentlightning.algorithm.parts.critic import Critic
+from agentlightning.algorithm.parts.curriculum import DrawnTasks
+from agentlightning.algorithm.parts.gdpo import Decoupled
+from agentlightning.algorithm.parts.gradient_noise import GradientNoise
+from agentlightning.algorithm.parts.group_judge import GroupJudge
+from agentlightning.algorithm.parts.league import League
+from agentlightning.algorithm.parts.moving_baseline import MovingBaseline
+from agentlightning.algorithm.parts.overlong import Overlong
+from agentlightning.algorithm.parts.packing_check import PackingComparison
+from agentlightning.algorithm.parts.preflight import Checks
+from agentlightning.algorithm.parts.reference import Reference
+from agentlightning.algorithm.parts.replay import Replay
+from agentlightning.algorithm.parts.routing import ReplayedRouting
+from agentlightning.algorithm.parts.scales import Scales
+from agentlightning.algorithm.parts.sync_check import Agreement
+from agentlightning.algorithm.parts.teacher import Teacher
+from agentlightning.algorithm.parts.watched import Watched
 from agentlightning.algorithm.settings import TrainingSettings
-from agentlightning.algorithm.sync_check import Agreement
-from agentlightning.algorithm.teacher import Teacher
-from agentlightning.algorithm.watched import Watched
 from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig, PassResult
 from agentlightning.learner.packing import CreditedCall

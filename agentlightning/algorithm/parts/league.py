@@ -26,7 +26,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.types.arrays import Array, np
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.episode import Sampled
     from agentlightning.algorithm.settings import TrainingSettings
 
 PLAYER, START = "player", "start"

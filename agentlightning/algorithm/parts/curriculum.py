@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from agentlightning.algorithm.episode import Episode
-from agentlightning.algorithm.mixture import first_of, source_of
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
+from agentlightning.algorithm.schedule import first_of, source_of
 from agentlightning.algorithm.units import OUTCOME_USE, Use
 from agentlightning.errors import ConfigError
 from agentlightning.types import Dataset, Outcome

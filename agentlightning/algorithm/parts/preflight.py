@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import NonNegativeInt
 
 from agentlightning.algorithm.base import Objections, no_objections
+from agentlightning.algorithm.credit import groups_to_learn_from
 from agentlightning.algorithm.episode import Episode
 from agentlightning.algorithm.part import Part, RunHooks, RunScope
-from agentlightning.algorithm.policies import groups_to_learn_from
 from agentlightning.algorithm.records import Record, flattened
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.algorithm.verdicts import calls_no_longer, fallen, not_risen, unheard
@@ -22,7 +22,7 @@ from agentlightning.metrics import Reporter
 from agentlightning.models import examples_first
 
 if TYPE_CHECKING:
-    from agentlightning.algorithm.asynchronous import Sampled
+    from agentlightning.algorithm.episode import Sampled
     from agentlightning.algorithm.settings import TrainingSettings
 
 LOOK_AGAIN = 5

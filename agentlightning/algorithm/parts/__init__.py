@@ -1,0 +1,1 @@
+"""Features of training runs, one a file: a record of settings with the hooks that it needs (see `algorithm.part`)."""
