@@ -16,7 +16,7 @@ from agentlightning.cli.configuration import parsed_settings
 from agentlightning.cli.interrupt import exit_interrupted, interrupted
 from agentlightning.cli.opened import OpenedRun, opened_run
 from agentlightning.cli.trust import code_in, require_trust
-from agentlightning.console import fitting_table, one_line, terminal
+from agentlightning.console import fitting_table, one_line, safe, terminal
 from agentlightning.doctor.judge import (
     LEVEL,
     Estimate,
@@ -132,12 +132,11 @@ async def _write_template(opened: OpenedRun, stored: Mapping[str, Sequence[Rollo
     except FileExistsError:
         raise ConfigError(f"'{to}' is there already; write the labels to a new file.") from None
     rollouts = sum(len(group.records) for group in groups)
-    terminal().print(
-        Text(
-            f"{to}: {rollouts} rollouts of {len(groups)} groups. Put a number, true or false in place of "
-            f"each null, leave out what you like, and say --labels {to}"
-        )
+    words = (
+        f"{to}: {rollouts} rollouts of {len(groups)} groups. Put a number, true or false in place of each null, leave "
+        f"out what you like, and say --labels {to}"
     )
+    terminal().print(Text(safe(words)))
 
 
 def _judge_of(opened: OpenedRun, asked: Asked) -> GroupJudge:

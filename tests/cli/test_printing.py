@@ -39,6 +39,12 @@ COMMANDS: dict[str, list[tuple[str, ...]]] = {
     "eval": [("evil",), (NAME,), ("calc", "--agent", NAME, "--tasks", NAME)],
     "export": [("evil", "--jsonl", "out.jsonl"), (NAME, "--to", "x")],
     "gateway": [("--model", NAME, "--port", "0"), ("--upstream", NAME)],
+    "judge": [
+        ("evil", "--write-labels", NAME),
+        ("evil", "--labels", NAME, "--url", "http://127.0.0.1:9/v1", "--model", "j"),
+        ("evil", "--url", "http://127.0.0.1:9/v1", "--model", NAME),
+        (NAME,),
+    ],
     "models": [(), ("--gpus", NAME)],
     "optimize": [("--agent", NAME, "--tasks", NAME)],
     "plan": [("--model", NAME)],

@@ -85,7 +85,7 @@ def test_what_has_no_label_is_in_no_pair_and_masked_groups_in_no_agreement() -> 
 @pytest.mark.parametrize(
     ("groups", "size", "noise", "runs"),
     [
-        (8, 2, 0.4, 40),
+        (12, 6, 0.4, 40),
         *(
             pytest.param(*sizes, noise, 150, marks=pytest.mark.slow)
             for sizes in ((8, 2), (25, 4), (60, 6))
