@@ -16,7 +16,8 @@ from agentlightning.errors import StoreError
 from agentlightning.store import LightningStore, PostgresLightningStore, SqliteLightningStore
 from agentlightning.store.database.link import translate
 from agentlightning.store.database.schema import metadata
-from agentlightning.types import LLM, AttemptStatus, Run, RunEvent
+from agentlightning.types import LLM, AttemptStatus, Run, RunEvent, Span
+from agentlightning.types.names import REWARD
 from scripts.damage import ask_all
 from tests.store.builders import make_call, make_segment, make_span
 
@@ -128,6 +129,43 @@ async def test_the_words_say_what_holds_it_and_what_to_do(opened: Any, table: st
         execute(f"UPDATE {table} SET {column} = ?", value)
         with pytest.raises(StoreError, match=r"damaged.*repair|cannot be read.*(\.recover|backup)"):
             await store.query_rollouts()
+    finally:
+        await store.close()
+
+
+JSON = {
+    "rollouts": ["input", "metadata"],
+    "attempts": ["metadata", "rewards"],
+    "spans": ["attributes", "rest"],
+    "calls": ["info"],
+    "resources": ["resources"],
+    "runs": ["settings", "state"],
+    "run_events": ["data"],
+    "workers": ["heartbeat_stats"],
+}
+
+
+@pytest.mark.contract
+async def test_a_damaged_value_is_named_by_table_column_and_row(opened: Any) -> None:
+    store, execute = opened
+    ids = await fill(store)
+    ended = (await store.query_attempts(ids[0])).items[0].attempt_id
+    given = {f"{REWARD}.0.value": 1.0}
+    late = Span.from_attributes(rollout_id=ids[0], attempt_id=ended, name="late", attributes=given)
+    try:
+        for table, columns in JSON.items():
+            for column in columns:
+                execute(f"CREATE TABLE kept AS SELECT * FROM {table}")
+                execute(f"UPDATE {table} SET {column} = '[1'")
+                words = await ask_all(store, ids)
+                if column == "rewards":
+                    with pytest.raises(StoreError) as refused:
+                        await store.add_many_spans([late])
+                    words = [str(refused.value)]
+                named = f"{table}.{column} of '"
+                assert any(named in said and "is damaged in the store" in said for said in words), (named, words)
+                execute(f"UPDATE {table} SET {column} = kept.{column} FROM kept WHERE kept.seq = {table}.seq")
+                execute("DROP TABLE kept")
     finally:
         await store.close()
 

@@ -193,7 +193,7 @@ def assemble(table: CallTable, rollout_ids: Sequence[str]) -> dict[str, Sequence
 def _to_call(row: CallRow, tree: SegmentTree) -> Call:
     ids, logprobs, plain_logprobs, versions, kept = tree.response(row.prompt_segment_id, row.response_segment_id)
     return Call(
-        info=decode(row.info, type=CallInfo),
+        info=decode(row.info, "calls.info", row.rollout_id, type=CallInfo),
         prompt_ids=tree.path(row.prompt_segment_id),
         response_ids=ids,
         logprobs=logprobs,

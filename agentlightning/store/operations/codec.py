@@ -122,13 +122,17 @@ def _readable(value: Any) -> Any:
     return [_readable(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def decode(text: str, *, type: Any = Any) -> Any:
-    """What a column of JSON holds; older versions wrote keys into some. Raises StoreError where that is damaged."""
+def decode(text: str, column: str, key: object, *, type: Any = Any) -> Any:
+    """What a column of JSON holds in the row with this key; older versions wrote keys into some.
+
+    Raises StoreError where that is damaged; it names the column (as table.column) and the row.
+    """
     try:
         return msgspec.json.decode(redacted(text), type=type)
     except (msgspec.DecodeError, TypeError, RecursionError) as error:
         raise StoreError(
-            f"A value in the store is damaged: {error}. Keep a copy of the store, and repair it."
+            f"{column} of '{key}' is damaged in the store: {error}. Keep a copy of the store, and repair or delete "
+            "that row."
         ) from error
 
 
@@ -176,14 +180,14 @@ def rollout_values(row: Sequence[Any]) -> dict[str, Any]:
     rollout_id, input, start_time, end_time, mode, resources_id, status, config, metadata, run_id = row
     return {
         "rollout_id": rollout_id,
-        "input": decode(input),
+        "input": decode(input, "rollouts.input", rollout_id),
         "start_time": start_time,
         "end_time": end_time,
         "mode": RolloutMode(mode) if mode is not None else None,
         "resources_id": resources_id,
         "status": RolloutStatus(status),
         "config": decode_config(config),
-        "metadata": decode(metadata, type=dict[str, Any]) if metadata else {},
+        "metadata": decode(metadata, "rollouts.metadata", rollout_id, type=dict[str, Any]) if metadata else {},
         "run_id": run_id,
     }
 
@@ -206,5 +210,5 @@ def to_attempt(row: Sequence[Any]) -> Attempt:
         last_heartbeat_time=heartbeat,
         outcome=Outcome(outcome) if outcome is not None else None,
         error=error and redacted(error),
-        metadata=decode(metadata) if metadata else {},
+        metadata=decode(metadata, "attempts.metadata", attempt_id, type=dict[str, Any]) if metadata else {},
     )

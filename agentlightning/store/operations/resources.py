@@ -71,7 +71,9 @@ def _decode_resource(name: str, value: Mapping[str, Any]) -> Resource:
 
 def to_update(row: Sequence[Any]) -> ResourcesUpdate:
     values = dict(zip(RESOURCES_FIELDS, row, strict=True))
-    values["resources"] = decode_resources(decode(values["resources"], type=dict[str, dict[str, Any]]))
+    values["resources"] = decode_resources(
+        decode(values["resources"], "resources.resources", values["resources_id"], type=dict[str, dict[str, Any]])
+    )
     return ResourcesUpdate.model_construct(**values)
 
 

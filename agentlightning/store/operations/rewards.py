@@ -78,13 +78,14 @@ def note_late(tx: Transaction, attempt_id: str, rollout_id: str, told: Iterable[
     if row is None or row[0] is None:  # none was known, or it ended before these were kept
         note(tx, attempt_id, rollout_id)
     else:
-        _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, rollout_id, LastRewards(**decode(row[0])), rewarding))
+        last = decode(row[0], "attempts.rewards", attempt_id, type=LastRewards)
+        _write(tx, attempt_id, rollout_id, _add(tx, attempt_id, rollout_id, last, rewarding))
 
 
 def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, told: Iterable[Any]) -> float | None:
     """Keep what is last now; what the attempt earned by it. Weights and callers are looked up where they matter."""
     found = [
-        (sequence_id, in_one_form(name, decode(attributes, type=dict[str, Any])))
+        (sequence_id, in_one_form(name, decode(attributes, "spans.attributes", attempt_id, type=dict[str, Any])))
         for sequence_id, name, attributes in told
     ]
     weights = _weights(tx, rollout_id) if any(has_parts(attributes) for _, attributes in found) else {}
@@ -92,7 +93,8 @@ def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, t
         if (given := given_reward(attributes, weights)) is not None:
             last.add(sequence_id, given)
     if last.callers is None and last.names_agents():
-        infos = [decode(row[0]) for row in tx.rows(_select_infos, {"rollout": rollout_id, "attempt": attempt_id})]
+        rows = tx.rows(_select_infos, {"rollout": rollout_id, "attempt": attempt_id})
+        infos = [decode(row[0], "calls.info", rollout_id, type=dict[str, Any]) for row in rows]
         last.know(callers_of((info[who], info["trained"]) for info in infos for who in ("agent", "policy")))
     tx.run(_update_rewards, {"attempt": attempt_id, "rewards": encode(asdict(last))})
     return last.final()
@@ -101,7 +103,7 @@ def _add(tx: Transaction, attempt_id: str, rollout_id: str, last: LastRewards, t
 def _weights(tx: Transaction, rollout_id: str) -> Mapping[str, float]:
     """By which the rollout's run adds up the parts of a reward."""
     row = tx.row(_select_settings, {"rollout": rollout_id})
-    return {} if row is None else weights_in(decode(row[0]))
+    return {} if row is None else weights_in(decode(row[0], "runs.settings", rollout_id, type=dict[str, Any]))
 
 
 def _write(tx: Transaction, attempt_id: str, rollout_id: str, reward: float | None) -> None:

@@ -36,14 +36,14 @@ def to_run(row: Sequence[Any]) -> Run:
     values = dict(zip(RUN_FIELDS, row, strict=True))
     values["error"] = values["error"] and redacted(values["error"])
     for name in ("settings", "state"):
-        values[name] = decode(values[name], type=dict[str, Any])
+        values[name] = decode(values[name], f"runs.{name}", values["run_id"], type=dict[str, Any])
     values["status"] = RunStatus(values["status"])
     return Run.model_construct(**values)
 
 
 def to_event(row: Sequence[Any]) -> RunEvent:
     values = dict(zip(EVENT_FIELDS, row, strict=True))
-    values["data"] = decode(values["data"], type=dict[str, Any])
+    values["data"] = decode(values["data"], "run_events.data", values["event_id"], type=dict[str, Any])
     return RunEvent.model_construct(**values)
 
 

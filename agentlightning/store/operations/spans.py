@@ -98,10 +98,10 @@ def to_span(row: Sequence[Any]) -> Span:
     """A `Span` from a row of `SPAN_FIELDS`."""
     values = dict(zip(SPAN_FIELDS, row, strict=True))
     values["name"] = redacted(values["name"])
-    values["attributes"] = decode(values["attributes"], type=dict[str, Any])
+    values["attributes"] = decode(values["attributes"], "spans.attributes", values["span_id"], type=dict[str, Any])
     rest = values.pop("rest")
     if rest is not None:
-        values |= decode(rest, type=dict[str, Any])
+        values |= decode(rest, "spans.rest", values["span_id"], type=dict[str, Any])
         if "status" in values:
             values["status"] = dict(zip(("status_code", "description"), values["status"], strict=False))
     return Span.model_validate(values)

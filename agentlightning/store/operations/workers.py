@@ -78,8 +78,8 @@ _extend_all = Statement(
 def to_worker(row: Any) -> Worker:
     values = dict(zip(WORKER_FIELDS, row, strict=True))
     values["status"] = WorkerStatus(values["status"])
-    stats = values["heartbeat_stats"]
-    values["heartbeat_stats"] = None if stats is None else decode(stats, type=dict[str, Any])
+    if (stats := values["heartbeat_stats"]) is not None:
+        values["heartbeat_stats"] = decode(stats, "workers.heartbeat_stats", values["worker_id"], type=dict[str, Any])
     return Worker.model_construct(**values)
 
 
