@@ -146,6 +146,21 @@ async def test_a_judge_that_fails_gives_no_score(answers: Answers) -> None:
     assert "judge j at http://127.0.0.1" in verdict.masked
 
 
+async def test_where_one_question_fails_nobody_waits_for_the_other() -> None:
+    async with serving(lambda shown: 403 if "good" not in shown[0][1] else None) as (url, asked):
+        judge = Judge(agl.GroupJudge(base_url=url, model="j"))
+        verdict = await asyncio.wait_for(judge.verdict([["user: a", "good"], ["user: a", "bad"]], "s"), 20)
+        assert asyncio.all_tasks() == {asyncio.current_task()} | servers()
+        await judge.close()
+    assert verdict.scores == ()
+    assert len(asked) == 2
+
+
+def servers() -> set[Any]:
+    """The tasks of aiohttp's server, which answers each connection in one."""
+    return {task for task in asyncio.all_tasks() if "RequestHandler" in repr(task.get_coro())}
+
+
 async def test_an_endpoint_without_schemas_is_asked_in_words_alone() -> None:
     async with serving(lambda shown: f"Here:\n```json\n{fair(shown)}\n```", schemas=False) as (url, _):
         judge = Judge(agl.GroupJudge(base_url=url, model="j"))

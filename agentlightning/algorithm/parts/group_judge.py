@@ -225,13 +225,16 @@ class Judge:
         await self.scores([["user: How much is 2 + 2?", "assistant: 4"]], [0], "a question before the run")
 
     async def answers(self, conversations: Sequence[Sequence[str]], seed: str) -> Answers:
-        """Ask twice, in opposite orders that `seed` decides. Raises JudgeError."""
+        """Ask twice, in opposite orders that `seed` decides. Raises JudgeError; the other question is given up then."""
         order = list(range(len(conversations)))
         random.Random(seed).shuffle(order)
-        first, second = await asyncio.gather(
-            self.scores(conversations, order, f"{seed}/1"), self.scores(conversations, order[::-1], f"{seed}/2")
-        )
-        return Answers(order, first, second)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                first = tasks.create_task(self.scores(conversations, order, f"{seed}/1"))
+                second = tasks.create_task(self.scores(conversations, order[::-1], f"{seed}/2"))
+        except ExceptionGroup as both:
+            raise both.exceptions[0] from both
+        return Answers(order, first.result(), second.result())
 
     async def verdict(self, conversations: Sequence[Sequence[str]], seed: str) -> Verdict:
         """What comes of both answers."""
