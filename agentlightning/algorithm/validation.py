@@ -50,13 +50,7 @@ def validate(settings: TrainingSettings) -> None:
 
 def _validate(settings: TrainingSettings) -> None:
     if not settings.model or not isinstance(settings.model, str | PathLike):
-        shown = repr(settings.model)
-        if len(shown) > LONGEST_SHOWN:
-            shown = f"an object of the class {type(settings.model).__name__}"
-        raise ConfigError(
-            f"model is {shown}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', "
-            "which ships with the package."
-        )
+        raise ConfigError(_no_model(settings.model))
     _refuse_other_types(settings)
     check_parts(settings.parts)
     refuse_other_kinds(settings)
@@ -68,6 +62,22 @@ def _validate(settings: TrainingSettings) -> None:
     _refuse_contradictions(settings)
     _refuse_supervised_contradictions(settings)
     check_loss(settings.loss_spec)
+
+
+def _no_model(given: Any) -> str:
+    """What somebody gave who meant a model, and what to give."""
+    if hasattr(given, "state_dict"):  # a module of torch, or a model of transformers
+        return (
+            f"model is an object of the class {type(given).__name__}; save it with its tokenizer and give the folder: "
+            "model.save_pretrained('folder'), tokenizer.save_pretrained('folder'), model='folder'."
+        )
+    shown = repr(given)
+    if len(shown) > LONGEST_SHOWN:
+        shown = f"an object of the class {type(given).__name__}"
+    return (
+        f"model is {shown}; give a directory, a Hugging Face id such as 'Qwen/Qwen3-0.6B', or 'calc', which ships with "
+        "the package."
+    )
 
 
 def choices(kind: type[Any]) -> dict[str, tuple[str, ...]]:

@@ -131,6 +131,14 @@ def test_what_is_no_model_is_named_in_few_words(model: Any, shown: str) -> None:
         agl.GRPO(model=model)
 
 
+def test_a_loaded_model_is_saved_first() -> None:
+    loaded = pytest.importorskip("torch").nn.Linear(2, 2)
+    with pytest.raises(
+        ConfigError, match=r"class Linear; save it with its tokenizer.*model\.save_pretrained\('folder'\)"
+    ):
+        agl.GRPO(model=loaded)
+
+
 def test_a_name_that_does_not_exist_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"no setting 'learning_rat'. Did you mean learning_rate\?"):
         agl.GRPO(model="calc", learning_rat=1.0)  # pyright: ignore[reportCallIssue]
