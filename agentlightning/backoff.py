@@ -26,7 +26,7 @@ _MANY = 1024
 """Attempts that are remembered before those are forgotten that need not wait any more."""
 
 
-class Watched:
+class ObservedRequest:
     """A request, and what is seen of it: how many bytes came, and with which status it was answered."""
 
     def __init__(self, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]) -> None:
@@ -97,7 +97,7 @@ class Backoff:
             self._spent.clear()
         self._spent[owner] += seconds
 
-    async def wait(self, watched: Watched, owner: Hashable, seconds: float) -> str | None:
+    async def wait(self, watched: ObservedRequest, owner: Hashable, seconds: float) -> str | None:
         """Wait until the attempt's next request may be read. Returns why it is refused if that takes longer than
         `seconds`.
         """
@@ -114,7 +114,7 @@ class Backoff:
         watched.owner, watched.began = owner, asyncio.get_running_loop().time()
         return None
 
-    def settle(self, watched: Watched) -> None:
+    def settle(self, watched: ObservedRequest) -> None:
         """A request has ended: if it was refused the next one waits, and if it was not, all may go on."""
         owner = watched.owner
         if owner is None:

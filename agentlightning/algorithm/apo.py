@@ -15,7 +15,7 @@ from typing import Any
 from agentlightning.algorithm.prompts.candidate import Candidate, placeholders
 from agentlightning.algorithm.prompts.critic import CriticAnswer
 from agentlightning.algorithm.prompts.demonstrations import bootstrap, propose
-from agentlightning.algorithm.prompts.evaluation import Asked, Trial, mean
+from agentlightning.algorithm.prompts.evaluation import EvaluationRequest, Trial, mean
 from agentlightning.algorithm.prompts.instructions import (
     CRITIQUE,
     EDIT,
@@ -103,14 +103,14 @@ class APO(PromptSettings):
         sample = run.val_order[: self.val_batch_size]
         beam = [run.seed]
         if self.run_initial_validation:
-            await run.evaluate([Asked(run.seed, "val", sample)], "validating the first prompt")
+            await run.evaluate([EvaluationRequest(run.seed, "val", sample)], "validating the first prompt")
             run.check_first()
             run.report(0, self.beam_rounds, None, run.val_mean(run.seed))
         await bootstrap(run)
         for number in range(1, self.beam_rounds + 1):
             children, seen = await self._children(run, beam, number)
             contenders = list(dict.fromkeys([*beam, run.incumbent, *children]))
-            asked = [Asked(c, "val", sample) for c in contenders]
+            asked = [EvaluationRequest(c, "val", sample) for c in contenders]
             scores = [mean(trials) for trials in await run.evaluate(asked, f"round {number}: ranking")]
             ranked = _ranked(run, contenders, scores)
             best = ranked[0]
@@ -127,7 +127,7 @@ class APO(PromptSettings):
         parents = [beam[n % len(beam)] for n in range(self.beam_width)]
         size = min(self.gradient_batch_size, len(run.train))
         batches = [shuffled(range(len(run.train)), self.seed, number, slot)[:size] for slot in range(len(parents))]
-        asked = [Asked(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
+        asked = [EvaluationRequest(parent, "train", batch) for parent, batch in zip(parents, batches, strict=True)]
         trials = await run.evaluate(asked, f"round {number}: runs for the critic")
         jobs: list[_Job] = []
         proposed: list[Candidate | None] = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from agentlightning.algorithm.prompts.candidate import Candidate
 from agentlightning.algorithm.prompts.critic import CriticAnswer
 from agentlightning.algorithm.prompts.demonstrations import bootstrap, propose
-from agentlightning.algorithm.prompts.evaluation import Asked, Split, Trial, mean
+from agentlightning.algorithm.prompts.evaluation import EvaluationRequest, Split, Trial, mean
 from agentlightning.algorithm.prompts.instructions import foreign_texts, shown
 from agentlightning.algorithm.prompts.run import PromptRun, ends_in_words
 from agentlightning.algorithm.prompts.settings import PromptSettings
@@ -97,7 +97,7 @@ class GEPA(PromptSettings):
 
     async def _search(self, run: PromptRun, bridge: _Bridge) -> None:
         sample = run.val_order[: self.val_batch_size]
-        await run.evaluate([Asked(run.seed, "val", sample)], "validating the first prompt")
+        await run.evaluate([EvaluationRequest(run.seed, "val", sample)], "validating the first prompt")
         run.check_first()
         run.report(0, self.iterations, None, run.val_mean(run.seed))
         await bootstrap(run)
@@ -169,7 +169,7 @@ class _Bridge:
         from gepa.core.adapter import EvaluationBatch
 
         made = self._candidate(candidate)
-        asked = [Asked(made, split, [n]) for split, n in batch]
+        asked = [EvaluationRequest(made, split, [n]) for split, n in batch]
         found = self._wait(self._run.evaluate(asked, f"iteration {self.iterations + 1}: rollouts"))
         trials = [t for of_one in found for t in of_one]
         if batch and batch[0][0] == "train":

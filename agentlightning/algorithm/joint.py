@@ -19,7 +19,7 @@ from typing import Any, Literal
 from agentlightning.algorithm.base import OF_THE_TRAINER, Algorithm, PolicySpec, TrainingContext
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.prompts.candidate import Candidate, templates_in
-from agentlightning.algorithm.prompts.evaluation import Asked, pairs
+from agentlightning.algorithm.prompts.evaluation import EvaluationRequest, pairs
 from agentlightning.algorithm.prompts.journal import Journal
 from agentlightning.algorithm.prompts.run import PromptRun
 from agentlightning.algorithm.prompts.settings import PromptSettings
@@ -268,7 +268,9 @@ class _Joint:
             await settings.search(search)
             if search.incumbent != search.seed:
                 search.ledger.budget = replace(search.ledger.budget, rollouts=search.ledger.rollouts + everywhere)
-                await search.evaluate([Asked(search.incumbent, "val", range(everywhere))], "validating the new prompt")
+                await search.evaluate(
+                    [EvaluationRequest(search.incumbent, "val", range(everywhere))], "validating the new prompt"
+                )
         self.spent += search.ledger.rollouts
         both = list(pairs(search.known(search.seed), search.known(search.incumbent)))
         if search.incumbent == search.seed or not both:

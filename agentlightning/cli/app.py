@@ -134,9 +134,9 @@ def evaluate(
 
     agl eval runs/grpo-20250101-120000 --agent my_agent.py:agent --tasks held_out.jsonl
     """
-    from agentlightning.cli.evaluate import Wanted, run_evaluation
+    from agentlightning.cli.evaluate import EvalOptions, run_evaluation
 
-    wanted = Wanted(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing, as_json=as_json)
+    wanted = EvalOptions(repeats=repeats, pass_at=pass_at, best_of=best_of, passing=passing, as_json=as_json)
     run_evaluation(checkpoint, agent=agent, tasks=tasks, base=base, limit=limit, wanted=wanted, trust=trust)
 
 

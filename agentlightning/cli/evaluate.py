@@ -93,7 +93,7 @@ _MARKS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class EvalOptions:
     """What is measured of each task."""
 
     repeats: int | None = None
@@ -129,7 +129,7 @@ def run_evaluation(
     tasks: Path | None,
     base: str | None,
     limit: int,
-    wanted: Wanted,
+    wanted: EvalOptions,
     trust: bool,
 ) -> None:
     """Run both models on the tasks and print a table."""
@@ -143,7 +143,7 @@ def _evaluate(
     tasks: Path | None,
     base: str | None,
     limit: int,
-    wanted: Wanted,
+    wanted: EvalOptions,
     trust: bool,
 ) -> None:
     repeats = wanted.rollouts()

@@ -49,7 +49,7 @@ _WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class JudgeOptions:
     """What the user wants to know."""
 
     labels: str | None
@@ -64,13 +64,13 @@ class Asked:
     as_json: bool
 
 
-def measure_judge(run: Path, run_id: str | None, asked: Asked) -> None:
+def measure_judge(run: Path, run_id: str | None, asked: JudgeOptions) -> None:
     """Ask the judge and print what it is worth; or write a file for people to label."""
     if run_sync(_measure(run, run_id, asked)):
         exit_interrupted()
 
 
-async def _measure(path: Path, run_id: str | None, asked: Asked) -> bool:
+async def _measure(path: Path, run_id: str | None, asked: JudgeOptions) -> bool:
     """Whether Ctrl-C ended it."""
     async with opened_run(path, run_id) as opened:
         settings = opened.settings
@@ -139,7 +139,7 @@ async def _write_template(opened: OpenedRun, stored: Mapping[str, Sequence[Rollo
     terminal().print(Text(safe(words)))
 
 
-def _judge_of(opened: OpenedRun, asked: Asked) -> GroupJudge:
+def _judge_of(opened: OpenedRun, asked: JudgeOptions) -> GroupJudge:
     """The run's judge, changed by what the command line says; or one that it names alone."""
     own = opened.settings.get("group_judge") or {}
     told = parsed_settings(asked.settings, [f.name for f in fields(GroupJudge)])

@@ -73,9 +73,9 @@ def show(
     agl show runs/grpo-20250101-120000 --group 12-0
     """
     from agentlightning import types
-    from agentlightning.cli.show import Wanted, show_rollouts
+    from agentlightning.cli.show import ShowOptions, show_rollouts
 
-    wanted = Wanted(
+    wanted = ShowOptions(
         rollout_id=rollout,
         failed=failed,
         limit=limit,
@@ -126,12 +126,14 @@ def whatif(
 
     agl whatif runs/grpo-20250101-120000 --step 12 --loss gspo --set "loss=cispo clip_high=2.0" --json
     """
-    from agentlightning.cli.whatif import Asked, ask_what_if, changes_of
+    from agentlightning.cli.whatif import WhatIfOptions, ask_what_if, changes_of
 
     given = {"loss": loss, "advantage": advantage, "credit": credit, "correction": correction}
     changes = changes_of({name: values or [] for name, values in given.items()}, settings or [])
-    asked = Asked(step=step, changes=changes, policy=policy, checkpoint=checkpoint, as_json=as_json, trust=trust)
-    ask_what_if(run, run_id, asked)
+    options = WhatIfOptions(
+        step=step, changes=changes, policy=policy, checkpoint=checkpoint, as_json=as_json, trust=trust
+    )
+    ask_what_if(run, run_id, options)
 
 
 def judge(
@@ -174,9 +176,9 @@ def judge(
 
     agl judge runs/grpo-20250101-120000 --labels labels.jsonl --url https://api.openai.com/v1 --model gpt-4.1-mini
     """
-    from agentlightning.cli.judge import Asked, measure_judge
+    from agentlightning.cli.judge import JudgeOptions, measure_judge
 
-    asked = Asked(
+    options = JudgeOptions(
         labels=labels,
         template=write_labels,
         url=url,
@@ -188,7 +190,7 @@ def judge(
         trust=trust,
         as_json=as_json,
     )
-    measure_judge(run, run_id, asked)
+    measure_judge(run, run_id, options)
 
 
 def runs(

@@ -47,7 +47,7 @@ class Tuner(StrEnum):
     GEPA = "gepa"
 
 
-class Place(StrEnum):
+class PromptPlace(StrEnum):
     REPLACE = "replace"
     BEFORE = "before"
     AFTER = "after"
@@ -81,8 +81,9 @@ def optimize(
         ),
     ] = None,
     prompt_place: Annotated[
-        Place, typer.Option(help="Whether --system-prompt goes in place of the program's own, before or after it.")
-    ] = Place.REPLACE,
+        PromptPlace,
+        typer.Option(help="Whether --system-prompt goes in place of the program's own, before or after it."),
+    ] = PromptPlace.REPLACE,
     tool_description: Annotated[
         list[str] | None,
         typer.Option(help="TOOL=FILE with the description of a program's tool; may be given many times."),

@@ -29,7 +29,7 @@ from agentlightning.types.spending import spent_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ShowOptions:
     """Which rollouts are shown, and how."""
 
     rollout_id: str | None = None
@@ -61,12 +61,12 @@ class Wanted:
         }
 
 
-def show_rollouts(run: Path, wanted: Wanted) -> None:
+def show_rollouts(run: Path, wanted: ShowOptions) -> None:
     """Print the transcripts of one rollout, or of the last ones. Raises ConfigError where there are none."""
     run_sync(_show(run, wanted))
 
 
-async def _show(run: Path, wanted: Wanted) -> None:
+async def _show(run: Path, wanted: ShowOptions) -> None:
     async with opened_run(run) as opened:
         limit = -1 if wanted.group is not None else wanted.limit
         found = await opened.store.query_rollouts(
@@ -93,10 +93,10 @@ async def _show(run: Path, wanted: Wanted) -> None:
         terminal().print(panel)
 
 
-def _what(wanted: Wanted) -> str:
+def _what(wanted: ShowOptions) -> str:
     if wanted.rollout_id:
         return f"rollout '{wanted.rollout_id}'"
-    return "failed rollout" if wanted.failed else "finished rollout like that" if wanted != Wanted() else "rollout"
+    return "failed rollout" if wanted.failed else "finished rollout like that" if wanted != ShowOptions() else "rollout"
 
 
 def advantages_of(opened: OpenedRun, episodes: Sequence[Episode]) -> list[float | None]:
@@ -146,7 +146,7 @@ def _lost(episode: Episode) -> Iterator[tuple[str, int, int]]:
         yield cause.replace("_", " "), sum(lost), len(lost)
 
 
-def _panel(episode: Episode, spans: Sequence[Span], wanted: Wanted, width: int, advantage: float | None) -> Panel:
+def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: int, advantage: float | None) -> Panel:
     rollout = episode.rollout
     task = json.dumps(rollout.input, ensure_ascii=False, default=repr)
     said = log(spans) if wanted.log else transcript(spans, full=wanted.full)

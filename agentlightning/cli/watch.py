@@ -29,7 +29,7 @@ OPEN_SHOWN, SAID_SHOWN = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class RunStanding:
     """How a run stands."""
 
     run: Run | None
@@ -69,7 +69,7 @@ async def _watch(path: Path, run_id: str | None, seconds: float, once: bool, as_
                 live.update(_frame(opened, now), refresh=True)
 
 
-async def _look(opened: OpenedRun) -> Watched:
+async def _look(opened: OpenedRun) -> RunStanding:
     store, run = opened.store, opened.run
     if run is not None:
         run = await store.get_run_by_id(run.run_id) or run
@@ -77,7 +77,7 @@ async def _look(opened: OpenedRun) -> Watched:
     waiting = [status for status in RolloutStatus if status not in FINISHED_ROLLOUT]
     page = await store.query_rollouts(run_id_in=runs, status_in=waiting, sort_by="start_time", limit=OPEN_SHOWN)
     said = [] if run is None else (await store.query_run_events(run.run_id, kind_in=["warning", "verdict"])).items
-    return Watched(
+    return RunStanding(
         run,
         await opened.steps(),
         [(rollout, await _last_heard(store, rollout)) for rollout in page],
@@ -93,7 +93,7 @@ async def _last_heard(store: LightningStore, rollout: Rollout) -> str:
     return page[0].name if len(page) else "it was claimed"
 
 
-def _record(now: Watched, standing: Standing) -> dict[str, Any]:
+def _record(now: RunStanding, standing: Standing) -> dict[str, Any]:
     """As JSON values."""
     last: Mapping[str, Any] = now.steps[-1] if now.steps else {}
     return {
@@ -117,7 +117,7 @@ def _record(now: Watched, standing: Standing) -> dict[str, Any]:
     }
 
 
-def _frame(opened: OpenedRun, now: Watched) -> RenderableType:
+def _frame(opened: OpenedRun, now: RunStanding) -> RenderableType:
     """What is shown of it."""
     curves = {"reward": points_of(now.steps, "reward"), "validation": points_of(now.steps, "val_reward")}
     parts: list[RenderableType] = [
@@ -147,7 +147,7 @@ def _head(opened: OpenedRun, run: Run | None, steps: Sequence[Mapping[str, Any]]
     return text
 
 
-def _open(now: Watched) -> Table:
+def _open(now: RunStanding) -> Table:
     oldest = f", the oldest {len(now.open)} of them" if now.open_total > len(now.open) else ""
     title = f"under way: {now.open_total}{oldest}"
     table = Table("rollout", "for", "last heard", "task", title=title, title_justify="left", box=None)

@@ -41,7 +41,7 @@ GAP = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class WhatIfOptions:
     """What the user wants to know."""
 
     step: int | None
@@ -63,12 +63,12 @@ def changes_of(given: Mapping[str, Sequence[str]], sets: Sequence[str]) -> list[
     ]
 
 
-def ask_what_if(run: Path, run_id: str | None, asked: Asked) -> None:
+def ask_what_if(run: Path, run_id: str | None, asked: WhatIfOptions) -> None:
     """Compute and print it."""
     run_sync(_ask(run, run_id, asked))
 
 
-async def _ask(path: Path, run_id: str | None, asked: Asked) -> None:
+async def _ask(path: Path, run_id: str | None, asked: WhatIfOptions) -> None:
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(opened_run(path, run_id))
         settings = _settings_of(opened, asked.trust)

@@ -26,7 +26,7 @@ PAUSE_SECONDS = 1.0
 ended by this runner."""
 
 
-class Watched:
+class RunningAttempt:
     """One attempt whose agent is running."""
 
     def __init__(self, rollout_id: str, deadline: asyncio.Timeout) -> None:
@@ -48,7 +48,7 @@ class Presence:
         self._beat_seconds = HEARTBEAT_SECONDS
         self._sooner = asyncio.Event()
         """Set when a claimed rollout has a shorter lease than those before it."""
-        self._watched: set[Watched] = set()
+        self._watched: set[RunningAttempt] = set()
         self._held: set[str] = set()
 
     def respect(self, claimed: AttemptedRollout) -> None:
@@ -68,9 +68,9 @@ class Presence:
             self._held.discard(attempt_id)
 
     @contextmanager
-    def watching(self, rollout_id: str, deadline: asyncio.Timeout) -> Iterator[Watched]:
+    def watching(self, rollout_id: str, deadline: asyncio.Timeout) -> Iterator[RunningAttempt]:
         """Watch an attempt; call it inside of the deadline."""
-        watched = Watched(rollout_id, deadline)
+        watched = RunningAttempt(rollout_id, deadline)
         self._watched.add(watched)
         try:
             yield watched

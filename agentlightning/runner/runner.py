@@ -36,7 +36,7 @@ from agentlightning.litagent.resources import GivenResources
 from agentlightning.runner.air import air
 from agentlightning.runner.endings import AttemptSummary, Ending, describe, storable, with_gateway
 from agentlightning.runner.executor import agent_loop, run_in_thread
-from agentlightning.runner.presence import Presence, Watched
+from agentlightning.runner.presence import Presence, RunningAttempt
 from agentlightning.runner.same_folder import same_folder
 from agentlightning.runner.tracing import opened_trace
 from agentlightning.store.base import LightningStore
@@ -259,7 +259,7 @@ class LitAgentRunner:
     async def _run_agent(self, agent: LitAgent[Any], claimed: AttemptedRollout, trace: Trace) -> Ending:
         """The agent under its deadline; every way it can end becomes an `Ending`."""
         seconds = claimed.config.timeout_seconds or DEFAULT_TIMEOUT_SECONDS
-        watched: Watched | None = None
+        watched: RunningAttempt | None = None
         try:
             resources = await self._resources(claimed, trace)
             async with asyncio.timeout(seconds) as deadline:

@@ -50,7 +50,6 @@ from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
-from agentlightning.trainer.away import Away, away_runners
 from agentlightning.trainer.checks import (
     OTHER_VERBS,
     as_agent,
@@ -68,7 +67,6 @@ from agentlightning.trainer.checks import (
     has_endpoints,
     refuse_while_loading,
 )
-from agentlightning.trainer.elsewhere import be_a_runner
 from agentlightning.trainer.folder import (
     METRICS_FILE,
     STORE_FILE,
@@ -85,6 +83,7 @@ from agentlightning.trainer.log import LOG_FILE, logged
 from agentlightning.trainer.on_ray import connect_to_ray
 from agentlightning.trainer.provenance import code_of, provenance, recipe_of
 from agentlightning.trainer.result import RunResult
+from agentlightning.trainer.runners import StartedRunners, be_a_runner, started_runners
 from agentlightning.trainer.spending import as_metrics, say_spent, spent_before
 from agentlightning.trainer.strategy import Strategy
 from agentlightning.trainer.sync import run_beside, run_sync, stop_on_interrupt
@@ -303,17 +302,17 @@ class Trainer(GivenByName):
             check_agents_resources(agent, self.algorithm, self.initial_resources, self.models)
         resuming = self.resume_from is not None or self._taken_again is not None
         prepare_folder(self.run_dir, resuming=resuming)
-        away = away_runners(self, agent)  # before there are threads
+        started = started_runners(self, agent)  # before there are threads
         job = _Job(agent, train_dataset, val_dataset, stop or asyncio.Event(), stop is None, code_of(agent))
         with logged(self.run_dir / LOG_FILE):
             try:
-                await self._run_to_the_end(job, away)
+                await self._run_to_the_end(job, started)
             except AgentLightningError as error:
                 with_next_step(error, self.run_dir)
                 raise
             finally:
-                if away is not None:
-                    await away.stop()
+                if started is not None:
+                    await started.stop()
         draw_curve(self.run_dir)
         return self._concluded(job)
 
@@ -325,10 +324,10 @@ class Trainer(GivenByName):
         )
         return result
 
-    async def _run_to_the_end(self, job: _Job, away: Away | None) -> None:
+    async def _run_to_the_end(self, job: _Job, started: StartedRunners | None) -> None:
         while True:
             try:
-                await self._run(job, away)
+                await self._run(job, started)
                 break
             except BackendDied as error:
                 self._go_on_after(error)
@@ -341,7 +340,7 @@ class Trainer(GivenByName):
         logger.warning("%s\nThe run goes on from %s.", death, found[-1])
         self.resume_from = found[-1]
 
-    async def _run(self, job: _Job, away: Away | None) -> None:
+    async def _run(self, job: _Job, started: StartedRunners | None) -> None:
         """Start the parts in order, run the algorithm beside the runners, stop in reverse order."""
         earlier = self._spent or spent_before(self.run_dir / METRICS_FILE)
         async with AsyncExitStack() as stack:
@@ -373,10 +372,10 @@ class Trainer(GivenByName):
                 stop=job.stop,
             )
             self.algorithm.attach(context)
-            if away is not None and address is not None:
-                away.start(address)
-                stack.push_async_callback(away.pause)
-            await self._run_beside_runners(job, store, served and served.backend, gateway, away)
+            if started is not None and address is not None:
+                started.start(address)
+                stack.push_async_callback(started.pause)
+            await self._run_beside_runners(job, store, served and served.backend, gateway, started)
 
     async def _open_store(self, stack: AsyncExitStack, job: _Job) -> tuple[LightningStore, Run]:
         """The store, and what the run is in it; nothing of an earlier life of the run is left under way."""
@@ -447,17 +446,17 @@ class Trainer(GivenByName):
         if spec is None and not self.models and (self.llm_proxy is not None or not has_endpoints(given)):
             return None, given
         from agentlightning.gateway.dialects import DIALECTS
-        from agentlightning.trainer.asked import SHADOWED, asked_through_gateway
+        from agentlightning.trainer.endpoints import SHADOWED, given_endpoints
         from agentlightning.trainer.serving import serve_models
 
-        asked = asked_through_gateway({} if self.llm_proxy is not None else given, self.models, spec)
-        for name in asked.left_out:
+        endpoints = given_endpoints({} if self.llm_proxy is not None else given, self.models, spec)
+        for name in endpoints.left_out:
             reporter.warn(SHADOWED.format(name=name))
 
         if spec is not None:
             reporter.status(f"loading {spec.model.model}")
         strategy = self.strategy
-        models = {**self.models, **asked.providers}
+        models = {**self.models, **endpoints.providers}
         served = await serve_models(
             stack,
             store,
@@ -473,7 +472,7 @@ class Trainer(GivenByName):
         if models:
             reporter.measure_too(lambda: as_metrics(served.gateway.spent, models))
             stack.callback(self._settle, served.gateway, reporter)
-        return served, asked.resources(given, served)
+        return served, endpoints.resources(given, served)
 
     def _settle(self, gateway: Gateway, reporter: Reporter) -> None:
         self._spent = gateway.spent
@@ -493,13 +492,13 @@ class Trainer(GivenByName):
         store: LightningStore,
         backend: Backend | None,
         gateway: ModelAccess | None,
-        away: Away | None,
+        started: StartedRunners | None,
     ) -> None:
         """The algorithm's end ends the runners; a runner that fails, or a dead backend, ends the algorithm."""
         here = self.n_runners if self.strategy.runners == "inline" else 0
         runners = [self._make_runner(job.agent, store, gateway, number) for number in range(here)]
         beside = [runner.iter() for runner in runners]
-        beside += [] if away is None else [away.watch()]
+        beside += [] if started is None else [started.watch()]
         beside += [] if backend is None else [backend.watch()]
         try:
             await run_beside(run_algorithm(self.algorithm, job.train_dataset, job.val_dataset), beside)

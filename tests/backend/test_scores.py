@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from agentlightning.backend.embedded.scores import Asked, AskedCall, Scored
+from agentlightning.backend.embedded.scores import AskedCall, Scored, ScoreRequest
 
 CALLS = [AskedCall([5, 6, 7], [8, 9], 1.0), AskedCall([5, 6, 7, 8, 9, 3], [4, 2, 2], 0.5)]
 
@@ -19,7 +19,7 @@ def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Pa
     import torch
     from transformers import AutoModelForCausalLM
 
-    asked = msgspec.json.encode(Asked(model=str(tiny_model_dir), calls=CALLS, device="cpu"))
+    asked = msgspec.json.encode(ScoreRequest(model=str(tiny_model_dir), calls=CALLS, device="cpu"))
     command = [sys.executable, "-m", "agentlightning.backend.embedded.scores"]
     done = subprocess.run(command, input=asked, capture_output=True, check=True, timeout=120)
     found = msgspec.json.decode(done.stdout, type=Scored)
@@ -35,7 +35,9 @@ def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Pa
 
 
 def test_a_token_that_the_model_does_not_have_is_refused(tiny_model_dir: Path) -> None:
-    asked = msgspec.json.encode(Asked(model=str(tiny_model_dir), calls=[AskedCall([5], [10**6], 1.0)], device="cpu"))
+    asked = msgspec.json.encode(
+        ScoreRequest(model=str(tiny_model_dir), calls=[AskedCall([5], [10**6], 1.0)], device="cpu")
+    )
     command = [sys.executable, "-m", "agentlightning.backend.embedded.scores"]
     done = subprocess.run(command, input=asked, capture_output=True, check=False, timeout=120)
     assert done.returncode != 0

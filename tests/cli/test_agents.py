@@ -9,7 +9,7 @@ import pytest
 
 import agentlightning as agl
 from agentlightning.cli.agents import ProgramOptions, find_agent, isolation_of
-from agentlightning.cli.show import Wanted, show_rollouts
+from agentlightning.cli.show import ShowOptions, show_rollouts
 from agentlightning.cli.transcript import log, transcript
 from agentlightning.litagent.decorator import FunctionAgent
 from agentlightning.metrics import SilentConsole
@@ -89,15 +89,15 @@ def echo(task: str) -> float:
 
 def test_show_prints_rollouts_with_their_rewards_and_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     agl.Trainer(run_dir=tmp_path, console=SilentConsole()).fit(echo, ["good", "bad"])
-    show_rollouts(tmp_path, Wanted(limit=5))
+    show_rollouts(tmp_path, ShowOptions(limit=5))
     shown = capsys.readouterr().out
     assert "reward 0.5, ok" in shown
     assert "no reward, agent_error" in shown
     assert "ValueError: my bug" in shown
-    show_rollouts(tmp_path / "store.db", Wanted(failed=True, limit=5))
+    show_rollouts(tmp_path / "store.db", ShowOptions(failed=True, limit=5))
     assert '"good"' not in capsys.readouterr().out
     with pytest.raises(agl.ConfigError, match="no rollout 'ro-nothing'"):
-        show_rollouts(tmp_path, Wanted(rollout_id="ro-nothing"))
+        show_rollouts(tmp_path, ShowOptions(rollout_id="ro-nothing"))
 
 
 def test_a_transcript_in_full_has_system_prompts_and_each_tool_once() -> None:

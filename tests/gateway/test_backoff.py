@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import pytest
 
-from agentlightning.backoff import Backoff, Watched
+from agentlightning.backoff import Backoff, ObservedRequest
 from agentlightning.gateway import Gateway, RequestLimits
 from agentlightning.gateway.routing.models import Provider
 from agentlightning.keys import CLOSE
@@ -135,13 +135,13 @@ async def test_what_another_provider_refuses_is_not_ours(
 # ---- the rules, without a server -------------------------------------------------------------------------------------
 
 
-async def request(size: int = 0, status: int | None = 400, *, samples: bool = False) -> Watched:
+async def request(size: int = 0, status: int | None = 400, *, samples: bool = False) -> ObservedRequest:
     async def receive() -> Any:
         return {"type": "http.request", "body": b"x" * size}
 
     async def send(_: Any) -> None: ...
 
-    watched = Watched(receive, send)
+    watched = ObservedRequest(receive, send)
     await watched.receive()
     watched.samples = samples
     if status is not None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentlightning.algorithm.prompts.evaluation import Asked, Trial
+from agentlightning.algorithm.prompts.evaluation import EvaluationRequest, Trial
 from agentlightning.types import Demonstrations
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def bootstrap(run: PromptRun) -> None:
     wanted = _SPARE * max(t.most for t in tuned.values())
     order = run.train_order
     for start in range(0, len(order), wanted):
-        await run.evaluate([Asked(run.seed, "train", order[start : start + wanted])], "runs to demonstrate")
+        await run.evaluate([EvaluationRequest(run.seed, "train", order[start : start + wanted])], "runs to demonstrate")
         if all(len(good_runs(run, run.seed, name)) >= wanted for name in tuned):
             return
     for name, template in tuned.items():

@@ -69,7 +69,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class EvaluationRequest:
     """Candidates are evaluated on these tasks of a split."""
 
     candidate: Candidate
@@ -105,7 +105,7 @@ class Evaluator:
         """The trials of a candidate so far, by task."""
         return {task: t for (key, where, task), t in self._known.items() if (key, where) == (candidate.key, split)}
 
-    async def run(self, asked: Sequence[Asked], status: str) -> list[list[Trial]]:
+    async def run(self, asked: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
         """The trials of each request, in the order of its tasks; what is known already costs nothing.
 
         Raises BudgetSpent before anything is begun if the rest does not cover all that is new, and Stopped.

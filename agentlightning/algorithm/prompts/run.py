@@ -25,7 +25,7 @@ from agentlightning.algorithm.prompts.budget import BudgetSpent, Ledger
 from agentlightning.algorithm.prompts.candidate import Candidate, difference, flaw, placeholders, templates_in
 from agentlightning.algorithm.prompts.critic import CriticAnswer, CriticFailure, Question, ask
 from agentlightning.algorithm.prompts.evaluation import (
-    Asked,
+    EvaluationRequest,
     Evaluator,
     Split,
     Trial,
@@ -178,7 +178,7 @@ class PromptRun:
 
     # ---- rollouts --------------------------------------------------------------------------------------------------
 
-    async def evaluate(self, asked: Sequence[Asked], status: str) -> list[list[Trial]]:
+    async def evaluate(self, asked: Sequence[EvaluationRequest], status: str) -> list[list[Trial]]:
         """Runs trials of candidates, as `Evaluator.run` does."""
         return await self._evaluator.run(asked, status)
 
@@ -283,7 +283,7 @@ class PromptRun:
             left = [t for t in self.val_order if t not in self.known(candidate) or t not in self.known(self.incumbent)]
             if verdict.better or verdict.difference <= 0 or not left:
                 break
-            asked = [Asked(c, "val", left[:batch]) for c in (candidate, self.incumbent)]
+            asked = [EvaluationRequest(c, "val", left[:batch]) for c in (candidate, self.incumbent)]
             await self.evaluate(asked, "comparing with the incumbent")
         if verdict.better:
             await self._promote(candidate, verdict)

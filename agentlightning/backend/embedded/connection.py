@@ -9,11 +9,11 @@ from typing import Any, cast
 
 from agentlightning.backend.embedded.protocol import (
     Call,
+    CallFailed,
     Events,
     Frames,
     Pulse,
     Ready,
-    Refused,
     Reply,
     Stop,
     ToChild,
@@ -138,7 +138,7 @@ class Connection(asyncio.Protocol):
                         self._deliver(event)
                 case Reply() as reply:
                     self._resolve(reply.call_id, reply)
-                case Refused(call_id, name, message):
+                case CallFailed(call_id, name, message):
                     self._resolve(call_id, to_error(name, message))
                 case Ready() as ready:
                     self.ready.set_result(ready)

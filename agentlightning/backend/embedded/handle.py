@@ -38,7 +38,7 @@ from agentlightning.learner.base import (
 from agentlightning.types.arrays import Float32Array, Int32Array
 
 
-class Asked(Protocol):
+class VerbCaller(Protocol):
     """The process behind a handle."""
 
     async def call(self, policy: str, verb: Verb) -> Reply: ...
@@ -57,7 +57,7 @@ class Asked(Protocol):
 class PolicyHandle:
     """The `Engine` and the `Learner` of the policy with this name."""
 
-    def __init__(self, process: Asked, policy: str) -> None:
+    def __init__(self, process: VerbCaller, policy: str) -> None:
         self._process = process
         self._policy = policy
 

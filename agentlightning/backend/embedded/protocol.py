@@ -1,8 +1,8 @@
 """What the main process and the model process say to each other: msgpack frames with a length in front, never pickles.
 
-The parent's first message is `Settings`; the child answers `Ready` or `Refused` (call_id 0). Afterwards the parent
+The parent's first message is `Settings`; the child answers `Ready` or `CallFailed` (call_id 0). Afterwards the parent
 sends requests, aborts and calls, in any number and order; the child sends the engine's events, at most one frame of
-them per step, and one `Reply` or `Refused` per call. A closed socket is the end of either process.
+them per step, and one `Reply` or `CallFailed` per call. A closed socket is the end of either process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Lora(msgspec.Struct, frozen=True, kw_only=True):
     target_modules: str | list[str] = "all-linear"
 
 
-class Place(msgspec.Struct, frozen=True):
+class RankPlace(msgspec.Struct, frozen=True):
     """Which of a learner's ranks a process is."""
 
     rank: int
@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, tag="settings"):
     """Processes that the learner is spread over."""
     tensor_parallel: int = 1
     """So many of them compute each token together."""
-    place: Place | None = None
+    place: RankPlace | None = None
     """For one of these processes."""
     followers: list[SocketAddress] = []
     """Where the ranks but the first wait; empty: they are started beside it."""
@@ -258,7 +258,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, tag="reply"):
     stats: BackendStats | None = None
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
+class CallFailed(msgspec.Struct, frozen=True, tag="refused"):
     """A call failed with this error (the name of a class in `agentlightning.errors`)."""
 
     call_id: int
@@ -267,7 +267,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
 
 ToChild = Settings | Request | Abort | Call | Stop
-ToParent = Ready | Pulse | Events | Reply | Refused
+ToParent = Ready | Pulse | Events | Reply | CallFailed
 
 _DTYPES = {Int32Array: np.dtype(np.int32), Float32Array: np.dtype(np.float32)}
 

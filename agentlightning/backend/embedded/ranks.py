@@ -30,7 +30,7 @@ from agentlightning.backend.embedded.protocol import (
     ForwardBackward,
     LoadState,
     OptimStep,
-    Place,
+    RankPlace,
     SaveState,
     Settings,
     Stop,
@@ -72,10 +72,10 @@ class Leader:
         self._followers = [reach(a) for a in elsewhere] or [start_here() for _ in range(1, settings.ranks)]
         meeting = _meeting(self._followers[0].sock.getsockname()[0] if elsewhere else "127.0.0.1")
         for rank, follower in enumerate(self._followers, 1):
-            place = Place(rank, settings.ranks, meeting)
+            place = RankPlace(rank, settings.ranks, meeting)
             threading.Thread(target=self._watch, args=(rank, follower), daemon=True).start()
             follower.sock.sendall(frame(msgspec.structs.replace(settings, place=place)))
-        self._mine = join(msgspec.structs.replace(settings, place=Place(0, settings.ranks, meeting)))
+        self._mine = join(msgspec.structs.replace(settings, place=RankPlace(0, settings.ranks, meeting)))
         self._whole: TorchLearner | None = None
 
     def forward(self, batch: PackedBatch, *, reference: bool = False) -> Float32Array:

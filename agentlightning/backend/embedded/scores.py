@@ -1,7 +1,7 @@
 """What a model makes of tokens that were sampled before: `python -m agentlightning.backend.embedded.scores`.
 
-A process of its own, so that whoever asks needs no torch and gets its memory back: it reads one `Asked` as JSON from
-its input, writes one `Scored` as JSON to its output, and ends.
+A process of its own, so that whoever asks needs no torch and gets its memory back: it reads one `ScoreRequest` as JSON
+from its input, writes one `Scored` as JSON to its output, and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class AskedCall(msgspec.Struct, frozen=True):
     temperature: float
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Which weights are asked about which calls."""
 
     model: str
@@ -44,7 +44,7 @@ class Scored(msgspec.Struct, frozen=True):
     entropies: Sequence[Sequence[float]]
 
 
-def scored(asked: Asked) -> Scored:
+def scored(asked: ScoreRequest) -> Scored:
     """Raises ModelError where the model cannot be loaded, or has not these tokens."""
     learner = TorchLearner(load_policy(asked.model, device=asked.device, dtype=asked.dtype))
     learner.policy.activate()
@@ -79,7 +79,7 @@ def packed(calls: Sequence[AskedCall]) -> PackedBatch:
 
 def main() -> None:
     """Read what is asked, and write what came of it."""
-    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=Asked)
+    asked = msgspec.json.decode(sys.stdin.buffer.read(), type=ScoreRequest)
     sys.stdout.buffer.write(msgspec.json.encode(scored(asked)))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from agentlightning.backend.embedded.inbox import Inbox
-from agentlightning.backend.embedded.protocol import Refused, Settings, error_name, frame
+from agentlightning.backend.embedded.protocol import CallFailed, Settings, error_name, frame
 from agentlightning.errors import AgentLightningError, missing_extra
 from agentlightning.models import resolve_model
 
@@ -24,7 +24,7 @@ def serve(sock: socket.socket, *, in_a_process: bool) -> int:
             raise missing_extra("torch", error.name or "torch") from None
         server = Server(settings, inbox, sock)
     except AgentLightningError as error:
-        sock.sendall(frame(Refused(0, error_name(error), str(error))))
+        sock.sendall(frame(CallFailed(0, error_name(error), str(error))))
         return 1
     server.run()
     return 0

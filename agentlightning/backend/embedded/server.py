@@ -30,6 +30,7 @@ from agentlightning.backend.embedded.inbox import Inbox
 from agentlightning.backend.embedded.protocol import (
     Abort,
     Call,
+    CallFailed,
     CheckPacking,
     Events,
     Export,
@@ -46,7 +47,6 @@ from agentlightning.backend.embedded.protocol import (
     Publish,
     Pulse,
     Ready,
-    Refused,
     Reply,
     Reseed,
     Resume,
@@ -247,20 +247,20 @@ class Server:
         if events:
             self._send(Events(events))
 
-    def _answer(self, call: Call) -> Reply | Refused:
+    def _answer(self, call: Call) -> Reply | CallFailed:
         try:
             hosted = self._find(call.policy)
             hosted.policy.activate()
             return self._do(call.call_id, call.verb, call.policy, hosted)
         except AgentLightningError as error:
-            return Refused(call.call_id, error_name(error), str(error))
+            return CallFailed(call.call_id, error_name(error), str(error))
         except Exception as error:  # disk full, out of memory, …: the caller decides what a failed call means
             verb = type(call.verb).__name__
             logger.exception("%s failed", verb)
             message = (
                 f"{verb} failed in the model process: {type(error).__name__}: {error}{_what_to_do(call.verb, error)}"
             )
-            return Refused(call.call_id, "EngineError", message)
+            return CallFailed(call.call_id, "EngineError", message)
 
     def _do(self, call_id: int, verb: Verb, policy: str, hosted: Hosted) -> Reply:
         match verb:

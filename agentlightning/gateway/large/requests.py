@@ -30,15 +30,15 @@ from agentlightning.gateway.large.wire import (
     Impossible,
     MakeGrammar,
     Measure,
+    NeedsHistory,
     Prompt,
     Question,
     Read,
-    Refused,
+    RefusedRequest,
     Render,
     Said,
     Taken,
     Unloadable,
-    Wanted,
     messages_of,
 )
 from agentlightning.gateway.limits import RequestLimits, in_background
@@ -78,7 +78,7 @@ class LargeRequests:
         """The model and the request that a body asks for, or why that cannot be said."""
         found = await self.process.ask(owner, read, body)
         known: dict[str, list[Message] | None] = {}
-        while isinstance(found, Wanted) and len(known) < _MOST_WANTED:
+        while isinstance(found, NeedsHistory) and len(known) < _MOST_WANTED:
             history = answered.get(found.response_id)
             known[found.response_id] = None if history is None else list(history)
             found = await self.process.ask(owner, msgspec.structs.replace(read, answered=known), body)
@@ -145,7 +145,7 @@ class LargeRequests:
         if source is not None:
             asked = MakeGrammar(source, constraint, in_reasoning)
             found = await self._ask(owner, source, asked)
-            if isinstance(found, Refused):
+            if isinstance(found, RefusedRequest):
                 raise found.refusal()
             if isinstance(found, Grammar):
                 return found.text

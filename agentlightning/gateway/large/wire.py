@@ -53,7 +53,7 @@ class Read(msgspec.Struct, frozen=True, tag=True):
     prompts: Sequence[Prompt]
     agent: str | None
     answered: Mapping[str, list[Message] | None]
-    """The histories that were asked for by `Wanted`; None for one that does not exist."""
+    """The histories that were asked for by `NeedsHistory`; None for one that does not exist."""
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -119,7 +119,7 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     tokens: int
 
 
-class Wanted(msgspec.Struct, frozen=True, tag=True):
+class NeedsHistory(msgspec.Struct, frozen=True, tag=True):
     """The request goes on from this response: ask again with its history."""
 
     response_id: str
@@ -131,7 +131,7 @@ class Unmeasured(msgspec.Struct, frozen=True, tag=True):
     model: str
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
+class RefusedRequest(msgspec.Struct, frozen=True, tag=True):
     """A `Refusal`."""
 
     model: str
@@ -144,7 +144,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """Whether the prompt does not fit the model's context."""
 
     @classmethod
-    def by(cls, refusal: Refusal, model: str = "unknown") -> Refused:
+    def by(cls, refusal: Refusal, model: str = "unknown") -> RefusedRequest:
         too_long = refusal.code == "context_length_exceeded"
         said = refusal.message, refusal.status, refusal.kind, refusal.code, refusal.param
         return cls(model, *said, too_long=too_long)
@@ -186,7 +186,19 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     is_request: bool = False
 
 
-Answer = Taken | Counted | Wanted | Unmeasured | Refused | Ids | Said | Grammar | Impossible | Unloadable | Broken
+Answer = (
+    Taken
+    | Counted
+    | NeedsHistory
+    | Unmeasured
+    | RefusedRequest
+    | Ids
+    | Said
+    | Grammar
+    | Impossible
+    | Unloadable
+    | Broken
+)
 
 question_of = msgspec.msgpack.Decoder(Question | Stop)
 answer_of = msgspec.msgpack.Decoder(Answer)

@@ -26,16 +26,16 @@ from agentlightning.gateway.large.wire import (
     Load,
     MakeGrammar,
     Measure,
+    NeedsHistory,
     Prompt,
     Question,
     Read,
-    Refused,
+    RefusedRequest,
     Render,
     Said,
     Taken,
     Unloadable,
     Unmeasured,
-    Wanted,
 )
 from agentlightning.gateway.large.wire import encoded as as_sent
 from agentlightning.gateway.limits import checked
@@ -159,7 +159,7 @@ def _grammar(asked: MakeGrammar) -> Answer:
     try:
         return Grammar(grammar_of(asked.constraint, _rendering(asked.source), asked.in_reasoning))
     except Refusal as refusal:
-        return Refused.by(refusal)
+        return RefusedRequest.by(refusal)
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -188,9 +188,9 @@ def _read(read: Read, body: bytes | bytearray, stopped: Stopped) -> Answer:
             return Counted(_count(request, measure, stopped))
         measured = measure.refuses and _check_length(request, measure, stopped)
     except _WantedError as wanted:
-        return Wanted(*wanted.args)
+        return NeedsHistory(*wanted.args)
     except Refusal as refusal:
-        return Refused.by(refusal, model)
+        return RefusedRequest.by(refusal, model)
     return _taken(model, request, measured)
 
 

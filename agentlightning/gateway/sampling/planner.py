@@ -56,7 +56,7 @@ class Arrival(msgspec.Struct, frozen=True, kw_only=True):
     start: float
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PlannedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was planned: its prompt and how to sample from it."""
 
     arrival: Arrival
@@ -91,7 +91,7 @@ class Planner:
         self._overrides = overrides
         self._cuts = cut_long_prompts
 
-    async def plan(self, arrival: Arrival) -> Asked:
+    async def plan(self, arrival: Arrival) -> PlannedRequest:
         """What to sample from, and how. Raises `Refusal`."""
         request, live = arrival.request, arrival.live
         if request.tools and not self._rendering.parses_tools:
@@ -122,7 +122,7 @@ class Planner:
             prompt = self._begun(arrival, prompt)
         prompt_ids = path_ids(prompt.piece)
         self._check_room(live, len(prompt_ids))
-        return Asked(
+        return PlannedRequest(
             arrival=arrival,
             prompt=prompt,
             prompt_ids=prompt_ids,
@@ -288,7 +288,7 @@ class Planner:
         return Refusal(f"{why}. End the rollout with what there is.", code="max_tokens_exceeded")
 
     @asynccontextmanager
-    async def share(self, asked: Asked) -> AsyncIterator[int]:
+    async def share(self, asked: PlannedRequest) -> AsyncIterator[int]:
         """How many tokens each choice may have. They are set aside meanwhile, so that requests of one attempt at the
         same time do not use the same ones; a request for which there are none left waits for the others. Raises
         `Refusal` if nothing is left at all.

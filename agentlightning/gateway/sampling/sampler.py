@@ -26,7 +26,7 @@ from agentlightning.gateway.recording.recorder import Recorder
 from agentlightning.gateway.recording.records import call_span, refusal_span
 from agentlightning.gateway.routing.models import AttemptLimits, Selection
 from agentlightning.gateway.sampling.constraint import reads_tools
-from agentlightning.gateway.sampling.planner import Arrival, Asked, Planner
+from agentlightning.gateway.sampling.planner import Arrival, PlannedRequest, Planner
 from agentlightning.gateway.sampling.settings import Overrides, cut_off_by, params_for, samples_nothing
 from agentlightning.rendering import Parsed, Rendering
 from agentlightning.rendering.messages import Message
@@ -102,7 +102,7 @@ class Sampler:
             choices=tuple(msgspec.structs.replace(choice, index=at) for at, (choice, _) in enumerate(choices)),
         )
 
-    async def _all_choices(self, asked: Asked, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
+    async def _all_choices(self, asked: PlannedRequest, at: int, begun: _Begun | None) -> list[tuple[Choice, int]]:
         """Those of the prompt in this place."""
         try:
             async with self._planner.share(asked) as room:
@@ -120,7 +120,7 @@ class Sampler:
 
     # ---- sampling --------------------------------------------------------------------------------------------------
 
-    async def _choose(self, asked: Asked, index: int, room: int, emit: Emit | None) -> tuple[Choice, int]:
+    async def _choose(self, asked: PlannedRequest, index: int, room: int, emit: Emit | None) -> tuple[Choice, int]:
         """Sample a choice to its end and record it, whatever the end is. Returns it and the cached prompt tokens."""
         chunks: list[Chunk] = []
         turns = asked.arrival.live.turns
@@ -160,7 +160,7 @@ class Sampler:
         return choice, max(chunk.cached_tokens for chunk in chunks)
 
     async def _sample(
-        self, asked: Asked, params: SamplingParams, index: int, chunks: list[Chunk], emit: Emit | None
+        self, asked: PlannedRequest, params: SamplingParams, index: int, chunks: list[Chunk], emit: Emit | None
     ) -> StreamReader | None:
         request = asked.arrival.request
         request_id = f"{asked.arrival.response_id}:{index}"
@@ -193,7 +193,7 @@ class Sampler:
             return ids
         return ids[~np.isin(ids, [*self.rendering.odd_ids, *self.rendering.stop_token_ids])]
 
-    def _params(self, asked: Asked, index: int, room: int) -> SamplingParams:
+    def _params(self, asked: PlannedRequest, index: int, room: int) -> SamplingParams:
         top_logprobs = asked.arrival.request.top_logprobs
         params = params_for(asked.used, choice=index, room=room, top_logprobs=top_logprobs, grammar=asked.grammar)
         live = asked.arrival.live
@@ -203,7 +203,7 @@ class Sampler:
 
     # ---- after sampling --------------------------------------------------------------------------------------------
 
-    def _parse(self, asked: Asked, whole: Chunk) -> Parsed:
+    def _parse(self, asked: PlannedRequest, whole: Chunk) -> Parsed:
         request = asked.arrival.request
         if request.prompt is not None:
             stops = (*self.rendering.stop_token_ids, *request.asked.get("stop_token_ids", ()))
@@ -219,7 +219,7 @@ class Sampler:
             parsed, content=_cut(parsed.content, whole.stop_string, request.shows_stop).rstrip()
         )
 
-    def _read(self, asked: Asked, index: int, whole: Chunk) -> Choice:
+    def _read(self, asked: PlannedRequest, index: int, whole: Chunk) -> Choice:
         parsed = self._parse(asked, whole)
         calls = tuple(ToolCall(f"call_{uuid.uuid4().hex[:24]}", c.name, c.arguments) for c in parsed.tool_calls)
         reason = whole.finish_reason or "stop"
@@ -239,14 +239,14 @@ class Sampler:
             prompt=self._echo(asked, whole.prompt),
         )
 
-    def _echo(self, asked: Asked, logprobs: PromptLogprobs | None) -> PromptEcho | None:
+    def _echo(self, asked: PlannedRequest, logprobs: PromptLogprobs | None) -> PromptEcho | None:
         """The prompt, where the request asks for something of it."""
         request = asked.arrival.request
         if not request.echo and request.scores_prompt is None:
             return None
         return PromptEcho(self._prompt_text(asked), asked.prompt_ids, logprobs)
 
-    def _prompt_text(self, asked: Asked) -> str:
+    def _prompt_text(self, asked: PlannedRequest) -> str:
         prompt = asked.arrival.request.prompt
         return prompt if isinstance(prompt, str) else self.rendering.decode(asked.prompt_ids)
 
@@ -258,12 +258,12 @@ class Sampler:
         (ends,) = np.nonzero(whole.ids == markers.think_close)
         return int(ends[0]) + 1 if len(ends) else len(whole.ids)
 
-    def _commit(self, asked: Asked, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
+    def _commit(self, asked: PlannedRequest, choice: Choice, chunks: list[Chunk], whole: Chunk) -> Turn:
         complete = not samples_nothing(asked.used)
         return self._grow(asked, choice.index, choice.message(), chunks, whole, complete=complete)
 
     def _grow(
-        self, asked: Asked, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
+        self, asked: PlannedRequest, index: int, message: Message, chunks: list[Chunk], whole: Chunk, *, complete: bool
     ) -> Turn:
         call_id = f"{asked.arrival.response_id}:{index}"
         return asked.arrival.live.session(self._policy).commit(
@@ -279,11 +279,11 @@ class Sampler:
             complete=complete,
         )
 
-    def _record(self, asked: Asked, choice: Choice, turn: Turn) -> None:
+    def _record(self, asked: PlannedRequest, choice: Choice, turn: Turn) -> None:
         info = self._info_of(asked, choice.index, choice.finish_reason, None)
         self._put(asked, info, turn.prompt, turn.response, choice.message(), len(choice.ids))
 
-    def _record_failure(self, asked: Asked, index: int, chunks: list[Chunk], error: str) -> None:
+    def _record_failure(self, asked: PlannedRequest, index: int, chunks: list[Chunk], error: str) -> None:
         """A call that did not end well is data too: with the tokens it had, or with none."""
         info = self._info_of(asked, index, "abort", error)
         empty = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -296,7 +296,13 @@ class Sampler:
         self._put(asked, info, turn.prompt, turn.response, message, len(whole.ids))
 
     def _put(
-        self, asked: Asked, info: CallInfo, prompt: Piece, response: Piece, output: Message, response_tokens: int
+        self,
+        asked: PlannedRequest,
+        info: CallInfo,
+        prompt: Piece,
+        response: Piece,
+        output: Message,
+        response_tokens: int,
     ) -> None:
         arrival = asked.arrival
         segments: tuple[Segment, ...] = unrecorded(response)
@@ -324,7 +330,7 @@ class Sampler:
 
         self._recorder.put(arrival.live.key, draft)
 
-    def _info_of(self, asked: Asked, index: int, finish_reason: str, error: str | None) -> CallInfo:
+    def _info_of(self, asked: PlannedRequest, index: int, finish_reason: str, error: str | None) -> CallInfo:
         arrival, parent = asked.arrival, asked.prompt.parent
         return CallInfo(
             call_id=f"{arrival.response_id}:{index}",
@@ -424,7 +430,7 @@ async def _all(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _split(asked: Asked) -> tuple[Int32Array, Int32Array]:
+def _split(asked: PlannedRequest) -> tuple[Int32Array, Int32Array]:
     """A prompt up to where the answer begins, and what the client began it with."""
     at = len(asked.prompt_ids) - asked.begun
     return asked.prompt_ids[:at], asked.prompt_ids[at:]

@@ -16,7 +16,7 @@ from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from agentlightning.backoff import Watched
+from agentlightning.backoff import ObservedRequest
 from agentlightning.errors import StoreError
 from agentlightning.gateway.attempts import Attempts, LiveAttempt
 from agentlightning.gateway.dialects import FORWARDED, Dialect, Paths, Route, refused_in_shape
@@ -174,7 +174,7 @@ class GatewayApp:
         return {"object": "list", "data": models, "models": models, **page}  # "models" for Google's clients
 
     async def _call(self, route: Route, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        watched = Watched(receive, send)
+        watched = ObservedRequest(receive, send)
         with ExitStack() as counted:
             counted.callback(self._backoff.settle, watched)
             handler = await self._begin(route, path, headers_of(scope), counted, watched)
@@ -189,7 +189,7 @@ class GatewayApp:
         path: re.Match[str],
         headers: Mapping[bytes, bytes],
         counted: ExitStack,
-        watched: Watched,
+        watched: ObservedRequest,
     ) -> Handler | None:
         """What will answer a request, which is `counted` from now on; None if it has been refused, or given up."""
         unread, receive = True, watched.receive
@@ -222,7 +222,7 @@ class GatewayApp:
             await send_body(watched.send, refusal.status, route.dialect.refuse(refusal))
             return None
 
-    async def _wait(self, watched: Watched, key: AttemptKey) -> None:
+    async def _wait(self, watched: ObservedRequest, key: AttemptKey) -> None:
         """Wait until the request may be read. Raises `Refusal` if that takes too long."""
         refusal = await self._backoff.wait(watched, (key.rollout_id, key.attempt_id), self._read_seconds)
         if refusal is not None:
@@ -258,13 +258,15 @@ class GatewayApp:
             self.turned_away[refusal.message] += 1
 
     async def _of_attempt(self, path: re.Match[str], scope: Scope, receive: Receive, send: Send) -> None:
-        watched = Watched(receive, send)
+        watched = ObservedRequest(receive, send)
         try:
             await self._answer_of_attempt(path, headers_of(scope), watched)
         finally:
             self._backoff.settle(watched)
 
-    async def _answer_of_attempt(self, path: re.Match[str], headers: Mapping[bytes, bytes], watched: Watched) -> None:
+    async def _answer_of_attempt(
+        self, path: re.Match[str], headers: Mapping[bytes, bytes], watched: ObservedRequest
+    ) -> None:
         unread = True
         try:
             key = self._attribute(path, headers)

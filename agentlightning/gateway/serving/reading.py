@@ -12,7 +12,7 @@ from agentlightning.gateway.dialects.fields import check_strict, required
 from agentlightning.gateway.exchange import CallRequest, Refusal
 from agentlightning.gateway.history.answered import Answered
 from agentlightning.gateway.large.requests import LargeRequests, sent_prompts
-from agentlightning.gateway.large.wire import Counted, Measure, Read, Refused
+from agentlightning.gateway.large.wire import Counted, Measure, Read, RefusedRequest
 from agentlightning.gateway.limits import RequestLimits, checked, decode, in_background
 from agentlightning.gateway.prompts import with_prompts
 from agentlightning.gateway.recording.records import Place
@@ -142,7 +142,7 @@ class Reader:
         work = self._large.read(live.key, read, [incoming.body], live.answered)
         found = await while_connected(receive, live.running, work)
         match found:
-            case Refused():
+            case RefusedRequest():
                 incoming.model = found.model
                 if found.too_long and not read.counting:
                     live.mark_limited(found.message)

@@ -31,7 +31,7 @@ WATCH_PAUSE_SECONDS = 1.0
 _AGAIN = (429, 500, 502, 503, 504)
 
 
-class Refused(ExecutorError):
+class ApiRefusal(ExecutorError):
     """The API server said no, and would say it again."""
 
     def __init__(self, status: int, body: bytes) -> None:
@@ -82,7 +82,7 @@ class Api:
         """Make it; None where there is one of this name."""
         try:
             return await self.ask("POST", kind, body=manifest)
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.reason != "AlreadyExists":
                 raise
             return None
@@ -91,7 +91,7 @@ class Api:
         """Delete a Job, and with it its pod and its Secret. It may be gone."""
         try:
             await self.ask("DELETE", "jobs", job, propagationPolicy="Background")
-        except Refused as refused:
+        except ApiRefusal as refused:
             if refused.status != 404:
                 raise
 
@@ -138,7 +138,7 @@ class Api:
                 async with self._request(method, url, timeout=allowed, **options) as response:
                     if response.status < 300:
                         return await read(response)
-                    refused = Refused(response.status, await response.read())
+                    refused = ApiRefusal(response.status, await response.read())
                     if response.status not in _AGAIN and refused.reason != "Conflict":
                         raise refused
                     why, after = str(refused), _seconds(response.headers.get("Retry-After"))

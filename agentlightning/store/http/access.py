@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentlightning.backoff import Watched
+from agentlightning.backoff import ObservedRequest
 from agentlightning.keys import SPANS, TASK, AttemptKey, verify_attempt_key
 from agentlightning.serving import Busy, asks_for_health
 from agentlightning.store.http import wire
@@ -70,7 +70,7 @@ class AccessControl:
             )
             await refusal(scope, receive, send)
             return
-        owner, watched = (attempt.rollout_id, attempt.attempt_id), Watched(receive, send)
+        owner, watched = (attempt.rollout_id, attempt.attempt_id), ObservedRequest(receive, send)
         with self._busy.one(owner) as fits:
             late = await self._intake.backoff.wait(watched, owner, BODY_SECONDS) if fits else self._busy.refusal
             try:

@@ -18,7 +18,7 @@ from agentlightning.errors import ConfigError
 from agentlightning.gateway.settings import CallSettings
 from agentlightning.metrics import SilentConsole
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.trainer.asked import asked_through_gateway
+from agentlightning.trainer.endpoints import given_endpoints
 from agentlightning.types import NamedResources
 
 POLICY = PolicySpec(ModelSpec(model="some/base"), CallSettings(), "embedded")
@@ -47,16 +47,16 @@ def llm(model: str = "theirs", host: str = "one", **given: Any) -> agl.LLM:
 def test_an_endpoint_is_known_by_its_models_name(
     given: NamedResources, models: list[str], policy: PolicySpec | None, aliases: dict[str, str]
 ) -> None:
-    asked = asked_through_gateway(given, models, policy)
-    assert {name: alias for name, (alias, _) in asked.endpoints.items()} == aliases
-    assert set(asked.providers) == set(aliases.values())
-    assert sorted(asked.left_out) == [n for n in given if policy is not None and n in ("llm", "main_llm")]
+    endpoints = given_endpoints(given, models, policy)
+    assert {name: alias for name, (alias, _) in endpoints.endpoints.items()} == aliases
+    assert set(endpoints.providers) == set(aliases.values())
+    assert sorted(endpoints.left_out) == [n for n in given if policy is not None and n in ("llm", "main_llm")]
 
 
 def test_an_endpoint_that_is_no_url_is_named() -> None:
     given = {"judge": agl.LLM(endpoint="localhost:8000/v1", model="m")}
     with pytest.raises(ConfigError, match=r"initial_resources has 'judge'.*begins with http://"):
-        asked_through_gateway(given, [], None)
+        given_endpoints(given, [], None)
 
 
 @pytest.fixture

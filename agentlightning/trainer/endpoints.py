@@ -29,7 +29,7 @@ SHADOWED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class GivenEndpoints:
     """What became of the initial resources of one run."""
 
     providers: Mapping[str, Provider]
@@ -50,7 +50,9 @@ class Asked:
         return {**own, **found}
 
 
-def asked_through_gateway(given: Mapping[str, Resource], models: Collection[str], policy: PolicySpec | None) -> Asked:
+def given_endpoints(
+    given: Mapping[str, Resource], models: Collection[str], policy: PolicySpec | None
+) -> GivenEndpoints:
     """Which of the `given` resources are endpoints that the gateway is to stand in front of, beside its `models`.
 
     An endpoint is known by its model's name, as programs that name the model themselves expect; where that means
@@ -74,7 +76,7 @@ def asked_through_gateway(given: Mapping[str, Resource], models: Collection[str]
         alias = next(n for n in names if n and n not in taken and providers.get(n, provider) == provider)
         endpoints[name] = (alias, resource)
         providers[alias] = provider
-    return Asked(providers, endpoints, left_out)
+    return GivenEndpoints(providers, endpoints, left_out)
 
 
 def _provider(name: str, llm: LLM) -> Provider:
