@@ -35,7 +35,7 @@ install: $(STAMPS)/torch ## install the package with its training extra into .ve
 dev: $(STAMPS)/dev ## install the package with everything its tests, checks and docs need
 
 test: $(STAMPS)/dev ## the quick test suite, in parallel
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and not clients and not vllm and not ray and not verl and not kubernetes" -n $(WORKERS) --dist worksteal --durations=15 $(ARGS)
 
 test-slow: $(STAMPS)/dev ## the long end-to-end tests
 	@$(BIN)/python -m pytest -q -m "slow and not clients and not vllm and not ray and not verl and not kubernetes" $(ARGS)

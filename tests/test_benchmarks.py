@@ -60,6 +60,7 @@ def test_the_table_goes_between_the_marks_of_the_page(algorithms: ModuleType, tm
     assert marks.count("<!-- measured -->\n") == marks.count("<!-- /measured -->") == 1
 
 
+@pytest.mark.slow
 def test_each_way_on_a_gpu_is_run_on_a_cpu_and_they_agree(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -8,6 +8,7 @@ from agentlightning.algorithm.verdicts import TREND_LEVEL, chance_of_no_rise
 from scripts import calibration
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [120, pytest.param(1000, marks=pytest.mark.slow)])
 def test_everything_that_is_said_holds_at_its_rate(runs: int) -> None:
     assert [row for row in calibration.measured(runs, seed=7) if not row.holds] == []

@@ -26,6 +26,7 @@ def test_a_loss_by_path_or_function(given: Any) -> None:
     assert not spec.reference
 
 
+@pytest.mark.slow
 def test_what_a_loss_needs_it_says_itself() -> None:
     algorithm = agl.GRPO(model="calc", loss=LossSpec(PATH, reference=True, on_policy=True))
     assert algorithm.policy is not None

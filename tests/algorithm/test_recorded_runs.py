@@ -78,6 +78,7 @@ def test_no_alarm_in_healthy_runs(tmp_path: Path) -> None:
     assert [run["of"] for run in of_kind("healthy") if told(tmp_path, run)] == []
 
 
+@pytest.mark.slow
 def test_nothing_is_found_in_the_steps_of_healthy_runs() -> None:
     assert {run["of"]: findings(run) for run in of_kind("healthy") if findings(run)} == {}
 

@@ -80,7 +80,9 @@ async def test_a_checkpoint_brings_weights_optimiser_and_version_back(backend: B
         await second.close()
 
 
-@pytest.mark.parametrize("backend", ["embedded", "inprocess", VLLMOnFake], indirect=True)
+@pytest.mark.parametrize(
+    "backend", [pytest.param("embedded", marks=pytest.mark.slow), "inprocess", VLLMOnFake], indirect=True
+)
 async def test_a_paused_backend_starts_nothing(backend: Backend) -> None:
     await backend.pause()
     waiting = asyncio.create_task(sample(backend))

@@ -28,6 +28,7 @@ async def agent(task: int, llm: agl.LLM) -> float:
     return sum(character in "aeiou" for character in text) / 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "backend", [pytest.param("embedded", marks=pytest.mark.slow, id="embedded"), pytest.param(BigramBackend, id="own")]
 )

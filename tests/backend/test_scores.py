@@ -15,6 +15,7 @@ from agentlightning.backend.embedded.scores import AskedCall, Scored, ScoreReque
 CALLS = [AskedCall([5, 6, 7], [8, 9], 1.0), AskedCall([5, 6, 7, 8, 9, 3], [4, 2, 2], 0.5)]
 
 
+@pytest.mark.slow
 def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
@@ -34,6 +35,7 @@ def test_log_probs_and_entropies_are_those_of_a_plain_forward(tiny_model_dir: Pa
         assert np.all(np.array(entropies) > 0)
 
 
+@pytest.mark.slow
 def test_a_token_that_the_model_does_not_have_is_refused(tiny_model_dir: Path) -> None:
     asked = msgspec.json.encode(
         ScoreRequest(model=str(tiny_model_dir), calls=[AskedCall([5], [10**6], 1.0)], device="cpu")

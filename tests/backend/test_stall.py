@@ -20,6 +20,7 @@ from agentlightning.errors import BackendDied
 PROMPT = np.array([5, 6], dtype=np.int32)
 
 
+@pytest.mark.slow
 async def test_a_suspended_process_is_noticed_and_ended(
     tiny_model_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

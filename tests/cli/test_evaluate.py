@@ -26,6 +26,7 @@ async def asks_twice(task: dict[str, Any], llm: agl.LLM) -> float:
     return 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "reward"), [({}, 1.0), ({"max_calls": 1, "max_context": 512}, 0.0)])
 def test_a_rollout_ends_where_it_ended_in_training(tmp_path: Path, settings: dict[str, Any], reward: float) -> None:
     run = tmp_path / "run"

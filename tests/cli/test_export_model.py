@@ -84,6 +84,7 @@ def test_a_card_gives_no_path_away_and_no_markup() -> None:
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_exported_as_it_is(run: Path, tmp_path: Path) -> None:
     done = agl(tmp_path, "export", str(run), "--to", "out")
     assert done.returncode == 0, done.stderr

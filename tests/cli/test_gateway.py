@@ -66,7 +66,10 @@ async def test_a_model_behind_a_gateway_behind_a_gateway(tmp_path: Path) -> None
     assert calls["near.db"] == [], "the provider's tokens are its own"
 
 
-@pytest.mark.parametrize("given", ["none", "--no-key", "no upstream key"])
+@pytest.mark.parametrize(
+    "given",
+    ["none", *(pytest.param(how, marks=pytest.mark.slow) for how in ("--no-key", "no upstream key"))],
+)
 def test_a_gateway_that_can_spend_has_a_key_unless_it_is_opened(tmp_path: Path, given: str) -> None:
     arguments = ["--upstream", "m=http://127.0.0.1:9/v1", *(["--no-key"] if given == "--no-key" else [])]
     environment = {**os.environ, **({} if given == "no upstream key" else {"AGL_UPSTREAM_KEY": "paid"})}

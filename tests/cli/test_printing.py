@@ -90,7 +90,13 @@ def test_every_command_is_here() -> None:
 
 @pytest.mark.parametrize(
     ("command", "arguments"),
-    [(command, arguments) for command, given in COMMANDS.items() for arguments in given],
+    [
+        pytest.param(
+            command, arguments, marks=pytest.mark.slow if command == "doctor" and NAME not in arguments else ()
+        )
+        for command, given in COMMANDS.items()
+        for arguments in given
+    ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_nothing_of_it_reaches_the_terminal(folder: Path, command: str, arguments: tuple[str, ...]) -> None:

@@ -135,6 +135,7 @@ def served(filled: Path) -> Iterator[str]:
         assert process.wait(timeout=30) == 0
 
 
+@pytest.mark.slow
 async def test_serving_with_a_key(filled: Path, served: str) -> None:
     client = LightningStoreClient(served, key="k")
     claim = await client.dequeue_rollout("w")

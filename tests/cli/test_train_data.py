@@ -11,6 +11,7 @@ from agentlightning.metrics import read_metrics
 from tests.typed import agl
 
 
+@pytest.mark.slow
 def test_conversations_in_a_file_are_learned_without_an_agent(tmp_path: Path) -> None:
     chats = [
         {
@@ -43,6 +44,7 @@ def write(file: Path, rows: list[object]) -> None:
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_conversations_beyond_the_context_are_said_before_training(tmp_path: Path) -> None:
     write(tmp_path / "chats.jsonl", [chat(5), chat(300), chat(5), chat(400)])
     settings = ["--set", "tasks_per_step=4", "--set", "max_context=128"]

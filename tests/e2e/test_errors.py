@@ -61,6 +61,7 @@ def test_a_hub_id_that_cannot_be_reached(tmp_path: Path) -> None:
     fails_with(done, "nobody/nothing", "could not be loaded")
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

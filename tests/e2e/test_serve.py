@@ -105,6 +105,7 @@ def test_a_wrong_key_is_refused(url: str) -> None:
         client.chat.completions.create(model="policy", messages=[{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.slow
 def test_a_model_process_that_dies_is_started_again(url: str) -> None:
     """Killed, it is there again; calls until then are refused with 503, which clients try again."""
     servers = [child for parent in _children(os.getpid()) for child in _children(parent)]

@@ -59,6 +59,7 @@ def test_reward_rises(trained: tuple[Path, str]) -> None:
     assert max(m["logprob_gap_max"] for m in rows[1:]) < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_run_leaves_what_it_promises(begun: tuple[Path, str]) -> None:
     run, printed = begun
@@ -71,6 +72,7 @@ def test_the_run_leaves_what_it_promises(begun: tuple[Path, str]) -> None:
     assert "calc(" in printed, "the transcript shows the tool calls"
 
 
+@pytest.mark.slow
 def test_the_checkpoint_loads_with_plain_transformers(begun: tuple[Path, str]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

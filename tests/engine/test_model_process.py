@@ -76,6 +76,7 @@ def of_prompt(prompt: Int32Array, chunk: Chunk) -> PackedBatch:
     return row(prompt[:1], msgspec.structs.replace(chunk, ids=prompt[1:], plain_logprobs=chunk.prompt.logprobs))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_log_probs_of_a_prompt_are_the_learners(process: ModelProcess, stream: bool) -> None:
     prompt = random_ids(30, 1)
@@ -129,6 +130,7 @@ async def _all(chunks: AsyncGenerator[Chunk, None]) -> list[Chunk]:
     return [chunk async for chunk in chunks]
 
 
+@pytest.mark.slow
 async def test_requests_in_flight_may_go_on_under_the_new_weights(tiny_model_dir: Path) -> None:
     settings = Settings(
         model=str(tiny_model_dir), max_context=1024, in_flight="continue", learning_threads=1, device="cpu"
@@ -216,6 +218,7 @@ async def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     await process.close()
 
 
+@pytest.mark.slow
 async def test_why_a_model_cannot_be_loaded_is_quoted(tiny_model_dir: Path, tmp_path: Path) -> None:
     model = shutil.copytree(tiny_model_dir, tmp_path / "model")
     (model / "agentlightning.json").write_text("abacus")
@@ -223,6 +226,7 @@ async def test_why_a_model_cannot_be_loaded_is_quoted(tiny_model_dir: Path, tmp_
         await ModelProcess(Settings(model=str(model))).start()
 
 
+@pytest.mark.slow
 async def test_a_device_that_is_not_there_is_named(tiny_model_dir: Path) -> None:
     with pytest.raises(ConfigError, match="The device 'abacus' cannot be used"):
         await ModelProcess(Settings(model=str(tiny_model_dir), device="abacus")).start()

@@ -138,6 +138,7 @@ async def process(tiny_model_dir: Path) -> AsyncIterator[ModelProcess]:
         yield process
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_policies_of_a_process_learn_apart_while_all_sample(process: ModelProcess) -> None:
     handles = {name: process.policy(name) for name in ("solver", "checker", "base")}
@@ -169,6 +170,7 @@ async def test_policies_of_a_process_learn_apart_while_all_sample(process: Model
     assert {chunk.version for chunk in sampled} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_others_are_sampled_between_a_step_and_its_publication(process: ModelProcess) -> None:
     prompt = random_ids(9, 4)
@@ -194,6 +196,7 @@ async def test_others_are_sampled_between_a_step_and_its_publication(process: Mo
     np.testing.assert_allclose(logprobs, changed.plain_logprobs, atol=EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_a_policy_cannot_do_is_said(process: ModelProcess) -> None:
     with pytest.raises(ConfigError, match="frozen"):

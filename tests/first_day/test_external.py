@@ -62,6 +62,7 @@ def endpoint() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_model_among_the_resources_is_asked_through_the_gateway(tmp_path: Path, endpoint: str) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     done = script(

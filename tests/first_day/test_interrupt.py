@@ -69,6 +69,7 @@ def interrupted(folder: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words", "resumes"),
     [
@@ -113,6 +114,7 @@ def test_what_is_advised_before_the_first_step_works(tmp_path: Path) -> None:
     assert "Next:" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_runner(tmp_path: Path) -> None:
     store = begun(tmp_path, "store", "--path", "store.db", "--port", "0")

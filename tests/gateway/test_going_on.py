@@ -67,7 +67,7 @@ def result(call: Any) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("by", ["previous", "reference", "items", "unmarked"])
 async def test_a_conversation_goes_on_by_ids(server: Server, by: str, large: bool) -> None:
     """As the prompt is when all of it is sent."""

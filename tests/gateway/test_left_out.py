@@ -157,7 +157,7 @@ HOSTED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
 async def test_what_is_left_out_is_told_and_recorded_once(
@@ -183,7 +183,7 @@ async def test_what_is_left_out_is_told_and_recorded_once(
     assert kinds["brand_new"] == "unknown"
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("large", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", PLAIN)
 async def test_a_strict_gateway_refuses_it(
     store: InMemoryLightningStore, rendering: RenderersRendering, name: str, large: bool

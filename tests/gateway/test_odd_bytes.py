@@ -57,7 +57,7 @@ async def test_integers_of_a_schema_beyond_64_bits_are_no_fault_of_ours(site: Si
 ODD: Any = {"type": "object", "properties": {"a": {"enum": [BIG]}}, "patternProperties": {"^x": {"const": -BIG}}}
 
 
-@pytest.mark.parametrize("padding", [0, 300_000])
+@pytest.mark.parametrize("padding", [0, pytest.param(300_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "fields",
     [

@@ -101,6 +101,7 @@ def test_braces_mean_nothing_in_it_and_an_empty_one_changes_nothing() -> None:
     assert made == agl.SystemPrompt(template="less", how="after")
 
 
+@pytest.mark.slow
 async def test_a_program_in_node_is_given_what_its_code_does_not_say(tmp_path: Path) -> None:
     """With all rules in the gateway's system prompt the stand-in makes no mistake, so the program earns everything."""
     if shutil.which("node") is None:

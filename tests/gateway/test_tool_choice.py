@@ -110,6 +110,8 @@ def check(calls: Any, *names: str) -> None:
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
 
 
+QUICK = "qwen3"
+"""The chat format of the quick tests."""
 NAMED: Any = {"type": "function", "function": {"name": "forecast"}}
 
 
@@ -140,7 +142,9 @@ async def test_a_required_call_without_parameters(
             assert found == {} if strict else isinstance(found, dict)
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES | TAGGED))
+@pytest.mark.parametrize(
+    "family", [QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in sorted(FAMILIES | TAGGED) if n != QUICK)]
+)
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 async def test_a_required_call_is_made_and_follows_the_schema(
     store: InMemoryLightningStore, family: str, choice: Any
@@ -160,7 +164,16 @@ async def test_a_required_call_is_made_and_follows_the_schema(
         site.check_exact(await site.close())
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-template", "qwen3.5", "glm-4.5", "llama3", "llama3-template"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        QUICK,
+        *(
+            pytest.param(n, marks=pytest.mark.slow)
+            for n in ("qwen3-template", "qwen3.5", "glm-4.5", "llama3", "llama3-template")
+        ),
+    ],
+)
 async def test_strict_tools_are_called_by_their_schema_or_not_at_all(
     store: InMemoryLightningStore, family: str
 ) -> None:

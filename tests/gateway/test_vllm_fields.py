@@ -55,8 +55,11 @@ async def test_json_by_its_schema(site: Site, reader: Reader, path: str, fields:
     assert not accepts(reader, grammar, f"<think>\nSo.\n</think>\n\n{GOOD}"), "a raw text has no reasoning"
 
 
-@pytest.mark.parametrize("path", ["chat", "completions"])
-@pytest.mark.parametrize(("fields", "good", "bad"), TEXTS)
+@pytest.mark.parametrize("path", ["chat", pytest.param("completions", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("fields", "good", "bad"),
+    [text if "structured_outputs" in text[0] else pytest.param(*text, marks=pytest.mark.slow) for text in TEXTS],
+)
 async def test_texts_by_choice_expression_and_grammar(
     site: Site, reader: Reader, path: str, fields: dict[str, Any], good: str, bad: list[str]
 ) -> None:

@@ -164,6 +164,7 @@ def test_fp32_gradients_agree_to_1e_5(tiny_model_dir: Path, make_call: MakeCall,
         assert check(tiny_model_dir, make_call, LOSSES[name], lora=lora, dtype="float32", seed=seed) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_fp64_gradients_agree_to_1e_6(tiny_model_dir: Path, make_call: MakeCall, name: str, lora: bool) -> None:

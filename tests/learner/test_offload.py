@@ -40,6 +40,7 @@ def steps(learner: TorchLearner, calls: list[CreditedCall], count: int) -> list[
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_steps_are_the_same_bit_for_bit(
     tiny_model_dir: Path, group_of_conversations: list[CreditedCall], tmp_path: Path, dtype: str

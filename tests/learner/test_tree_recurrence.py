@@ -107,7 +107,7 @@ def chunks(rng: np.random.Generator, make_call: MakeCall) -> list[CreditedCall]:
 ALL = {**TREES, "short": short, "chunks": chunks}
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tree", ALL)
 def test_numbers_are_those_of_rows(name: str, tree: str, make_call: MakeCall) -> None:
     batch = pack(ALL[tree](np.random.default_rng(3), make_call))
@@ -126,7 +126,7 @@ def test_random_trees(name: str, make_call: MakeCall) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tree", ["branching", "chunks"])
+@pytest.mark.parametrize("tree", ["branching", pytest.param("chunks", marks=pytest.mark.slow)])
 def test_in_float64_they_are_the_same_numbers(
     name: str, tree: str, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,7 +261,7 @@ def _padding(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sabotage", [_no_inputs, _no_states, _siblings, _detached, _padding])
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("name", ["qwen3_next", pytest.param("qwen3_5_text", marks=pytest.mark.slow)])
 def test_a_wrong_state_is_noticed(
     name: str, sabotage: Sabotage, make_call: MakeCall, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,7 +152,7 @@ def test_the_table_has_every_attack() -> None:
 
 
 @pytest.mark.parametrize("name", [*ATTACKS, *GRADED, *SHARED])
-@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("user", [pytest.param("root", marks=pytest.mark.slow), "not root"])
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_each_isolation_keeps_what_the_table_promises(
     outcomes: dict[tuple[str, str], dict[str, bool]], kind: str, user: str, name: str

@@ -73,6 +73,7 @@ def test_an_agent_that_prints_no_reward_needs_a_grader() -> None:
     agl.Program("codex", reward="file")
 
 
+@pytest.mark.slow
 def test_the_list_says_what_is_installed(installed: Path, tmp_path: Path) -> None:
     command = ("-m", "agentlightning", "agents")
     (installed / "codex").write_text("#!/bin/sh\necho codex-cli 0.169.0\n")

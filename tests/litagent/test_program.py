@@ -219,6 +219,7 @@ BAD: dict[str, tuple[str, Outcome]] = {
 }
 
 
+@pytest.mark.slow
 async def test_bad_programs_end_as_they_should_and_leave_nothing(store: InMemoryLightningStore) -> None:
     marker = f"agl-test-{os.getpid()}"
     code = "import sys, json; exec(json.load(sys.stdin))"

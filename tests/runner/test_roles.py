@@ -26,6 +26,7 @@ print("rewards", *[e.reward for e in algorithm.episodes])
 """
 
 
+@pytest.mark.slow
 def test_one_script_in_two_roles(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -49,6 +49,15 @@ def first_rollout(client: subprocess.Popen[str]) -> None:
             raise AssertionError((said, client.communicate()[1]))
 
 
+def test_a_client_trains_a_step(tmp_path: Path) -> None:
+    with small_server(tmp_path, 1) as server:
+        client = server.client(TRAIN)
+        said, warned = client.communicate(timeout=240)
+    assert client.returncode == 0, warned
+    assert said.count("rollout\n") == 8
+    assert "TrainingResult(steps=1" in said
+
+
 @pytest.mark.slow
 def test_two_clients_share_a_training_and_take_the_model_with_them(tmp_path: Path) -> None:
     with small_server(tmp_path, 3) as server:

@@ -7,6 +7,8 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import agentlightning as agl
 from agentlightning.cli.configuration import agent_and_tasks, make_algorithm
 from agentlightning.litagent import FunctionAgent
@@ -63,6 +65,7 @@ def test_the_commit_says_whether_files_were_changed(tmp_path: Path) -> None:
     assert commit_of(Path("/")) is None
 
 
+@pytest.mark.slow
 def test_the_command_takes_agent_and_tasks_of_the_run(tmp_path: Path) -> None:
     about = {"run_id": "r", "algorithm": "GRPO", "settings": {}, "source": "gone.py", "agent": "agent"}
     (tmp_path / "run.json").write_text(json.dumps(about))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from agentlightning.trainer.live import known_settings
 from agentlightning.trainer.words import last_step, resuming
 from tests.typed import agl
@@ -27,6 +29,7 @@ def test_changed_settings_are_named_with_both_values() -> None:
     assert "newer" not in said
 
 
+@pytest.mark.slow
 def test_as_typed(tmp_path: Path) -> None:
     (tmp_path / "chats.jsonl").write_text(CHATS * 4)
     first = ("train", "--data", "chats.jsonl", "--set", "tasks_per_step=2", "--set", "max_context=64")

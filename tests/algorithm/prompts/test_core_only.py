@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[3]
 OF_EXTRAS = "torch transformers peft safetensors renderers numpy openai httpx jinja2 matplotlib gepa"
 SCRIPT = """
@@ -19,6 +21,7 @@ print(tuner.get_best_prompt().template)
 """
 
 
+@pytest.mark.slow
 def test_apo_runs_without_any_extra(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "run"), OF_EXTRAS]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -163,6 +163,7 @@ def current(fake: FakeVLLM) -> Any:
     return list(fake.adapters.values())[-1] if fake.adapters else fake.base
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [None, 4])
 async def test_all_servers_take_what_was_learned(tiny_model_dir: Path, tmp_path: Path, lora_rank: int | None) -> None:
     async with started(tiny_model_dir, tmp_path, lora_rank) as backend:
@@ -184,6 +185,7 @@ def in_memory(backend: TwoOnFake) -> list[Path]:
     return [path for path in found if path.is_dir()]
 
 
+@pytest.mark.slow
 async def test_a_server_that_breaks_off_costs_another_try(
     tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -198,6 +200,7 @@ async def test_a_server_that_breaks_off_costs_another_try(
         assert (await sample(backend)).version == 2  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.slow
 async def test_a_sender_that_was_killed_is_started_again(
     tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,6 +215,7 @@ async def test_a_sender_that_was_killed_is_started_again(
         assert not caplog.records, "all servers got it at once"
 
 
+@pytest.mark.slow
 async def test_a_flipped_bit_on_the_way_is_found(tiny_model_dir: Path, tmp_path: Path) -> None:
     async with started(tiny_model_dir, tmp_path) as backend:
         await learn(backend)

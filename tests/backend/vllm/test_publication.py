@@ -65,6 +65,7 @@ def test_weights_that_go_astray_stop_the_run_at_its_first_step(
     assert [m["step"] for m in read_metrics(tmp_path / "run" / "metrics.jsonl")] == []
 
 
+@pytest.mark.slow
 async def test_a_server_that_began_again_is_not_asked_for_adapters_it_never_had(tiny_model_dir: Path) -> None:
     backend = LoraOnFake(ModelSpec(model=str(tiny_model_dir), device="cpu", max_context=64, seed=0))
     await backend.start()
@@ -82,6 +83,7 @@ async def test_a_server_that_began_again_is_not_asked_for_adapters_it_never_had(
         await backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora_rank", [None, 4])
 async def test_a_flipped_bit_is_found_before_it_is_sampled_from(tiny_model_dir: Path, lora_rank: int | None) -> None:
     backend = VLLMOnFake(
