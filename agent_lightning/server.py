@@ -20,15 +20,19 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fastapi import Depends, FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse
+import msgspec
+from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
 
 from agent_lightning.settings import ALGORITHMS, Settings, make_algorithm, of_gpus, read_settings
 from agent_lightning.trainings import CLIENT_SECONDS, Trainings
@@ -42,56 +46,78 @@ from agentlightning.trainer.sync import run_sync
 from agentlightning.types import RolloutConfig
 
 
-def create_app(trainings: Trainings, api_key: str | None) -> FastAPI:
+def create_app(trainings: Trainings, api_key: str | None) -> Starlette:
     """The server's HTTP side."""
 
-    def check(request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
-            raise HTTPException(401, "This server needs its key: Client(url, api_key=…) or AGENT_LIGHTNING_API_KEY.")
+    def route(path: str, answer: Callable[[dict[str, Any]], Awaitable[Any]]) -> Route:
+        async def endpoint(request: Request) -> Response:
+            _check_key(request, api_key)
+            found = await answer(_read(await request.body()))
+            return found if isinstance(found, Response) else JSONResponse(found)
 
-    app = FastAPI(title="Agent Lightning", dependencies=[Depends(check)])
+        return Route(path, endpoint, methods=["POST"])
 
-    @app.exception_handler(AgentLightningError)
-    async def refused(_: Request, error: AgentLightningError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 409 if isinstance(error, ConflictError) else 400)
-
-    @app.post("/data")
-    async def data(given: dict[str, list[Any]]) -> dict[str, int]:
-        if not given.get("train"):
+    async def data(given: dict[str, Any]) -> dict[str, int]:
+        train, test = (_tasks(given, name) for name in ("train", "test"))
+        if not train:
             raise HTTPException(400, "There are no training tasks: send at least one.")
-        trainings.upload(given["train"], given.get("test", []))
+        trainings.upload(train, test)
         return {"train": len(trainings.train), "test": len(trainings.test)}
 
-    @app.post("/train")
     async def train(given: dict[str, Any]) -> dict[str, Any]:
         return await trainings.join_training(_client(given), given.get("timeout"), int(given.get("max_retries") or 0))
 
-    @app.post("/evaluate")
     async def evaluate(given: dict[str, Any]) -> dict[str, Any]:
         retries = int(given.get("max_retries") or 0)
-        return await trainings.join_evaluation(_client(given), given.get("tasks") or [], given.get("timeout"), retries)
+        return await trainings.join_evaluation(_client(given), _tasks(given, "tasks"), given.get("timeout"), retries)
 
-    @app.post("/status")
     async def status(given: dict[str, Any]) -> dict[str, Any]:
         return await trainings.status(given.get("client"), float(given.get("wait", 0.0)))
 
-    @app.post("/leave")
-    async def leave(given: dict[str, str]) -> dict[str, str]:
+    async def leave(given: dict[str, Any]) -> dict[str, str]:
         trainings.leave(_client(given))
         return {"state": "left"}
 
-    @app.post("/stop")
-    async def stop() -> dict[str, Any]:
+    async def stop(_: dict[str, Any]) -> dict[str, Any]:
         return await trainings.stop()
 
-    @app.post("/checkpoint")
-    async def checkpoint() -> FileResponse:
+    async def checkpoint(_: dict[str, Any]) -> FileResponse:
         found = trainings.checkpoint()
         packed = await asyncio.to_thread(_pack, model_path(found))
         return FileResponse(packed, filename=f"{found.name}.zip", background=BackgroundTask(packed.unlink))
 
-    return app
+    answers = (data, train, evaluate, status, leave, stop, checkpoint)
+    return Starlette(
+        routes=[route(f"/{answer.__name__}", answer) for answer in answers],
+        exception_handlers={AgentLightningError: _refused, HTTPException: _refused},
+    )
+
+
+def _check_key(request: Request, api_key: str | None) -> None:
+    given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    if api_key is not None and not hmac.compare_digest(given.encode(), api_key.encode()):
+        raise HTTPException(401, "This server needs its key: Client(url, api_key=…) or AGENT_LIGHTNING_API_KEY.")
+
+
+async def _refused(_: Request, error: Exception) -> JSONResponse:
+    if isinstance(error, HTTPException):
+        return JSONResponse({"detail": error.detail}, error.status_code)
+    return JSONResponse({"detail": str(error)}, 409 if isinstance(error, ConflictError) else 400)
+
+
+def _read(body: bytes) -> dict[str, Any]:
+    """What a request says; nothing where it has no body."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, Any]) if body else {}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise HTTPException(422, f"The body is no JSON object: {error}.") from error
+
+
+def _tasks(given: Mapping[str, Any], name: str) -> list[Any]:
+    tasks = given.get(name) or []
+    if not isinstance(tasks, list):
+        raise HTTPException(422, f"`{name}` is no list of tasks.")
+    return tasks
 
 
 def _client(given: dict[str, Any]) -> str:

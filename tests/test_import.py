@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import metadata
+from pathlib import Path
 
+import pytest
+
+ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "transformers", "openai", "peft", "renderers", "safetensors", "matplotlib", "sqlalchemy", "fastapi")
 
 PROBE = """
@@ -86,3 +96,67 @@ print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
 def test_the_process_for_large_requests_starts_without_the_store_and_http() -> None:
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, timeout=60, check=True)
     assert not set(json.loads(done.stdout)) & {"sqlalchemy", "aiohttp", "uvicorn", "fastapi", "torch", "transformers"}
+
+
+homes_of = cache(metadata.packages_distributions)
+
+
+@cache
+def requirements_of(name: str) -> list[str]:
+    return metadata.requires(name) or []
+
+
+def brought_by(requirements: Iterable[str], extras: dict[str, list[str]]) -> set[str]:
+    """The names of all packages that come with these requirements, in this environment."""
+    names: set[str] = set()
+    left = list(requirements)
+    while left:
+        requirement, _, marker = left.pop().partition(";")
+        found = re.match(r"([\w.-]+)(?:\[([\w,-]+)\])?", requirement.strip())
+        assert found is not None, requirement
+        name, wanted = re.sub(r"[._]", "-", found[1].lower()), (found[2] or "").split(",")
+        if name == "agentlightning":
+            left += [one for extra in wanted for one in extras[extra]]
+        elif "extra ==" not in marker and name not in names:
+            names.add(name)
+            try:
+                left += requirements_of(name)
+            except metadata.PackageNotFoundError:
+                continue
+    return names
+
+
+def imported_at_once(file: Path) -> Iterator[str]:
+    """The packages that importing a file imports, by their first names."""
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
+
+
+def packaged_files() -> list[Path]:
+    return [file for folder in ("agentlightning", "agent_lightning") for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("folder", sorted({file.parent.relative_to(ROOT) for file in packaged_files()}), ids=str)
+def test_what_files_import_comes_with_the_package(folder: Path) -> None:
+    """Not by chance, with another package that the tests need: an extra brings what the others do not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras: dict[str, list[str]] = project["optional-dependencies"]
+    verl = "verl" if "verl" in str(folder) or folder.name == "learner" else "ray"
+    named = [*project["dependencies"], f"agentlightning[{','.join({*extras} - {'dev', 'verl'} | {verl})}]"]
+    known = brought_by(named, extras)
+    homes = homes_of()
+    found = {
+        (str(file.relative_to(ROOT)), root)
+        for file in (ROOT / folder).glob("*.py")
+        for root in imported_at_once(file)
+        if root not in sys.stdlib_module_names and root not in ("agentlightning", "agent_lightning")
+    }
+    strange = {(file, root) for file, root in found if root in homes and not known & {*map(_normal, homes[root])}}
+    assert not strange
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[._]", "-", name.lower())
