@@ -112,6 +112,16 @@ def test_the_loop_names_no_feature(file: str) -> None:
     assert len(text.splitlines()) <= (330 if file == "source.py" else 220)
 
 
+WHO_NAMES_PARTS = {"__init__.py", "settings.py", "hooks.py", "family.py", "whatif.py"}
+"""The front door, the settings with their records, the list of parts, algorithms with other defaults, and what if."""
+
+
+@pytest.mark.parametrize("file", sorted(f.name for f in (ROOT / "algorithm").glob("*.py")))
+def test_only_settings_and_the_list_of_parts_import_one(file: str) -> None:
+    imports = "agentlightning.algorithm.parts." in (ROOT / "algorithm" / file).read_text()
+    assert imports == (file in WHO_NAMES_PARTS)
+
+
 def test_a_checkpoint_from_before_parts_is_read() -> None:
     """As version 0.3.0 of this package wrote it."""
     before = {
