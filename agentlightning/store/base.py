@@ -106,7 +106,7 @@ class Capabilities(TypedDict):
 
 @runtime_checkable
 class LightningStore(Protocol):
-    """Where everything about rollouts is recorded.
+    """Where everything about rollouts is recorded. What can be done by other methods is done so here.
 
     Every write is idempotent where the caller gives the id, every change of status is one compare-and-set, and every
     method may be called from any event loop. Returning from a write means it is committed. Lookups of unknown ids
@@ -178,7 +178,9 @@ class LightningStore(Protocol):
         A caller that gives `attempt_id` and repeats the request gets the same claim again. With a `run_id` it gets
         rollouts of this run and of none, never of another run.
         """
-        ...
+        ids = None if attempt_id is None else [attempt_id]
+        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=ids, run_id=run_id)
+        return claims[0] if claims else None
 
     async def dequeue_many_rollouts(
         self,
@@ -242,7 +244,8 @@ class LightningStore(Protocol):
 
     async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
         """The last attempt at a rollout; None if there is none."""
-        ...
+        found = await self.get_rollout_by_id(rollout_id)
+        return found.attempt if isinstance(found, AttemptedRollout) else None
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
         """The finished ones of `rollout_ids`: when all are finished, or after `timeout` seconds (None: no limit).
@@ -271,7 +274,7 @@ class LightningStore(Protocol):
         self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
     ) -> Span | None:
         """Store a span of the OpenTelemetry SDK. None if it was there already."""
-        ...
+        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         """Take the next sequence number of an attempt's spans."""

@@ -15,11 +15,12 @@ from typing import Any, Literal, Protocol, TypeVar, Unpack
 
 from agentlightning.errors import StoreError
 from agentlightning.store import queries
-from agentlightning.store.base import UNSET, Capabilities, Statistics, Unset
+from agentlightning.store.base import UNSET, Capabilities, LightningStore, Statistics, Unset
 from agentlightning.store.database import counters
 from agentlightning.store.database.jobs import Turn
 from agentlightning.store.database.notify import Notifier
 from agentlightning.store.database.transaction import Operation, Transaction
+from agentlightning.store.given import Given, takes
 from agentlightning.store.operations import attempts, calls, records, retention, rollouts, runs, workers
 from agentlightning.store.operations import query as searches
 from agentlightning.store.operations import resources as named_resources
@@ -48,8 +49,6 @@ from agentlightning.types import (
     PaginatedResult,
     ResourcesUpdate,
     Rollout,
-    RolloutConfig,
-    RolloutMode,
     RolloutRecord,
     RolloutStatus,
     Run,
@@ -85,7 +84,7 @@ class Database(Protocol):
     async def close(self) -> None: ...
 
 
-class SqlLightningStore:
+class SqlLightningStore(LightningStore):
     """A `LightningStore` on a database. Use `SqliteLightningStore` or `InMemoryLightningStore`."""
 
     def __init__(self, open_database: Callable[[Notifier], Database], capabilities: Capabilities):
@@ -110,49 +109,20 @@ class SqlLightningStore:
 
     # ---- rollouts and attempts -------------------------------------------------------------------------------------
 
-    async def start_rollout(
-        self,
-        input: Any,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: dict[str, Any] | None = None,
-        worker_id: str | None = None,
-        rollout_id: str | None = None,
-        attempt_id: str | None = None,
-        run_id: str | None = None,
-    ) -> AttemptedRollout:
-        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id, run_id))
+    @takes(LightningStore.start_rollout)
+    async def start_rollout(self, given: Given) -> AttemptedRollout:
+        worker_id, attempt_id = given.pop("worker_id", None), given.pop("attempt_id", None)
+        new = rollouts.prepare(EnqueueRolloutRequest(**given))
         return await self._db.write(lambda tx: rollouts.start(tx, new, worker_id, attempt_id))
 
-    async def enqueue_rollout(
-        self,
-        input: Any,
-        mode: RolloutMode | None = None,
-        resources_id: str | None = None,
-        config: RolloutConfig | None = None,
-        metadata: dict[str, Any] | None = None,
-        rollout_id: str | None = None,
-        run_id: str | None = None,
-    ) -> Rollout:
-        new = rollouts.prepare(_request(input, mode, resources_id, config, metadata, rollout_id, run_id))
+    @takes(LightningStore.enqueue_rollout)
+    async def enqueue_rollout(self, given: Given) -> Rollout:
+        new = rollouts.prepare(EnqueueRolloutRequest(**given))
         return await self._db.write(lambda tx: rollouts.create(tx, new), lane=IN_ORDER)
 
     async def enqueue_many_rollouts(self, requests: Sequence[EnqueueRolloutRequest]) -> Sequence[Rollout]:
         new = [rollouts.prepare(request) for request in requests]
         return await self._db.write(lambda tx: [rollouts.create(tx, one) for one in new], lane=IN_ORDER)
-
-    async def dequeue_rollout(
-        self,
-        worker_id: str | None = None,
-        *,
-        timeout: float = 0.0,
-        attempt_id: str | None = None,
-        run_id: str | None = None,
-    ) -> AttemptedRollout | None:
-        ids = None if attempt_id is None else [attempt_id]
-        claims = await self.dequeue_many_rollouts(1, worker_id, timeout=timeout, attempt_ids=ids, run_id=run_id)
-        return claims[0] if claims else None
 
     async def dequeue_many_rollouts(
         self,
@@ -210,41 +180,21 @@ class SqlLightningStore:
             lambda tx: rollouts.start_attempt(tx, rollout_id, worker_id, attempt_id), rollout_ids=[rollout_id]
         )
 
-    async def update_rollout(
-        self,
-        rollout_id: str,
-        input: Any | Unset = UNSET,
-        mode: RolloutMode | Unset | None = UNSET,
-        resources_id: str | Unset | None = UNSET,
-        status: RolloutStatus | Unset = UNSET,
-        config: RolloutConfig | Unset = UNSET,
-        metadata: dict[str, Any] | Unset | None = UNSET,
-    ) -> Rollout:
-        changes = rollouts.changed_columns(input, mode, resources_id, config, metadata)
-        new = status if isinstance(status, Unset) else RolloutStatus(status)
+    @takes(LightningStore.update_rollout)
+    async def update_rollout(self, given: Given) -> Rollout:
+        rollout_id, status = given.pop("rollout_id"), given.pop("status", UNSET)
+        new, changes = status if status is UNSET else RolloutStatus(status), rollouts.changed_columns(**given)
         return await self._db.write(
             lambda tx: rollouts.update_rollout(tx, rollout_id, new, changes), rollout_ids=[rollout_id]
         )
 
-    async def update_attempt(
-        self,
-        rollout_id: str,
-        attempt_id: str | Literal["latest"],
-        status: AttemptStatus | Unset = UNSET,
-        worker_id: str | Unset = UNSET,
-        last_heartbeat_time: float | Unset = UNSET,
-        metadata: dict[str, Any] | Unset | None = UNSET,
-        outcome: Outcome | Unset = UNSET,
-        error: str | Unset | None = UNSET,
-    ) -> Attempt:
-        change = attempts.AttemptChange(
-            status=status if isinstance(status, Unset) else AttemptStatus(status),
-            worker_id=worker_id,
-            last_heartbeat_time=last_heartbeat_time,
-            metadata=metadata,
-            outcome=outcome if isinstance(outcome, Unset) else Outcome(outcome),
-            error=error,
-        )
+    @takes(LightningStore.update_attempt)
+    async def update_attempt(self, given: Given) -> Attempt:
+        rollout_id, attempt_id = given.pop("rollout_id"), given.pop("attempt_id")
+        for name, kind in (("status", AttemptStatus), ("outcome", Outcome)):
+            if name in given:
+                given[name] = kind(given[name])
+        change = attempts.AttemptChange(**given)
         return await self._db.write(
             lambda tx: attempts.update_attempt(tx, rollout_id, attempt_id, change), rollout_ids=[rollout_id]
         )
@@ -269,10 +219,6 @@ class SqlLightningStore:
 
     async def get_rollout_by_id(self, rollout_id: str) -> AttemptedRollout | Rollout | None:
         return await self._db.read(lambda tx: rollouts.read(tx, rollout_id))
-
-    async def get_latest_attempt(self, rollout_id: str) -> Attempt | None:
-        found = await self.get_rollout_by_id(rollout_id)
-        return found.attempt if isinstance(found, AttemptedRollout) else None
 
     async def wait_for_rollouts(self, *, rollout_ids: Sequence[str], timeout: float | None = None) -> Sequence[Rollout]:
         return await self._wait(rollout_ids, timeout, any_of=False)
@@ -314,11 +260,6 @@ class SqlLightningStore:
         """As `add_many_spans`, of spans as their columns; the number of each, or 0 for one that was there already."""
         touched = {row["rollout_id"] for row in rows}
         return await self._db.write(lambda tx: span_rows.add(tx, rows), rollout_ids=touched)
-
-    async def add_otel_span(
-        self, rollout_id: str, attempt_id: str, readable_span: Any, sequence_id: int | None = None
-    ) -> Span | None:
-        return await self.add_span(Span.from_opentelemetry(readable_span, rollout_id, attempt_id, sequence_id or 0))
 
     async def get_next_span_sequence_id(self, rollout_id: str, attempt_id: str) -> int:
         return (await self.get_many_span_sequence_ids([(rollout_id, attempt_id)]))[0]
@@ -468,23 +409,3 @@ class SqlLightningStore:
     async def import_lines(self, lines: Iterable[bytes]) -> int:
         """Store exported JSON lines; as `import_records`."""
         return await self.import_records(transfer.from_line(line) for line in lines)
-
-
-def _request(
-    input: Any,
-    mode: RolloutMode | None,
-    resources_id: str | None,
-    config: RolloutConfig | None,
-    metadata: dict[str, Any] | None,
-    rollout_id: str | None,
-    run_id: str | None,
-) -> EnqueueRolloutRequest:
-    return EnqueueRolloutRequest(
-        input=input,
-        mode=mode,
-        resources_id=resources_id,
-        config=config,
-        metadata=metadata,
-        rollout_id=rollout_id,
-        run_id=run_id,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import AsyncIterator
@@ -12,7 +13,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from agentlightning.errors import StoreError
-from agentlightning.store import LightningStore, LightningStoreServer, SqliteLightningStore
+from agentlightning.store import LightningStore, LightningStoreClient, LightningStoreServer, SqliteLightningStore
 from agentlightning.store.http.openapi import document
 from agentlightning.store.http.table import BY_NAME, OPERATIONS, Operation, find
 
@@ -38,6 +39,16 @@ async def http(tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
 def test_every_method_of_the_protocol_has_its_row() -> None:
     methods = {name for name, value in vars(LightningStore).items() if name[0] != "_" and callable(value)}
     assert methods - BY_NAME.keys() == OTHERWISE | {"otlp_traces_endpoint"}
+
+
+@pytest.mark.parametrize("store", [LightningStoreClient, SqliteLightningStore])
+def test_no_store_leaves_a_method_of_the_protocol_empty(store: type) -> None:
+    made_of_others = {"dequeue_rollout", "get_latest_attempt", "add_otel_span"}
+    for name, value in vars(LightningStore).items():
+        if name[0] != "_" and name not in made_of_others:
+            assert getattr(store, name) is not value, name
+            if callable(value):
+                assert inspect.signature(getattr(store, name)) == inspect.signature(value), name
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: f"{one.verb} {one.path}")

@@ -53,8 +53,7 @@ def document() -> dict[str, Any]:
 
 
 def _described(one: Operation, body: Any, answer: Any, components: dict[str, Any]) -> dict[str, Any]:
-    ids = re.findall(r"{(\w+)}", one.path)
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ids]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in one.ids]
     said: dict[str, Any] = {"operationId": f"{one.name}_{one.verb.lower()}", "summary": one.summary}
     if one.body is not None and one.verb == "GET":
         query = components[one.body.__name__]

@@ -11,9 +11,9 @@ import inspect
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType, NoneType, UnionType
+from types import NoneType, UnionType
 from typing import Annotated, Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -34,7 +34,16 @@ from agentlightning.store.http.wire import (
     Problem,
 )
 from agentlightning.store.operations.resources import decode_resources
-from agentlightning.types import Attempt, AttemptedRollout, NamedResources, Resource, Rollout, RunEvent, Span
+from agentlightning.types import (
+    Attempt,
+    AttemptedRollout,
+    NamedResources,
+    PaginatedResult,
+    Resource,
+    Rollout,
+    RunEvent,
+    Span,
+)
 
 Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=MAX_WAIT_SECONDS)]
 BOUNDS = {
@@ -83,6 +92,19 @@ class Operation:
     """It may wait for `timeout` seconds, while its client is connected."""
     takes: str = JSON
     gives: str = JSON
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that are called otherwise in the body."""
+    makes: Mapping[str, str] = field(default_factory=dict)
+    """Ids that a client makes where none is given, so that it may repeat the request, and what they begin with."""
+    checks: bool = False
+    """A client checks the id in the path, which the operation may create."""
+    seen: bool = False
+    """It holds text that others wrote, which is made readable where it is no Unicode, not refused."""
+
+    @cached_property
+    def ids(self) -> list[str]:
+        """The parameters that stand in its path."""
+        return re.findall(r"{(\w+)}", self.path)
 
     @cached_property
     def answers(self) -> TypeAdapter[Any]:
@@ -104,8 +126,8 @@ class Operation:
         """As `read`, of a query string."""
         values: dict[str, Any] = {}
         for name, value in said:
-            field = self.body.model_fields.get(name)
-            if field is not None and "tuple" in str(field.annotation):
+            known = self.body.model_fields.get(name)
+            if known is not None and "tuple" in str(known.annotation):
                 values.setdefault(name, []).append(value)
             else:
                 values[name] = value
@@ -161,13 +183,13 @@ def _on_the_wire(kind: Any) -> Any:
     return list[get_args(kind)] if get_origin(kind) is Sequence else kind
 
 
-def _body_of(name: str, path: str, names: Mapping[str, str]) -> type[Body]:
+def _body_of(name: str, path: str, names: Mapping[str, str] | None) -> type[Body]:
     """The body of a method of the protocol: the parameters that the path does not name."""
     method = getattr(LightningStore, name)
     hints, fields, not_null = get_type_hints(method, include_extras=True), list[Any](), set[str]()
     for parameter in list(inspect.signature(method).parameters.values())[1:]:
         own = parameter.name
-        if f"{{{own}}}" in path:
+        if f"{{{own}}}" in path or parameter.kind is parameter.VAR_KEYWORD:
             continue
         kinds = [_on_the_wire(kind) for kind in _kinds(hints[own]) if kind is not Unset]
         if own in BOUNDS:
@@ -191,25 +213,20 @@ def _answer_of(name: str) -> Any:
     return Union[tuple(kinds)] if kinds else None  # noqa: UP007
 
 
-def _row(
-    name: str, route: str, summary: str, *, names: Mapping[str, str] = MappingProxyType({}), **more: Any
-) -> Operation:
+def _row(name: str, route: str, summary: str, **more: Any) -> Operation:
     """A row, whose body and answer follow from the protocol where they are not given."""
     verb, path = route.split()
     path = path if path in (OTLP_PATH, METRICS_PATH) else PREFIX + path
     if hasattr(LightningStore, name):
         if verb != "GET" and "body" not in more:
-            more["body"] = _body_of(name, path, names)
+            more["body"] = _body_of(name, path, more.get("names"))
         more.setdefault("answer", _answer_of(name))
     return Operation(name=name, verb=verb, path=path, summary=summary, **more)
 
 
-def _query(name: str, path: str, summary: str, query: type[queries.PageQuery]) -> tuple[Operation, Operation]:
+def _query(name: str, path: str, summary: str, query: type[queries.PageQuery], **more: Any) -> tuple[Operation, ...]:
     """By GET and by POST."""
-    return (
-        _row(name, f"GET {path}", summary, body=query),
-        _row(name, f"POST {path}/search", summary, body=query),
-    )
+    return tuple(_row(name, route, summary, body=query, **more) for route in (f"GET {path}", f"POST {path}/search"))
 
 
 # ---- bodies that are not the parameters of one method ----------------------------------------------------------------
@@ -268,8 +285,19 @@ OPERATIONS: tuple[Operation, ...] = (
         waits=True,
     ),
     # rollouts and attempts
-    _row("start_rollout", "POST /rollouts", "Create a rollout and claim it"),
-    *_query("query_rollouts", "/rollouts", "Rollouts by filter", queries.RolloutQuery),
+    _row(
+        "start_rollout",
+        "POST /rollouts",
+        "Create a rollout and claim it",
+        makes={"rollout_id": "ro", "attempt_id": "at"},
+    ),
+    *_query(
+        "query_rollouts",
+        "/rollouts",
+        "Rollouts by filter",
+        queries.RolloutQuery,
+        answer=PaginatedResult[AttemptedRollout | Rollout],
+    ),
     _row(
         "get_rollout_by_id",
         "GET /rollouts/{rollout_id}",
@@ -278,7 +306,7 @@ OPERATIONS: tuple[Operation, ...] = (
         scope=TASK,
     ),
     _row("update_rollout", "POST /rollouts/{rollout_id}", "Change a rollout"),
-    _row("start_attempt", "POST /rollouts/{rollout_id}/attempts", "Claim this rollout"),
+    _row("start_attempt", "POST /rollouts/{rollout_id}/attempts", "Claim this rollout", makes={"attempt_id": "at"}),
     *_query("query_attempts", "/rollouts/{rollout_id}/attempts", "Attempts of a rollout", queries.AttemptQuery),
     _update_attempt,
     _row(
@@ -296,6 +324,7 @@ OPERATIONS: tuple[Operation, ...] = (
         body=list[Span],
         answer=list[dict[str, Any]],
         scope=SPANS,
+        seen=True,
     ),
     *_query("query_spans", "/spans", "Spans of a rollout", queries.SpanQuery),
     _row("get_next_span_sequence_id", "POST /spans/next", "Reserve a sequence number"),
@@ -312,7 +341,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     _row("add_traces", f"POST {OTLP_PATH}", "OTLP/HTTP intake", body=bytes, answer=bytes, scope=SPANS, takes=PROTOBUF),
     # resources and workers
-    _row("add_resources", "POST /resources", "Add resources"),
+    _row("add_resources", "POST /resources", "Add resources", makes={"resources_id": "rs"}),
     *_query("query_resources", "/resources", "Versions of resources", queries.ResourcesQuery),
     _row(
         "get_latest_resources",
@@ -326,7 +355,12 @@ OPERATIONS: tuple[Operation, ...] = (
         "Resources by id",
         otherwise="There are no resources '{resources_id}' in the store.",
     ),
-    _row("update_resources", "PUT /resources/{resources_id}", "Insert or replace resources; the version grows by one"),
+    _row(
+        "update_resources",
+        "PUT /resources/{resources_id}",
+        "Insert or replace resources; the version grows by one",
+        checks=True,
+    ),
     *_query("query_workers", "/workers", "Workers", queries.WorkerQuery),
     _row(
         "get_worker_by_id",
@@ -334,15 +368,19 @@ OPERATIONS: tuple[Operation, ...] = (
         "A worker",
         otherwise="There is no worker '{worker_id}' in the store.",
     ),
-    _row("update_worker", "POST /workers/{worker_id}", "A worker's heartbeat; keeps its attempts alive too"),
-    _row("release_worker", "POST /workers/{worker_id}/release", "Give back what a worker holds that is gone"),
+    _row(
+        "update_worker", "POST /workers/{worker_id}", "A worker's heartbeat; keeps its attempts alive too", checks=True
+    ),
+    _row(
+        "release_worker", "POST /workers/{worker_id}/release", "Give back what a worker holds that is gone", checks=True
+    ),
     _row("stay", "POST /workers/{worker_id}/presence", "Kept open by a worker, whose end it shows", body=Presence),
     # runs
-    _row("begin_run", "POST /runs", "Store a run that begins or goes on"),
+    _row("begin_run", "POST /runs", "Store a run that begins or goes on", seen=True),
     *_query("query_runs", "/runs", "Runs", queries.RunQuery),
-    _row("add_run_events", "POST /runs/events", "Append what runs measured or said", body=list[RunEvent]),
+    _row("add_run_events", "POST /runs/events", "Append what runs measured or said", body=list[RunEvent], seen=True),
     _row("get_run_by_id", "GET /runs/{run_id}", "A run", otherwise="There is no run '{run_id}' in the store."),
-    _row("update_run", "POST /runs/{run_id}", "Say where a run stands"),
+    _row("update_run", "POST /runs/{run_id}", "Say where a run stands", seen=True),
     *_query("query_run_events", "/runs/{run_id}/events", "What a run measured and said", queries.RunEventQuery),
     # the store itself
     _row("health", "GET /health", "Is the server there?", answer=dict[str, str]),

@@ -29,7 +29,7 @@ from agentlightning.errors import (
 from agentlightning.keys import not_empty
 from agentlightning.local_keys import find_key
 from agentlightning.outgoing import RedirectError, http_session
-from agentlightning.store.http.wire import MAX_WAIT_SECONDS, MSGPACK, PREFIX
+from agentlightning.store.http.wire import JSON, MAX_WAIT_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -60,18 +60,18 @@ class Http:
         )
         self._closed = False
 
-    async def json(
-        self, method: str, path: str, body: bytes | None = None, *, wait: float = 0.0, pool: str = "work"
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        content_type: str = JSON,
+        *,
+        wait: float = 0.0,
+        pool: str = "work",
     ) -> bytes:
-        """Send JSON and return the answer's body; `wait` is how long the server may take before it answers."""
-        return await self._request(method, path, body, "application/json", wait, "waits" if wait else pool)
-
-    async def msgpack(self, path: str, body: bytes) -> bytes:
-        return await self._request("POST", path, body, MSGPACK, 0.0, "work")
-
-    async def _request(
-        self, method: str, path: str, body: bytes | None, content_type: str, wait: float, pool: str
-    ) -> bytes:
+        """Return the answer's body; `wait` is how long the server may take before it answers."""
+        pool = "waits" if wait else pool
         end = time.monotonic() + wait + self._retry_seconds
         pause = FIRST_PAUSE
         while True:
@@ -96,7 +96,7 @@ class Http:
             headers["Authorization"] = f"Bearer {key}"
         # aiohttp wants large bodies as files, which it sends piece by piece.
         data = io.BytesIO(body) if body is not None and len(body) > PIECEMEAL_BYTES else body
-        url = self.url + PREFIX + path
+        url = self.url + path
         async with self._session(pool).request(method, url, data=data, headers=headers, timeout=timeout) as response:
             answer = await response.read()
             if response.status < 300:

@@ -378,12 +378,12 @@ def settle(tx: Transaction, rollout: RolloutState, verdict: lifecycle.Verdict, *
 class AttemptChange:
     """What `LightningStore.update_attempt` was given."""
 
-    status: AttemptStatus | Unset
-    worker_id: str | Unset
-    last_heartbeat_time: float | Unset
-    metadata: dict[str, Any] | Unset | None
-    outcome: Outcome | Unset
-    error: str | Unset | None
+    status: AttemptStatus | Unset = UNSET
+    worker_id: str | Unset = UNSET
+    last_heartbeat_time: float | Unset = UNSET
+    metadata: dict[str, Any] | Unset | None = UNSET
+    outcome: Outcome | Unset = UNSET
+    error: str | Unset | None = UNSET
 
 
 def update_attempt(tx: Transaction, rollout_id: str, attempt_id: str, change: AttemptChange) -> Attempt:

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, bindparam, delete, func, select, update
 
 from agentlightning.errors import ConflictError, NotFoundError
-from agentlightning.store.base import Unset
+from agentlightning.store.base import UNSET, Unset
 from agentlightning.store.database.schema import attempts as attempts_table
 from agentlightning.store.database.schema import resources, rollouts, spans
 from agentlightning.store.database.transaction import Ids, Row, Statement, Transaction, among
@@ -355,11 +355,11 @@ def _set_status(tx: Transaction, state: RolloutState, status: RolloutStatus) -> 
 
 
 def changed_columns(
-    input: Any | Unset,
-    mode: RolloutMode | Unset | None,
-    resources_id: str | Unset | None,
-    config: Any | Unset,
-    metadata: dict[str, Any] | Unset | None,
+    input: Any | Unset = UNSET,
+    mode: RolloutMode | Unset | None = UNSET,
+    resources_id: str | Unset | None = UNSET,
+    config: Any | Unset = UNSET,
+    metadata: dict[str, Any] | Unset | None = UNSET,
 ) -> dict[str, Any]:
     """The columns that an update sets, encoded."""
     changes: dict[str, Any] = {}
