@@ -28,7 +28,7 @@ async def of_rollout(store: SqlLightningStore, request: Request) -> Any:
     table = await store.fetch_calls([rollout_id], latest_attempt_only=False)
     rows = table.segments.get(attempt.attempt_id, []) if attempt else []
     infos = [
-        (row, decode(row.info, type=CallInfo))
+        (row, decode(row.info, "calls.info", row.rollout_id, type=CallInfo))
         for row in table.calls
         if attempt and row.attempt_id == attempt.attempt_id
     ]

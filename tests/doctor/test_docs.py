@@ -29,7 +29,7 @@ def codes_in(source: str) -> Iterator[str]:
 
 
 def test_every_code_is_explained() -> None:
-    files = [file for package in (doctor, algorithm) for file in Path(package.__path__[0]).glob("*.py")]
+    files = [file for package in (doctor, algorithm) for file in Path(package.__path__[0]).rglob("*.py")]
     made = {code for file in files for code in codes_in(file.read_text())}
     made |= {f"prefix_break_{cause}" for cause in ADVICE}
     text = (ROOT / "docs" / "diagnosis.md").read_text()

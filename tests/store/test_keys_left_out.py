@@ -179,6 +179,6 @@ def whole_in(key: str, text: str) -> bool:
 def test_a_column_is_read_with_its_type() -> None:
     from agentlightning.store.operations.codec import decode
 
-    assert decode("[1, 2]", type=list[int]) == [1, 2]
+    assert decode("[1, 2]", "calls.info", "r", type=list[int]) == [1, 2]
     with pytest.raises(StoreError, match="damaged"):
-        decode('["a"]', type=list[int])
+        decode('["a"]', "calls.info", "r", type=list[int])
