@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -42,11 +42,24 @@ from agentlightning.types import (
     Span,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 RETRY_SECONDS = 30.0
 REQUEST_SECONDS = 60.0
 
 ITEMS_PER_REQUEST = 1000
 """Of a query without a limit."""
+
+
+def _requested(method: Callable[P, R]) -> Callable[P, R]:
+    """The method of an operation that is nothing but its request."""
+    operation = BY_NAME[method.__name__]
+
+    async def ask(self: LightningStoreClient, given: Given) -> Any:
+        return await self._do(operation, given)  # pyright: ignore[reportPrivateUsage]
+
+    return takes(method)(ask)
 
 
 class LightningStoreClient(LightningStore):
@@ -89,6 +102,33 @@ class LightningStoreClient(LightningStore):
 
     async def close(self) -> None:
         await self._http.close()
+
+    # ---- what is nothing but its request -----------------------------------------------------------------------------
+
+    enqueue_many_rollouts = _requested(LightningStore.enqueue_many_rollouts)
+    start_rollout = _requested(LightningStore.start_rollout)
+    query_rollouts = _requested(LightningStore.query_rollouts)
+    get_rollout_by_id = _requested(LightningStore.get_rollout_by_id)
+    update_rollout = _requested(LightningStore.update_rollout)
+    start_attempt = _requested(LightningStore.start_attempt)
+    query_attempts = _requested(LightningStore.query_attempts)
+    query_spans = _requested(LightningStore.query_spans)
+    get_next_span_sequence_id = _requested(LightningStore.get_next_span_sequence_id)
+    add_resources = _requested(LightningStore.add_resources)
+    query_resources = _requested(LightningStore.query_resources)
+    get_latest_resources = _requested(LightningStore.get_latest_resources)
+    get_resources_by_id = _requested(LightningStore.get_resources_by_id)
+    update_resources = _requested(LightningStore.update_resources)
+    query_workers = _requested(LightningStore.query_workers)
+    get_worker_by_id = _requested(LightningStore.get_worker_by_id)
+    update_worker = _requested(LightningStore.update_worker)
+    release_worker = _requested(LightningStore.release_worker)
+    begin_run = _requested(LightningStore.begin_run)
+    query_runs = _requested(LightningStore.query_runs)
+    get_run_by_id = _requested(LightningStore.get_run_by_id)
+    update_run = _requested(LightningStore.update_run)
+    query_run_events = _requested(LightningStore.query_run_events)
+    statistics = _requested(LightningStore.statistics)
 
     # ---- rollouts and attempts -------------------------------------------------------------------------------------
 
@@ -251,20 +291,6 @@ class LightningStoreClient(LightningStore):
                 page = page.model_copy(update={"cursor": part.next_cursor, "offset": 0})
             else:  # sorted by a column that may be empty
                 page = page.model_copy(update={"offset": page.offset + len(part.items)})
-
-
-def _follow(operation: Operation) -> None:
-    """Give the client the method of an operation that is nothing but its request."""
-
-    async def method(self: LightningStoreClient, given: Given) -> Any:
-        return await self._do(operation, given)  # pyright: ignore[reportPrivateUsage]
-
-    setattr(LightningStoreClient, operation.name, takes(getattr(LightningStore, operation.name))(method))
-
-
-for _operation in BY_NAME.values():
-    if hasattr(LightningStore, _operation.name) and _operation.name not in vars(LightningStoreClient):
-        _follow(_operation)
 
 
 # ---- between arguments and the wire ----------------------------------------------------------------------------------
