@@ -65,14 +65,16 @@ def create_app(trainings: Trainings, api_key: str | None) -> Starlette:
         return {"train": len(trainings.train), "test": len(trainings.test)}
 
     async def train(given: dict[str, Any]) -> dict[str, Any]:
-        return await trainings.join_training(_client(given), given.get("timeout"), int(given.get("max_retries") or 0))
+        retries = int(_number(given, "max_retries") or 0)
+        return await trainings.join_training(_client(given), _number(given, "timeout"), retries)
 
     async def evaluate(given: dict[str, Any]) -> dict[str, Any]:
-        retries = int(given.get("max_retries") or 0)
-        return await trainings.join_evaluation(_client(given), _tasks(given, "tasks"), given.get("timeout"), retries)
+        retries = int(_number(given, "max_retries") or 0)
+        tasks, timeout = _tasks(given, "tasks"), _number(given, "timeout")
+        return await trainings.join_evaluation(_client(given), tasks, timeout, retries)
 
     async def status(given: dict[str, Any]) -> dict[str, Any]:
-        return await trainings.status(given.get("client"), float(given.get("wait", 0.0)))
+        return await trainings.status(given.get("client"), _number(given, "wait") or 0.0)
 
     async def leave(given: dict[str, Any]) -> dict[str, str]:
         trainings.leave(_client(given))
@@ -118,6 +120,13 @@ def _tasks(given: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(tasks, list):
         raise HTTPException(422, f"`{name}` is no list of tasks.")
     return tasks
+
+
+def _number(given: Mapping[str, Any], name: str) -> float | None:
+    number = given.get(name)
+    if number is not None and (isinstance(number, bool) or not isinstance(number, int | float)):
+        raise HTTPException(422, f"`{name}` is no number.")
+    return number
 
 
 def _client(given: dict[str, Any]) -> str:
