@@ -15,9 +15,10 @@ from agentlightning.doctor.in_rollouts import BUSY_FIX, MANY, MOST, ids, is_busy
 from agentlightning.types import Span
 from agentlightning.types.call import Call
 from agentlightning.types.finding import Finding, note, problem, share, warning
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.left_out import MEDIA, left_out_of
 from agentlightning.types.names import CALL_ID
 
+UNSEEN = "The model answers without having seen them: write what they show as text, or take tasks that need none."
 _NAMED = 4
 """Parts of requests that a finding names."""
 _SHOWN = 24
@@ -169,9 +170,11 @@ def _left_out(evidence: Evidence) -> Iterator[Finding]:
     if shown:
         named = "; ".join(f"{one.field} ({one.why})" for one in shown[:_NAMED])
         more = f"; and {len(found) - len(shown[:_NAMED])} more" if len(found) > len(shown[:_NAMED]) else ""
-        yield note(
+        unseen = any(one.why == MEDIA for one in shown)
+        yield (warning if unseen else note)(
             "left_out",
             f"Parts of the agent's requests have no effect here and were left out: {named}{more}.",
+            UNSEEN if unseen else "",
             fields={one.field: one.why for one in found.values()},
         )
 

@@ -50,6 +50,7 @@ from agentlightning.runner.remote import Address
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
 from agentlightning.tracer import OtelTracer, Tracer
+from agentlightning.trainer.awaiting import says_how_to_await
 from agentlightning.trainer.checks import (
     OTHER_VERBS,
     as_agent,
@@ -102,6 +103,10 @@ logger = logging.getLogger(__name__)
 current_trainer: ContextVar[Trainer | None] = ContextVar("agentlightning_trainer", default=None)
 """The trainer whose run this code belongs to."""
 
+NOT_AWAITED = (
+    "fit_async() was called without await, so nothing was trained. In async code: await trainer.fit_async(…). "
+    "Elsewhere: trainer.fit(…)."
+)
 Tasks = Dataset[Any] | str | Path
 """Tasks, or the name of a file that holds them."""
 
@@ -274,6 +279,7 @@ class Trainer(GivenByName):
         dry.run_dir = new_folder(self.run_dir / "dev")
         return dry.fit(agent, train_dataset)
 
+    @says_how_to_await(NOT_AWAITED)
     @explained
     async def fit_async(
         self,

@@ -10,6 +10,9 @@ import msgspec
 from agentlightning.types.names import LEFT_OUT
 from agentlightning.types.span import Span
 
+MEDIA = "this model reads text only"
+"""Why an image, a sound or a file is left out."""
+
 
 class LeftOut(msgspec.Struct, frozen=True):
     """A part of a request that has no effect: the request is answered as if it were not there."""

@@ -17,7 +17,7 @@ from agentlightning.doctor.in_rollouts import difficulty
 from agentlightning.errors import ConfigError
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import Outcome, Rollout
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.left_out import MEDIA, LeftOut
 from agentlightning.types.names import CALL_ID, LEFT_OUT
 from agentlightning.types.reward import reward_attributes
 
@@ -487,15 +487,16 @@ def test_rewards_that_are_all_alike_are_never_or_always_earned() -> None:
         assert {part for part, numbers in found.items() if numbers["groups"]} == {name}
 
 
-async def test_what_was_left_out_of_requests_is_a_note(store: InMemoryLightningStore) -> None:
+@pytest.mark.parametrize(("why_not", "severity"), [("hosted", Severity.NOTE), (MEDIA, Severity.WARNING)])
+async def test_what_was_left_out_of_requests(store: InMemoryLightningStore, why_not: str, severity: Severity) -> None:
     left = [
         LeftOut("reasoning.summary", "no summaries are made here", "harmless"),
-        LeftOut("tools[]", "hosted", "unavailable"),
+        LeftOut("tools[]", why_not, "unavailable"),
     ]
     told_of = {LEFT_OUT: msgspec.json.encode(left).decode()}
     run_id = await write(store, Recording(groups=groups(lambda g, m: Told(reward=float(m % 2), spans=(told_of,)))))
     (found,) = [f for f in (await why(store, run_id)).findings if f.code == "left_out"]
-    assert (found.severity, found.evidence["fields"]) == (Severity.NOTE, {one.field: one.why for one in left})
+    assert (found.severity, found.evidence["fields"]) == (severity, {one.field: one.why for one in left})
     assert "tools[]" in found.words
 
 

@@ -58,6 +58,15 @@ def test_the_agent(wrong: str, words: str) -> None:
     assert words in said_of(f"agl.Trainer().{wrong}", agent=agent, NotOurs=NotOurs, swapped=swapped)
 
 
+def test_a_run_that_nobody_awaits() -> None:
+    with pytest.warns(RuntimeWarning, match=r"nothing was trained. In async code: await trainer.fit_async\(…\)"):
+        agl.Trainer().fit_async(agent, [1])  # pyright: ignore[reportUnusedCoroutine]
+    begun = agl.Trainer().fit_async(agent, [1])
+    with pytest.raises(AttributeError, match=r"without await.* Elsewhere: trainer.fit\(…\)"):
+        _ = begun.metrics  # pyright: ignore[reportAttributeAccessIssue]
+    begun.close()
+
+
 def test_a_method_that_belongs_to_no_object() -> None:
     with pytest.raises(agl.ConfigError, match=r"fit\(MyClass\(\)\.run, tasks\)"):
 

@@ -22,7 +22,7 @@ from agentlightning.rendering import RenderersRendering
 from agentlightning.rendering.messages import with_tool_names
 from agentlightning.store import InMemoryLightningStore
 from agentlightning.types import RolloutMode
-from agentlightning.types.left_out import left_out_of
+from agentlightning.types.left_out import MEDIA, left_out_of
 from agentlightning.types.names import LEFT_OUT
 from tests.gateway.conftest import CALC, Site, calculator
 from tests.gateway.families import rendering_of
@@ -227,11 +227,15 @@ IMAGES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", PLAIN)
-async def test_a_few_words_stand_where_an_image_was(site: Site, name: str) -> None:
-    status, header, answer = await post(site, PATHS[name], {**PLAIN[name], **IMAGES[name]})
-    assert status == 200, answer
+async def test_a_few_words_stand_where_an_image_was(site: Site, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        status, header, answer = await post(site, PATHS[name], {**PLAIN[name], **IMAGES[name]})
+        assert status == 200, answer
+    (warned,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "image" in warned
+    assert MEDIA in warned
     assert "image" in str(header)
-    (call,) = await site.close()
+    call, _ = await site.close()
     assert "left out: it is no text" in site.engine.rendering.decode(call.prompt_ids)
 
 

@@ -13,10 +13,10 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import msgspec
 
 from agentlightning.gateway.dialects.base import Fields, Kinds
-from agentlightning.gateway.dialects.tables.common import ALLOWED, CHOICE, FORMAT, FORMATS, MEDIA
+from agentlightning.gateway.dialects.tables.common import ALLOWED, CHOICE, FORMAT, FORMATS
 from agentlightning.gateway.exchange import AnswerSchema, Refusal, ToolChoice, unsupported
 from agentlightning.rendering.messages import Message, Tool
-from agentlightning.types.left_out import LeftOut
+from agentlightning.types.left_out import MEDIA, LeftOut
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -21,10 +22,15 @@ from agentlightning.gateway.sampling.served import as_served
 from agentlightning.gateway.serving.answering import Target, while_connected
 from agentlightning.gateway.serving.http import Receive
 from agentlightning.gateway.stable_prefix import parse_stable
+from agentlightning.types.left_out import LeftOut
+
+logger = logging.getLogger(__name__)
 
 _MOST_RECALLED = 8
 """Answers of one request; each time it is read anew."""
 _GONE = ("previous_response_not_found", "item_not_found")
+_MOST_WARNED = 64
+"""Parts of requests that are warned of: clients name some of them, and can make up any number."""
 
 
 class Router(Protocol):
@@ -67,6 +73,7 @@ class Reader:
         self._limits = limits
         self._large = large
         self._strict = strict
+        self._warned: set[str] = set()
 
     async def read(self, incoming: Incoming, receive: Receive) -> CallRequest | int | Mapping[str, Any]:
         """What a request asks; how many tokens it has, where that is all it asks and is known by now; or the body as it
@@ -79,7 +86,17 @@ class Reader:
         request = found if isinstance(target, Upstream) else self._served(found, target)
         if self._strict:
             check_strict(request.left_out)
+        self._warn(request.left_out)
         return request
+
+    def _warn(self, left_out: Sequence[LeftOut]) -> None:
+        """Say once, at the first call that has it, which part of a request the model does not get."""
+        for one in left_out:
+            if one.kind == "unavailable" and one.field not in self._warned and len(self._warned) < _MOST_WARNED:
+                self._warned.add(one.field)
+                logger.warning(
+                    "Left out of a request: %s. Reason: %s. The model answers without it.", one.field, one.why
+                )
 
     def _served(self, request: CallRequest, target: Target) -> CallRequest:
         return as_served(request, target.rendering, scores_prompts=target.scores_prompts)

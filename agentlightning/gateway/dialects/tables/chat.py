@@ -11,9 +11,9 @@ from agentlightning.gateway.dialects.tables.common import (
     EXTRAS_UNAVAILABLE,
     FORMATS,
     HOSTED,
-    MEDIA,
     THINKING,
 )
+from agentlightning.types.left_out import MEDIA
 
 FIELDS = Fields(
     honoured=(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
 
 HOSTED = "the provider runs this tool itself, and here nobody does; give the agent a function of its own"
-MEDIA = "this model reads text only"
 COMPACTS = "the agent has to summarise its conversation itself"
 TOOLS_LATER = "the tools of a request hold for its whole conversation; declare them all in 'tools'"
 STATE = "nothing is stored under this id here; send the conversation with the request"

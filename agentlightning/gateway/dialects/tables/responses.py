@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agentlightning.gateway.dialects.base import Fields, Kinds, Unavailable
-from agentlightning.gateway.dialects.tables.common import CHOICE, COMPACTS, FORMATS, HOSTED, MEDIA, STATE, TOOLS_LATER
+from agentlightning.gateway.dialects.tables.common import CHOICE, COMPACTS, FORMATS, HOSTED, STATE, TOOLS_LATER
+from agentlightning.types.left_out import MEDIA
 
 FIELDS = Fields(
     honoured=(
