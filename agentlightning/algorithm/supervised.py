@@ -1,4 +1,5 @@
-"""Supervised algorithms in the same loop: SFT on the best rollouts, a run's or chats, DPO on the best and the worst.
+"""Supervised algorithms in the same loop: SFT on the best rollouts, a run's or chats, DPO on the best and the worst, or
+on preferences.
 
 Good rollouts that another run recorded are learned as they were sampled (`RecordedSource`), or exported.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,34 +17,36 @@ from typing import Any, Literal
 import msgspec
 from pydantic import PositiveFloat
 
-from agentlightning.algorithm.episode import Episode, Sampled, collect, made_call
+from agentlightning.algorithm.episode import Episode, Sampled, collect
+from agentlightning.algorithm.examples import (
+    ExampleSource,
+    chat_episodes,
+    check_examples,
+    messages_of,
+    pair_episodes,
+    pair_of,
+    refuse_sampling,
+)
 from agentlightning.algorithm.grpo import GRPO
 from agentlightning.algorithm.schedule import TaskSchedule
 from agentlightning.algorithm.settings import Advantage, Loss
 from agentlightning.algorithm.source import FinishedRollouts, Source
 from agentlightning.algorithm.units import Normalization
-from agentlightning.errors import AgentLightningError, ConfigError, missing_extra
+from agentlightning.errors import ConfigError
 from agentlightning.learner.base import LossConfig
 from agentlightning.models import resolve_model
 from agentlightning.store import SqliteLightningStore
 from agentlightning.store.base import LightningStore
-from agentlightning.types import Attempt, Dataset, Outcome, Rollout, RolloutMode, RolloutStatus, Run
-from agentlightning.types.arrays import Int32Array, np
-
-MEASURED_CHATS = 1_000
-"""Conversations whose length is looked at before the first step …"""
-MOST_CHECKED = 100_000
-"""… and those whose form is, before anything is loaded."""
-ROLES = frozenset(("system", "developer", "user", "assistant", "tool", "function"))
-"""Who speaks in a conversation."""
-NO_CHAT = "It must be a chat: {'messages': [{'role': …, 'content': …}, …], 'tools': […]}, tools where there are any."
+from agentlightning.types import Dataset, RolloutMode, RolloutStatus, Run
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPO(GRPO):
     """Direct preference optimisation on the best and the worst sibling of each group (arXiv 2305.18290).
 
-    The reference is the model that the run started from.
+    With `source="pairs"` the training data are preferences, `{"input": {"messages": [...], "tools": [...]},
+    "preferred_output": [...], "non_preferred_output": [...]}`, nothing is sampled, and the agent validates only. The
+    reference is the model that the run started from.
     """
 
     loss: Loss = "dpo"
@@ -51,6 +54,26 @@ class DPO(GRPO):
     normalization: Normalization = "rollout"
     dpo_beta: PositiveFloat = 0.1
     """How far the policy may move from the reference: smaller is farther."""
+    source: Literal["rollouts", "pairs"] = "rollouts"
+    """The source of the training data."""
+
+    def __post_init__(self) -> None:
+        if not self.samples:
+            refuse_sampling(self, "Preferences")
+            self._derive(group_size=2)
+        super().__post_init__()
+
+    @property
+    def examples(self) -> str | None:
+        return "preferences" if self.source == "pairs" else None
+
+    def check_data(self, train: Dataset[Any]) -> None:
+        if not self.samples:
+            check_examples(train, pair_of, "preferences")
+
+    def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
+        rollouts = super().make_source(schedule, again, finished)
+        return rollouts if self.samples else ExampleSource(self, pair_episodes, schedule, rollouts)
 
     def loss_config(self) -> LossConfig:
         return msgspec.structs.replace(super().loss_config(), dpo_beta=self.dpo_beta)
@@ -91,14 +114,9 @@ class SFT(GRPO):
         super().__post_init__()
 
     def _check_given(self) -> None:
-        what = "Chats" if self.source == "chats" else "Recorded rollouts"
-        if self.source == "chats":
-            if self.policies:
-                raise ConfigError("Chats do not say which of several policies they are for; train them one by one.")
-            if self.best_of != 1 or self.min_reward is not None:
-                raise ConfigError("best_of and min_reward choose among a run's rollouts; chats have no rewards.")
-        if self.max_staleness or self.quorum < 1:
-            raise ConfigError(f"{what} are not sampled, so max_staleness and quorum have no effect. Leave them out.")
+        if self.source == "chats" and (self.best_of != 1 or self.min_reward is not None):
+            raise ConfigError("best_of and min_reward choose among a run's rollouts; chats have no rewards.")
+        refuse_sampling(self, "Chats" if self.source == "chats" else "Recorded rollouts")
         check_good(self._good)
 
     @property
@@ -111,162 +129,13 @@ class SFT(GRPO):
 
     def check_data(self, train: Dataset[Any]) -> None:
         if self.source == "chats":
-            check_chats(train)
+            check_examples(train, messages_of, "conversations")
 
     def make_source(self, schedule: TaskSchedule, again: Sequence[int], finished: FinishedRollouts) -> Source:
         rollouts = super().make_source(schedule, again, finished)
         if self.from_run is not None:
             return RecordedSource(Path(self.from_run), self.model, self._good, schedule, rollouts)
-        return rollouts if self.samples else ChatSource(self, schedule, rollouts)
-
-
-class ChatSource:
-    """The next chats of the data set, as rollouts."""
-
-    def __init__(self, settings: SFT, schedule: TaskSchedule, rollouts: Source) -> None:
-        self._settings = settings
-        self._schedule = schedule
-        self._rollouts = rollouts
-        self._rendering: Any = None
-
-    def is_over(self, position: int) -> bool:
-        return self._rollouts.is_over(position)
-
-    async def sample(self, step: int, position: int) -> Sampled | None:
-        if self.is_over(position):
-            return None
-        if self._rendering is None and (words := self._too_long()):
-            self._settings.context.reporter.warn(words)
-        began = time.time()
-        chosen = self._schedule.take(position, self._schedule.per_step)
-        episodes = [chat_episode(self._chats, self._schedule.task(i), f"{step}-{i}") for i in chosen]
-        return Sampled(episodes, chosen, position + len(chosen), began, time.time())
-
-    async def close(self) -> None:
-        await self._rollouts.close()
-
-    def _too_long(self) -> str | None:
-        """How many conversations do not fit the context in which agents are sampled, and by how much; None: all fit."""
-        shape, most = self._settings.shape, self._settings.max_context
-        limit = min(most, (shape and shape.max_context) or most)
-        chats = [self._schedule.task(i) for i in range(min(self._schedule.size, MEASURED_CHATS))]
-        lengths = [length_of(self._chats, chat) for chat in chats]
-        longer = [length for length in lengths if length > limit]
-        if not longer:
-            return None
-        return (
-            f"{len(longer)} of {len(chats)} conversations are longer than the context of {limit} tokens, the longest "
-            f"by {max(longer) - limit}. They are learned whole, which takes memory, and an agent cannot get so far: "
-            f"shorten them, or {'raise max_context' if limit == most else 'take a model with a longer context'}."
-        )
-
-    @property
-    def _chats(self) -> Any:
-        """How this model writes chats; loaded once."""
-        if self._rendering is None:
-            try:
-                from agentlightning.rendering import load_rendering
-            except ModuleNotFoundError as error:
-                raise missing_extra("torch", error.name or "renderers") from error
-            self._rendering = load_rendering(resolve_model(self._settings.model), self._settings.renderer)
-        return self._rendering
-
-
-def check_chats(chats: Dataset[Any]) -> None:
-    """Raises ConfigError for the first that is no conversation to learn, with its number."""
-    for number in range(min(len(chats), MOST_CHECKED)):
-        try:
-            _messages_of(chats[number])
-        except ConfigError as error:
-            raise ConfigError(f"Of the conversations, number {number + 1} (counted from 1): {error}") from None
-
-
-def length_of(rendering: Any, chat: Any) -> int:
-    """Tokens of a conversation; 0 for one that cannot be written, which is said when it is learned."""
-    messages, tools = _messages_of(chat)
-    try:
-        return len(rendering.render(messages, tools))
-    except AgentLightningError:
-        return 0
-
-
-def _messages_of(chat: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Any] | None]:
-    """A conversation's messages and tools. Raises ConfigError for what is none, and where nothing is to be learned."""
-    messages, tools = (chat.get("messages"), chat.get("tools")) if isinstance(chat, Mapping) else (chat, None)
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise ConfigError(f"{NO_CHAT} {_from_other_forms(chat)}It is {str(chat)[:200]}")
-    if not all(isinstance(m, Mapping) and "role" in m for m in messages):
-        raise ConfigError(f"{NO_CHAT} Its messages are {str(messages)[:200]}")
-    if unknown := sorted({str(m["role"]) for m in messages} - ROLES):
-        raise ConfigError(f"A chat has the roles {', '.join(sorted(ROLES))}, and this one has {', '.join(unknown)}.")
-    if not any(m["role"] == "assistant" for m in messages):
-        raise ConfigError(f"A chat without an assistant message has nothing to learn: {str(messages)[:200]}")
-    return messages, tools
-
-
-def _from_other_forms(row: Any) -> str:
-    """What to write for a row of a form that other trainers read; nothing for other rows."""
-    if not isinstance(row, Mapping):
-        return ""
-    if "conversations" in row:
-        return (
-            "This is ShareGPT's form: write messages, with the roles user for human and assistant for gpt, and content "
-            "for value. "
-        )
-    pairs = (("prompt", "completion"), ("instruction", "output"), ("question", "answer"), ("prompt", "response"))
-    asked, said = next((pair for pair in pairs if {*pair} <= {*row}), ("", ""))
-    if not asked:
-        return ""
-    return (
-        f"Write its {asked} and its {said} as messages: [{{'role': 'user', 'content': row[{asked!r}]}}, "
-        f"{{'role': 'assistant', 'content': row[{said!r}]}}]. "
-    )
-
-
-def chat_episode(rendering: Any, chat: Any, name: str) -> Episode:
-    """A chat as a rollout with reward 1: every assistant message is a call whose response is to be learned."""
-    messages, tools = _messages_of(chat)
-    calls = []
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant":
-            prompt, response = render_answer(rendering, messages[: i + 1], tools)
-            nothing = np.zeros(len(response), dtype=np.float32)
-            calls.append(made_call(f"{name}-{i}", name, "chat", prompt, response, nothing))
-    attempt = Attempt(rollout_id=name, attempt_id="chat", sequence_id=1, start_time=0.0, outcome=Outcome.OK)
-    return Episode(Rollout(rollout_id=name, input=None, start_time=0.0, metadata={"group": name}), attempt, 1.0, calls)
-
-
-def render_answer(
-    rendering: Any, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None
-) -> tuple[Int32Array, Int32Array]:
-    """The prompt before the last message, and the tokens with which the model should say it, its end included.
-
-    An answer is taken as it stands before a user's next message, where formats leave an empty reasoning away. Many
-    leave out any reasoning there, so one that reasons is taken as it stands at the end.
-
-    Raises ConfigError where the chat format does not write an answer right behind its prompt.
-    """
-    prompt = rendering.render(messages[:-1], tools)
-    last = _answer(rendering, prompt, rendering.render(messages, tools))
-    if last is None or not rendering.parse(last, prompt, tools).reasoning:
-        user = {"role": "user", "content": "."}
-        before_user = _answer(rendering, prompt, rendering.render([*messages, user], tools))
-        last = last if before_user is None else before_user
-    if last is None:
-        raise ConfigError(
-            f"The chat format '{rendering.name}' writes an answer otherwise than where the model would begin it, so "
-            f"this message cannot be learned: {str(messages[-1])[:200]}"
-        )
-    return prompt, last
-
-
-def _answer(rendering: Any, prompt: Int32Array, whole: Int32Array) -> Int32Array | None:
-    """What follows the prompt up to the first end of a turn; None if it does not."""
-    answer = whole[len(prompt) :]
-    ends = np.flatnonzero(np.isin(answer, list(rendering.stop_token_ids)))
-    if not np.array_equal(whole[: len(prompt)], prompt) or not len(ends):
-        return None
-    return answer[: ends[0] + 1].astype(np.int32)
+        return rollouts if self.samples else ExampleSource(self, chat_episodes, schedule, rollouts)
 
 
 PAGE = 200

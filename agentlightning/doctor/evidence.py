@@ -73,7 +73,7 @@ class Evidence:
     def supervised(self) -> bool:
         """Whether the run learned examples that it was given: its rollouts are validations, and nothing learns from
         what they earned."""
-        return self.settings.get("source") in ("chats", "run")
+        return self.settings.get("source") in ("chats", "pairs", "run")
 
     @property
     def spread(self) -> float:

@@ -10,7 +10,7 @@ import pytest
 import agentlightning as agl
 from agentlightning.algorithm.credit import credit
 from agentlightning.algorithm.episode import Earned
-from agentlightning.algorithm.supervised import chat_episode
+from agentlightning.algorithm.examples import chat_episode, check_examples, pair_episodes, pair_of
 from agentlightning.algorithm.units import CreditRule
 from agentlightning.errors import ConfigError
 from agentlightning.models import resolve_model
@@ -71,6 +71,49 @@ def test_reasoning_is_learned_too_also_before_and_after_a_tool() -> None:
     assert rendering.decode(calls[2].response_ids) == "Welcome.<|im_end|>", "no empty reasoning"
     for i, one in zip((1, 3, 5), calls, strict=True):
         assert np.array_equal(one.prompt_ids, rendering.render(chat[:i], [tool]))
+
+
+def test_a_message_without_weight_is_context() -> None:
+    rendering = load_rendering(resolve_model("calc"))
+    chat = [m | ({"weight": 0} if i == 2 else {}) for i, m in enumerate(CHAT)]
+    (call,) = chat_episode(rendering, {"messages": chat}, "c").calls
+    assert np.array_equal(call.prompt_ids, rendering.render(CHAT[:4], None))
+    with pytest.raises(ConfigError):
+        chat_episode(rendering, {"messages": [*CHAT[:2], CHAT[2] | {"weight": 0}]}, "c")
+    with pytest.raises(ConfigError):
+        chat_episode(rendering, {"messages": [*CHAT[:2], CHAT[2] | {"weight": 0.5}]}, "c")
+
+
+def test_a_preference_is_a_pair_of_rollouts_that_learns_its_answers_alone() -> None:
+    rendering = load_rendering(resolve_model("calc"))
+    good, bad = ({"role": "assistant", "content": text} for text in ("It is 6.", "It is 7."))
+    example = {"input": {"messages": CHAT[:4]}, "preferred_output": [good], "non_preferred_output": [bad]}
+    found = pair_episodes(rendering, example, "p")
+    assert [e.reward for e in found] == [1.0, 0.0]
+    assert [rendering.decode(c.response_ids) for e in found for c in e.calls] == [
+        "It is 6.<|im_end|>",
+        "It is 7.<|im_end|>",
+    ]
+    (batch,) = credit(found, agl.DPO(model="calc", source="pairs").credit_rule())
+    assert [(c.group, set(c.advantages.tolist())) for c in batch] == [(0, {1.0}), (0, {-1.0})]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"preferred_output": None},
+        {"preferred_output": []},
+        {"non_preferred_output": "7"},
+        {"non_preferred_output": [{"role": "user", "content": "7"}]},
+        {"input": None},
+        {"input": {"messages": "hi"}},
+    ],
+)
+def test_what_is_no_preference_is_refused_with_its_number(wrong: dict[str, object]) -> None:
+    good = {"input": {"messages": CHAT[:2]}, "preferred_output": CHAT[2:3], "non_preferred_output": CHAT[4:]}
+    assert check_examples([good], pair_of, "preferences") is None
+    with pytest.raises(ConfigError, match="number 2"):
+        check_examples([good, good | wrong], pair_of, "preferences")
 
 
 def test_what_is_no_chat_is_refused() -> None:
