@@ -232,7 +232,7 @@ def _where_they_are(folder: Path) -> str:
     if not folder.is_dir():
         missing = f"The folder '{folder}' is not there."
     elif (folder / RUN_FILE).is_file():
-        return "The run was stopped before its first one was saved: begin it anew."
+        return "The run stopped before its first checkpoint was saved. Start it again without --resume."
     else:
         missing = "It is no run's folder."
     runs = sorted({file.parent.parent.parent for file in place.glob(f"*/checkpoints/step-*/{CHECKPOINT_FILE}")})

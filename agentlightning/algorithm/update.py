@@ -149,8 +149,8 @@ class PolicyUpdaters:
         if policy not in self._unused:
             self._unused.add(policy)
             self._reporter.warn(
-                f"No rollout of this step asked for the policy '{policy}', so it learns nothing. An agent names it as "
-                f"its model: model='{policy}'."
+                f"No rollout of this step called the policy '{policy}', so it learns nothing. An agent calls it by "
+                f"model='{policy}'."
             )
 
 

@@ -74,7 +74,7 @@ class ModelSettings:
         if isinstance(self.policies, str) or len(set(aliases)) < len(self.policies) + (self.frozen is not None):
             raise ConfigError("policies takes a list of different names, for example policies=['solver', 'checker'].")
         if self.frozen is not None and not found:
-            raise ConfigError("frozen names the model beside several policies; give policies=[…] with it.")
+            raise ConfigError("frozen names the base model next to several policies; give policies=[…] with it.")
         for alias in aliases:
             if not re.fullmatch(r"[A-Za-z0-9_-]+", alias):
                 raise ConfigError(f"A policy cannot be called {alias!r}: use letters, digits, - and _.")

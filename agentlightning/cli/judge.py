@@ -155,7 +155,7 @@ def _judge_of(opened: OpenedRun, asked: JudgeOptions) -> GroupJudge:
         raise ConfigError("The run was trained without a judge. Name the one to measure: --url URL --model NAME.")
     if part.base_url is None:
         raise ConfigError(
-            f"The judge {part.model!r} is asked of the run's own engine, which is gone. Serve the model, agl serve "
+            f"The judge {part.model!r} ran on the run's own engine, which has stopped. Serve the model, agl serve "
             f"{opened.settings.get('model')}, and give its address: --url URL."
         )
     return part

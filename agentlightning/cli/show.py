@@ -154,7 +154,7 @@ def _panel(episode: Episode, spans: Sequence[Span], wanted: ShowOptions, width: 
     if episode.attempt is not None and episode.attempt.error:
         parts.append(Text(safe(episode.attempt.error), style="red"))
     for alias, own in spent_of(spans).items():
-        parts.append(Text(f"asked of {safe(alias)}: {own.words()}", style="dim"))
+        parts.append(Text(f"calls to {safe(alias)}: {own.words()}", style="dim"))
     for cause, tokens, number in _lost(episode):
         parts.append(Text(f"{tokens:,} tokens computed again: {number} × {safe(cause)}", style="dim"))
     for one in left_out_of(spans):

@@ -241,7 +241,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     MODEL + "override_config": (lambda v: not v, "change the model's config.json"),
     "reward_model.enable": (lambda v: not v, "let the agent ask the reward model, and return what it says"),
     "custom_reward_function.path": (lambda v: v is None, "let the agent return the reward"),
-    "data.shuffle": (lambda v: v is not False, "the order of the tasks is drawn anew in each epoch; take it out"),
+    "data.shuffle": (lambda v: v is not False, "tasks are shuffled in each epoch; remove it"),
     ROLLOUT + "do_sample": (lambda v: v is not False, "training samples, or siblings would be equal; take it out"),
     VAL + "top_p": (lambda v: v in (None, 1), "let the agent ask for it in validation; take it out"),
     VAL + "top_k": (lambda v: v in (None, 0, -1), "let the agent ask for it in validation; take it out"),

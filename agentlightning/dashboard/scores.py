@@ -118,7 +118,7 @@ async def _computed(weights: Path, calls: Sequence[Call], run: Run) -> Mapping[s
             process.kill()
     if process.returncode != 0:
         last = complaint.decode("utf-8", "replace").strip().splitlines() or ["it said nothing"]
-        raise StoreError(f"The weights could not be asked: {last[-1][:500]}")
+        raise StoreError(f"The scores could not be computed: {last[-1][:500]}")
     return json.loads(answer)
 
 

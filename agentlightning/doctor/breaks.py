@@ -29,9 +29,8 @@ WORTH_A_WORD = 0.05
 
 ADVICE = {
     "clock": "Take the clock, date, id or hash out of the system prompt, or put it into the last user message: every "
-    "token after it is computed anew.",
-    "tool_json": "Send tool calls back as they came: the client writes their JSON anew (other spaces, order or "
-    "escapes).",
+    "token after it is computed again.",
+    "tool_json": "Send tool calls back as they came: the client rewrites their JSON (other spaces, order or escapes).",
     "reasoning_stripped": "The reasoning of earlier answers is left out. Send reasoning_content back with each answer "
     "if "
     "the model's template keeps it; if the template itself drops it, this is how the model is meant to be used.",
@@ -41,13 +40,13 @@ ADVICE = {
     "template_changed": "Give the chat template the same arguments (chat_template_kwargs, effort, thinking on or "
     "off) in every call of a rollout.",
     "history_edited": "Only add messages: an earlier one was changed, or left out.",
-    "compaction": "The history was summarised. That costs one break each time: do it seldom, or raise max_context.",
+    "compaction": "The history was summarised. That costs one break each time: do it less often, or raise max_context.",
     "sub_agent": "A conversation of its own, as a sub-agent has: nothing to mend.",
     "tokenizer_seam": "The same text was tokenised otherwise. The gateway could not bridge this template: set "
     "renderer=… "
     "to one that knows the model.",
     "context_cleared": "The agent asked for old tool results or thoughts to be cleared (context_management). Clear "
-    "more at a time, and so more seldom.",
+    "more at a time, and less often.",
     "cut_to_fit": "The prompt was cut to fit the context: raise max_context, or let the agent shorten its history "
     "itself.",
 }
@@ -172,7 +171,7 @@ def break_findings(evidence: Evidence, decode: Decode | None = None) -> Iterator
 
 _WORDS = {
     "clock": "a clock, an id or a hash in the prompt",
-    "tool_json": "tool calls written anew",
+    "tool_json": "tool calls rewritten",
     "reasoning_stripped": "reasoning left out",
     "system_prompt_changed": "another system prompt",
     "tools_changed": "other tools",

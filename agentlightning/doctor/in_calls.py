@@ -48,8 +48,8 @@ def _failed_calls(evidence: Evidence) -> Iterator[Finding]:
             f"In {share(len(without), len(looked))} rollouts a model call failed, and the agent went on without its "
             f"answer and was rated. Most common ({count}×): {text}",
             (f"{BUSY_FIX} " if is_busy(text) else "")
-            + "Let the agent raise where a call fails: then the rollout is left out or made again, where now its "
-            "reward tells of the failure and not of the model.",
+            + "Let the agent raise where a call fails: then the rollout is left out or repeated. Now its "
+            "reward measures the failure and not the model.",
             rollouts=ids(without),
         )
     elif again and len(again) >= MANY * len(looked):

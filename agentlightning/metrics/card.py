@@ -127,5 +127,5 @@ def _limits(rows: Sequence[Mapping[str, Any]]) -> str:
     said = "on the validation tasks of this run" if validated else "nowhere: the run had no validation tasks"
     return (
         "## Limits\n\nThe model was made better at earning the reward of one agent on one set of tasks, and measured "
-        f"{said}. What it says elsewhere was not looked at.\n"
+        f"{said}. Its answers to anything else were not looked at.\n"
     )

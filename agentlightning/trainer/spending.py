@@ -39,4 +39,4 @@ def say_spent(reporter: Reporter, spent: Mapping[str, Spent]) -> None:
     """A line per provider that was asked."""
     for alias, own in spent.items():
         if own.calls:
-            reporter.note(f"Asked of {alias}: {own.words()}.")
+            reporter.note(f"Calls to {alias}: {own.words()}.")

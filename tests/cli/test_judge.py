@@ -170,7 +170,7 @@ def test_the_runs_own_judge_is_measured_unless_another_is_named(tmp_path: Path, 
 def test_the_base_as_judge_is_named_with_how_to_serve_it(tmp_path: Path) -> None:
     settings = {"group_judge": {"model": "base"}, "frozen": "base", "model": "calc"}
     record(tmp_path, Recording(groups=told(SAID, LABELS).groups, settings=settings))
-    with pytest.raises(ConfigError, match=r"'base' is asked of the run's own engine.*agl serve calc.*--url"):
+    with pytest.raises(ConfigError, match=r"'base' ran on the run's own engine.*agl serve calc.*--url"):
         agl("judge", tmp_path)
 
 

@@ -108,10 +108,10 @@ async def test_a_trainer_without_an_agent_and_a_runner_with_it(tmp_path: Path) -
     assert "Traceback" not in said + heard
     spent = {"provider/judge/calls": 4, "provider/judge/tokens": 8, "provider/judge/cost": pytest.approx(0.012)}
     assert {name: value for name, value in rows[-1].items() if name.startswith("provider/")} == spent
-    assert "Asked of judge: 4 calls, 8 tokens, cost 0.0120." in said
+    assert "Calls to judge: 4 calls, 8 tokens, cost 0.0120." in said
     assert spent_before(tmp_path / "run" / "metrics.jsonl") == {"judge": Spent(calls=4, tokens=8, cost=0.012)}
     shown = start(tmp_path, "show", "run", "--limit", "1").communicate()[0]
-    assert "asked of judge: 1 call, 2 tokens, cost 0.0030" in shown
+    assert "calls to judge: 1 call, 2 tokens, cost 0.0030" in shown
     await check_calls(tmp_path / "run" / "store.db")
 
 

@@ -74,7 +74,7 @@ agl.Trainer(initial_resources={{"llm": llm}}, run_dir="run").dev(agent, ["What i
 """,
     )
     assert done.returncode == 0, done.stderr
-    said(done, "1 rollouts, mean reward 1.000, 1 ok", "Asked of theirs: 1 call, 5 tokens")
+    said(done, "1 rollouts, mean reward 1.000, 1 ok", "Calls to theirs: 1 call, 5 tokens")
     ((request, headers),) = Provider.asked
     assert (request["model"], headers["Authorization"]) == ("theirs", "Bearer a-key")
     said(agl(tmp_path, "show", "run/dev"), "What is 6 * 7?", "Forty-two.")

@@ -188,7 +188,7 @@ async def test_a_client_that_goes_away_ends_its_sampling_and_is_recorded(site: S
     await _until(lambda: site.engine.running == 0)
     assert len(site.engine.aborted) == 1
     (call,) = await site.close()
-    assert call.info.error == "the client went away"
+    assert call.info.error == "the client disconnected"
     assert call.info.finish_reason == "abort"
     assert (len(call.response_ids) > 0) == stream
 

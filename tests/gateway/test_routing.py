@@ -118,7 +118,7 @@ async def test_a_stalled_provider_is_given_up_with_its_client(site: Site, provid
             await asyncio.sleep(0.01)
     await site.close()
     (span,) = await site.spans()
-    assert span.status.description == "the client went away"
+    assert span.status.description == "the client disconnected"
 
 
 async def test_another_name_for_the_policy_is_trained(site: Site, provider: Site) -> None:

@@ -179,8 +179,9 @@ class GroupJudge(Part):
         if part.base_url is None and part.model != settings.frozen:
             raise ConfigError(
                 f"group_judge has no base_url, so its model is the base of the run's policies by the name that frozen "
-                f"gives it, and frozen is {settings.frozen!r}. Give base_url=…, or train adapters beside their base: "
-                f"GRPO(policies=['policy'], frozen={part.model!r}, group_judge=agl.GroupJudge(model={part.model!r}))."
+                f"gives it, and frozen is {settings.frozen!r}. Give base_url=…, or train adapters and keep their base "
+                f"model: GRPO(policies=['policy'], frozen={part.model!r}, "
+                f"group_judge=agl.GroupJudge(model={part.model!r}))."
             )
         if part.rules.strip() == "":
             raise ConfigError("The rubric of a GroupJudge is empty; leave it out for the default one.")

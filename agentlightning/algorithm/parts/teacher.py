@@ -203,7 +203,7 @@ class Teacher(Record, Part):
             raise ConfigError("Distilling needs the model to learn from: agl.Distill(model=…, teacher=…).")
         if s.kl.coef or s.loss_spec.reference:
             raise ConfigError(
-                "The teacher is what the policy is compared with, so there is no other reference beside it. Leave "
+                "The teacher is what the policy is compared with, so there is no other reference. Leave "
                 "kl_coef out, and take a loss without a reference."
             )
         if s.teacher.url is not None and not re.match(r"https?://", s.teacher.url):
@@ -275,8 +275,8 @@ class PrivilegedContext:
         text = task.get(self._key) if isinstance(task, Mapping) else None
         if not isinstance(text, str) or not text:
             raise ConfigError(
-                f"What the teacher is told stands under {self._key!r} of each task, as a text; here it is {text!r}. "
-                "Give tasks that have it, or name another key: hint='…'."
+                f"Each task needs a hint for the teacher, a text, in its field {self._key!r}; here it is {text!r}. "
+                "Give tasks that have it, or name another field: hint='…'."
             )
         if text not in self._tokens:
             self._tokens[text] = message_tokens(self._rendering, text)

@@ -175,7 +175,7 @@ def _message(body: str) -> str:
 
 async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
     """Ask, again where the trouble may pass. Raises nothing: a failure is a value."""
-    failure = CriticFailure("error", "it was not asked")
+    failure = CriticFailure("error", "it was not called")
     for number in range(TRIES):
         try:
             async with asyncio.timeout(timeout):

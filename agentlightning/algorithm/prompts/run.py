@@ -201,14 +201,14 @@ class PromptRun:
         if all(t.refusal is not None for t in trials):
             raise ConfigError(
                 f"The agent's model answered none of its calls on the first {len(trials)} validation tasks: "
-                f"{trials[-1].refusal}\nCheck the model's URL, its name and its key. Nothing was asked of a critic. To "
-                f"see the calls:  agl show {run_dir}"
+                f"{trials[-1].refusal}\nCheck the model's URL, its name and its key. No critic was called. To see "
+                f"the calls:  agl show {run_dir}"
             )
         if all(t.reward is None for t in trials):
             why = (trials[0].error or trials[0].outcome.value).strip().splitlines()[0]
             raise ConfigError(
                 f"The agent failed on all of the {len(trials)} validation tasks that it was first run on. One of them: "
-                f"{why[:300]}\nNothing was asked of a critic. To see them:  agl show {run_dir} --failed"
+                f"{why[:300]}\nNo critic was called. To see them:  agl show {run_dir} --failed"
             )
 
     # ---- the critic ------------------------------------------------------------------------------------------------
@@ -370,8 +370,8 @@ def _notes(templates: Mapping[str, PromptTemplate]) -> Iterator[str]:
             ) from None
         if fixed:
             yield (
-                f"{name} has no placeholder such as {{question}}, so it is the same text for every task. That is well "
-                "where the agent says the task elsewhere."
+                f"{name} has no placeholder such as {{question}}, so it is the same text for every task. That is fine "
+                "if the agent sends the task in another message."
             )
 
 

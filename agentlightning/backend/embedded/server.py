@@ -349,7 +349,7 @@ def _what_to_do(verb: Verb, error: Exception) -> str:
     if isinstance(verb, SaveState | Export):
         there = next(p for p in Path(verb.path).absolute().parents if p.exists())
         free = shutil.disk_usage(there).free >> 20
-        return f"\n{free} MiB are free in {there}. Make room and resume from the last checkpoint: it is whole."
+        return f"\n{free} MiB are free in {there}. Free some space and resume from the last checkpoint: it is whole."
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY):
         return "\nMemory is short: lower tokens_per_batch, or set gradient_checkpointing=True or a lora_rank."
     return ""

@@ -112,7 +112,7 @@ class Broadcast:
         try:
             await self._send(name, replicas)
         except BackendDied as error:
-            logger.warning("Not all servers got what was published at once; they are asked one by one. %s", error)
+            logger.warning("Not all servers got what was published at once; they are updated one by one. %s", error)
 
     async def give(self, name: str, replica: Replica) -> str:
         if not (path := await replica.api.received_weights(name)):

@@ -247,8 +247,8 @@ def _earlier(body: Mapping[str, Any], answered: Answered) -> Sequence[Message]:
 
 def _gone(what: str, param: str, code: str) -> Refusal:
     return Refusal(
-        f"{what} not found: it was asked with store=false, is of another attempt or of a client with another key, or "
-        "was too long ago. Send the conversation itself in 'input'.",
+        f"{what} not found: it was made with store=false, belongs to another attempt or to a client with another "
+        "key, or is too old. Send the conversation itself in 'input'.",
         code=f"{code}_not_found",
         param=param,
     )

@@ -149,7 +149,7 @@ class Upstream:
                 error = None if response.status < 400 else f"the provider answered {response.status}"
                 self._mark(live, response.status)
         except asyncio.CancelledError:
-            error = live.ended or "the client went away"
+            error = live.ended or "the client disconnected"
             raise
         except (aiohttp.ClientError, TimeoutError) as failure:
             answers = answers and not isinstance(failure, aiohttp.ClientConnectorError)

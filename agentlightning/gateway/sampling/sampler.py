@@ -133,7 +133,7 @@ class Sampler:
                 raise EngineError("The engine ended the response before it was finished.")
             await turns.take()
         except asyncio.CancelledError:
-            self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client went away")
+            self._record_failure(asked, index, chunks, asked.arrival.live.ended or "the client disconnected")
             raise
         except (EngineError, ModelError, ConfigError) as error:
             self._record_failure(asked, index, chunks, str(error))

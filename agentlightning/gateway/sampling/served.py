@@ -13,7 +13,7 @@ from agentlightning.types.left_out import LeftOut
 
 _SWITCHES = ("enable_thinking", "thinking")
 """How chat formats call the argument that switches thoughts off."""
-_NO_SCORES = "the engine of this model tells no log-probs of a prompt's tokens"
+_NO_SCORES = "the engine of this model returns no log-probs of prompt tokens"
 NO_THOUGHT = "none"
 """The effort of a request that wants no thoughts."""
 

@@ -89,7 +89,7 @@ class VerlLearner(TorchLearner):
 
     def keep_routes(self, batch: PackedBatch, *, first: bool) -> None:
         raise ConfigError(
-            "verl's workers choose experts anew in each pass: set routing_replay=False, or learner='own'."
+            "verl's workers choose experts again in each pass: set routing_replay=False, or learner='own'."
         )
 
 

@@ -160,7 +160,7 @@ async def while_connected(request: Request, waiting: Awaitable[T]) -> T:
             task.cancel()
             await asyncio.wait((task,))
         if task.cancelled():
-            raise StoreUnavailableError("The client went away before there was an answer.")
+            raise StoreUnavailableError("The client disconnected before there was an answer.")
         return await task
     finally:
         gone.cancel()

@@ -138,7 +138,7 @@ def _to_span(span: Any, resource: OtelResource) -> Span | str:
     if not isinstance(rollout_id, str) or not isinstance(attempt_id, str):
         return f"Span '{span.name}' has no {ROLLOUT_KEY} and {ATTEMPT_KEY}; set them as resource attributes."
     if not any(span.trace_id) or not any(span.span_id):
-        return f"Span '{span.name}' has no trace id or no span id, without which it cannot be told from others."
+        return f"Span '{span.name}' has no trace id or no span id, without which it cannot be identified."
     sequence_id = owner.get(SEQUENCE_KEY, 0)
     trace_id, span_id, parent_id = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
     code = span.status.code

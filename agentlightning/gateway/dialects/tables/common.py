@@ -79,7 +79,7 @@ EXTRAS_UNAVAILABLE = {
     "repetition_penalty": Unavailable("use presence_penalty or frequency_penalty", neutral=(1,)),
     "use_beam_search": Unavailable(_ENGINE, neutral=(False,)),
     "early_stopping": Unavailable(_ENGINE, neutral=(False,)),
-    "truncate_prompt_tokens": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)"),
+    "truncate_prompt_tokens": Unavailable("set cut_long_prompts on the gateway to cut long prompts"),
     "bad_words": Unavailable("use logit_bias", neutral=([],)),
     "allowed_token_ids": Unavailable("use logit_bias", neutral=([],)),
     "best_of": Unavailable("ask for n answers and choose one", neutral=(1,)),

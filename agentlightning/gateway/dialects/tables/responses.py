@@ -43,7 +43,7 @@ FIELDS = Fields(
     ),
     unavailable={
         "background": Unavailable("nothing is answered later; ask without it", neutral=(False,), needed=True),
-        "truncation": Unavailable("the gateway cuts long prompts if it is told to (cut_long_prompts)", ("disabled",)),
+        "truncation": Unavailable("set cut_long_prompts on the gateway to cut long prompts", ("disabled",)),
         "context_management": Unavailable(COMPACTS, neutral=([],)),
         "conversation": Unavailable(STATE, needed=True),
         "prompt": Unavailable(STATE, needed=True),
