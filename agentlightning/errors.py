@@ -2,7 +2,8 @@
 
 AgentLightningError
 ├── ConfigError      a setting is wrong, unknown or unused
-│   └── VariableError        an environment variable says what it cannot mean; a ValueError too
+│   ├── VariableError        an environment variable says what it cannot mean; a ValueError too
+│   └── GraderRefused        a grader of the fine-tuning API cannot be honoured; it names the field
 ├── ModelError       a model cannot be loaded, rendered, or sampled from
 ├── AgentError       the user's agent did something that cannot be trained on
 │   ├── UnknownResourceError  it asked for a resource that there is not; a KeyError too
@@ -46,6 +47,15 @@ class ConfigError(AgentLightningError):
 
 class VariableError(ConfigError, ValueError):
     """An environment variable says what it cannot mean."""
+
+
+class GraderRefused(ConfigError):
+    """A grader of the fine-tuning API that is wrong, or cannot be honoured here."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+        """The field that is why, by its path, such as `grader.graders.exact.operation`."""
 
 
 class ModelError(AgentLightningError):

@@ -43,6 +43,7 @@ LAYERS: list[set[str]] = [
     {"doctor"},
     {"dashboard"},
     {"trainer"},
+    {"finetuning"},
     {"cli"},
     # Older names lead to everything below; nothing below knows of them.
     {"compat"},

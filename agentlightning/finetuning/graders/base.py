@@ -1,0 +1,146 @@
+"""What every grader is: a name, what it was made from, and `grade`."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from agentlightning.errors import GraderRefused
+from agentlightning.finetuning.graders.result import Errors, Grade, Models, Sample
+from agentlightning.finetuning.graders.template import MissingVariable, Template
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """One sample to grade, with the item it answers and the models that may be asked."""
+
+    item: Mapping[str, Any]
+    sample: Sample
+    models: Models | None = None
+
+    def fill(self, template: Template) -> str:
+        """The template with its variables' values. Raises MissingVariable."""
+        return template.fill(self.item, self.sample.as_dict())
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What a grader found, and what that took."""
+
+    reward: float
+    tokens: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    model: str | None = None
+
+
+class GraderFailed(Exception):
+    """A grader did not come to a reward: the flag of `Errors` that says so, and why."""
+
+    def __init__(self, flag: str, why: str, score: Score | None = None) -> None:
+        super().__init__(why)
+        self.errors = Errors.of(flag, why)
+        self.score = score
+        """What asking models took."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grader(ABC):
+    """A grader, as it was read from JSON."""
+
+    type: ClassVar[str]
+    name: str
+    given: Mapping[str, Any] = field(repr=False)
+    """The JSON it was read from."""
+
+    @property
+    def lowest(self) -> float:
+        """The reward of an output that is no JSON, where JSON is graded."""
+        return 0.0
+
+    @abstractmethod
+    async def score(self, grading: Grading) -> Score:
+        """The reward. Raises GraderFailed or MissingVariable."""
+
+    async def grade(self, grading: Grading) -> Grade:
+        """The reward, or why there is none; raises nothing of its own."""
+        began = time.monotonic()
+        errors, why, reward, score = Errors(), None, None, None
+        try:
+            score = await self.score(grading)
+            reward = score.reward
+        except MissingVariable as missing:
+            why = str(missing)
+            errors = Errors.of("sample_parse_error" if missing.of_output else "invalid_variable_error", why)
+            reward = self.lowest if missing.of_output else None
+        except GraderFailed as failed:
+            errors, why, score = failed.errors, str(failed), failed.score
+        except Exception as error:  # a library's, on texts nobody foresaw: the training goes on without the sample
+            why = f"{type(error).__name__}: {error}"
+            errors = Errors.of("other_error", why)
+        score = score or Score(0.0)
+        found = Grade(
+            self.name, self.type, reward, errors, why, time.monotonic() - began, {}, score.tokens, score.model
+        )
+        return found.checked()
+
+
+class Fields:
+    """The fields of a grader's JSON. Whatever is wrong with one is refused with its path."""
+
+    def __init__(self, given: Any, param: str) -> None:
+        self.param = param
+        if not isinstance(given, Mapping):
+            raise GraderRefused(f"{param} is {_short(given)}; give an object.", param)
+        self.given: Mapping[str, Any] = given
+        self._read = {"type", "name"}
+
+    def path(self, name: str) -> str:
+        return f"{self.param}.{name}"
+
+    def refused(self, name: str, why: str) -> GraderRefused:
+        """The error for a field."""
+        return GraderRefused(f"{self.path(name)} {why}", self.path(name))
+
+    def get(self, name: str) -> Any:
+        """The field; None where it is not given."""
+        self._read.add(name)
+        return self.given.get(name)
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A field that is a text; needed, unless there is a default."""
+        found = self.get(name)
+        if found is None and default is not None:
+            return default
+        if not isinstance(found, str):
+            raise self.refused(name, "is missing." if found is None else f"is {_short(found)}; give a text.")
+        return found
+
+    def template(self, name: str) -> Template:
+        return Template.parse(self.text(name), self.path(name))
+
+    def one_of(self, name: str, known: Sequence[str], also: Mapping[str, str] | None = None) -> str:
+        """One of the known values; `also` has further spellings of them."""
+        found = (also or {}).get(self.text(name), self.text(name))
+        if found not in known:
+            raise self.refused(name, f"is {_short(found)}; it can be {', '.join(known)}.")
+        return found
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of texts, at least one."""
+        found = self.get(name)
+        if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+            raise self.refused(name, "is missing." if found is None else f"is {_short(found)}; give a list of texts.")
+        return tuple(found)
+
+    def end(self, *tolerated: str) -> None:
+        """Refuse what was not read, by its name; `tolerated` fields have a meaning where graders do not train."""
+        unknown = sorted(str(name) for name in self.given if name not in self._read and name not in tolerated)
+        if unknown:
+            raise self.refused(unknown[0], f"is no field of a grader of type {self.given.get('type')!r}.")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}…"
