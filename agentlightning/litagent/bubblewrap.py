@@ -51,6 +51,9 @@ class Bubblewrap:
 
     read: Sequence[str | Path] = ()
     """Further folders and files to see."""
+    memory_files: int | None = None
+    """Where given, nothing is written to a disk: the working directory, `/tmp` and `/dev/shm` are in memory, and each
+    holds so many bytes."""
 
     def arguments(
         self, command: Sequence[str], folder: Path, readable: Sequence[Path] = (), own: Path | None = None
@@ -64,7 +67,9 @@ class Bubblewrap:
         mounts = {place: cover for place, cover in covers if not any(place.is_relative_to(p) for p in others)}
         mounts |= {place: ["--ro-bind", str(place), str(place)] for place in seen}
         mounts |= {place: ["--tmpfs", str(place)] for place in others}
-        mounts[folder] = ["--bind", str(folder), str(folder)]
+        size = [] if self.memory_files is None else ["--size", str(self.memory_files)]
+        tmpfs = ["--perms", "1777", *size, "--tmpfs"]
+        mounts[folder] = [*tmpfs, str(folder)] if size else ["--bind", str(folder), str(folder)]
         mounts |= {place: ["--ro-bind", str(place), str(place)] for place in readable}
         if own:
             mounts[Path(SOCKETS)] = ["--ro-bind", str(own), SOCKETS]
@@ -74,8 +79,8 @@ class Bubblewrap:
         return [
             *(shutil.which("bwrap") or "bwrap", "--die-with-parent", *_namespaces()),
             *view.system(),
-            *("--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--tmpfs", "/dev/shm"),
-            *("--perms", "1777", "--tmpfs", "/tmp"),
+            *("--proc", "/proc", "--dev", "/dev", *tmpfs, "/dev/shm"),
+            *(*tmpfs, "/tmp"),
             *(argument for place in sorted(mounts) for argument in mounts[place]),  # folders before what lies in them
             *("--remount-ro", "/", "--"),
         ]

@@ -30,7 +30,7 @@ class GraderSettings:
     """The time that a Python grader may take for one sample."""
     memory_bytes: int = 2 * 1024**3
     """The memory of each process of a Python grader."""
-    file_bytes: int = 1024**3
-    """What a Python grader may write to its temporary folder."""
+    file_bytes: int = 256 * 1024**2
+    """What a Python grader may write, which is kept in memory, to each of the three folders that it can write to."""
     processes: int = 2
     """Samples that are graded at the same time by one Python grader."""
