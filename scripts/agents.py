@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,10 +56,30 @@ NOT_HAD = {
     "Letta": "npm lacks a package that letta-code 0.32.18 needs (@janhapke/sharp-electron 0.35.3-electron.1)",
 }
 """Agents that could not be run, and why."""
-EARLY: Mapping[str, tuple[str, str]] = {
-    "codex": ("codex exec ", "codex exec -c model_auto_compact_token_limit=30000 "),
+
+
+@dataclass(frozen=True, kw_only=True)
+class Early:
+    """How an agent is told to sum up early."""
+
+    replaced: tuple[str, str] | None = None
+    """A part of its command or configuration, and what stands in its place."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """Of its home, by path."""
+
+
+_LIMIT = Early(replaced=('{"tool_call": true}', '{"tool_call": true, "limit": {"context": 100000, "output": 4000}}'))
+EARLY: Mapping[str, Early] = {
+    "claude-code": Early(
+        environment={"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000", "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": "60"}
+    ),
+    "codex": Early(replaced=("codex exec ", "codex exec -c model_auto_compact_token_limit=30000 ")),
+    "opencode": _LIMIT,
+    "qwen-code": Early(files={".qwen/settings.json": '{"model": {"generationConfig": {"contextWindowSize": 90000}}}'}),
+    "gemini-cli": Early(replaced=('{"security":', '{"model":{"compressionThreshold":0.04},"security":')),
+    "kilo": _LIMIT,
 }
-"""How an agent is told to sum up early: a part of its command or configuration, and what stands in its place."""
 _MOST_SECONDS = 300.0
 
 
@@ -112,7 +132,8 @@ class Seen:
 
     @property
     def summed_up(self) -> bool:
-        return any(SUMMARY in response for _, response in self.texts)
+        """Whether a call went on from the summary."""
+        return any(SUMMARY in prompt for prompt, _ in self.texts)
 
 
 def row(agent: KnownAgent, version: str, read: Seen, delegated: Seen, compacted: Seen | None) -> str:
@@ -140,10 +161,12 @@ def row(agent: KnownAgent, version: str, read: Seen, delegated: Seen, compacted:
 
 
 def _compaction(seen: Seen) -> str:
-    """Whether it summed up and went on, and how many of the later calls continue exactly."""
+    """Whether it summed up and went on, how many of the later calls continue exactly, and why the others do not."""
     if not seen.summed_up:
         return "did not begin"
-    return f"{'worked' if seen.worked else 'failed'}, {seen.exact} of {len(seen.later)}"
+    lost = sorted({call.info.divergence.cause for call in seen.calls if call.info.divergence and _has_lost(call)})
+    why = f" ({'; '.join(lost)})" if lost else ""
+    return f"{'worked' if seen.worked else 'failed'}, {seen.exact} of {len(seen.later)}{why}".replace("|", "/")
 
 
 def _has_lost(call: Call) -> bool:
@@ -157,11 +180,12 @@ def _continues(parent: Call, call: Call) -> bool:
 
 def early(agent: KnownAgent) -> KnownAgent:
     """The agent, told to sum up early."""
-    old, new = EARLY[agent.name]
-    environment = {name: value.replace(old, new) for name, value in agent.environment.items()}
-    changed = replace(agent, command=[part.replace(old, new) for part in agent.command], environment=environment)
-    assert (list(changed.command), changed.environment) != (list(agent.command), agent.environment), agent.name
-    return changed
+    changes = EARLY[agent.name]
+    old, new = changes.replaced or ("", "")
+    changed = [part.replace(old, new) if old else part for part in agent.command]
+    environment = {name: value.replace(old, new) if old else value for name, value in agent.environment.items()}
+    assert not old or (changed, environment) != (list(agent.command), agent.environment), agent.name
+    return replace(agent, command=changed, environment={**environment, **changes.environment})
 
 
 async def run(
@@ -178,6 +202,9 @@ async def run(
     engine = Engine(rendering, script, max_context=400_000)
     with tempfile.TemporaryDirectory() as files, tempfile.TemporaryDirectory() as home:
         _write(Path(files, "notes.txt"), text)
+        if text == LONG:
+            for name, written in EARLY[agent.name].files.items():
+                _write(Path(home, name), written)
         async with Gateway(store, engine, rendering) as gateway:
             runner = LitAgentRunner(agl.DummyTracer(), gateway=gateway)
             llm = gateway.as_resource()
@@ -198,13 +225,14 @@ async def run(
 
 def _started(agent: KnownAgent, llm: agl.LLM, home: str) -> dict[str, Any]:
     """The agent by its name, or the command of one that was changed."""
-    if agent == KNOWN_AGENTS[agent.name]:
+    if agent is KNOWN_AGENTS[agent.name]:
         return {"command": agent.name}
     environment = {name: with_llm(value, llm) for name, value in agent.environment.items()}
     return {"command": [with_llm(part, llm) for part in agent.command], "env": {**environment, "HOME": home}}
 
 
 def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
 
 

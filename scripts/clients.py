@@ -102,6 +102,8 @@ AGENTS = {
     "passages": "test_scripts and passages",
 }
 """What runs in an environment, where that is not everything that is installed there."""
+_SEEN = ("sub_agents", "conversations", "compaction")
+"""What is measured with two agents, or of one that sums up, where a framework has them."""
 FAILURES, NOTHING_TO_RUN = 1, 5
 """What pytest says where tests failed, and where none was chosen."""
 
@@ -176,8 +178,8 @@ def table(report: Path) -> str:
         rows.setdefault((line["package"], line["wire"], line["node"]), []).append(line)
     lines = [
         "| package | wire format | streamed | captured exactly | continued exactly "
-        "| named agents | required tools held | by | change |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| named agents | sub-agents | conversations | compaction | required tools held | by | change |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     lines += [_row(package, wire, lines_of) for (package, wire, _), lines_of in sorted(rows.items())]
     return "\n".join(lines)
@@ -186,8 +188,12 @@ def table(report: Path) -> str:
 def _row(package: str, wire: str, lines: list[dict[str, Any]]) -> str:
     runs = [line for line in lines if "calls" in line]
     required = sum(line.get("required", 0) for line in lines)
+    seen = {
+        name: line[name] for name in ("sub_agents", "conversations", "compaction") for line in lines if name in line
+    }
     total = {key: sum(run[key] for run in runs) for key in ("calls", "exact", "continued", "rollouts")}
     later = total["calls"] - total["rollouts"]
+    none = "–" if runs[0]["named"] else "none"
     where = " (Node)" if runs[0]["node"] else ""
     cells = [
         f"{package} {runs[0]['version']}{where}",
@@ -196,6 +202,7 @@ def _row(package: str, wire: str, lines: list[dict[str, Any]]) -> str:
         f"{total['exact']} of {total['calls']}",
         f"{total['continued']} of {later}" if later else "–",
         "by the framework" if runs[0]["named"] else "by the URL",
+        *(str(seen.get(name, none)) for name in _SEEN),
         f"{required} of {required}" if required else "–",
         "the script" if runs[0]["scripted"] else "the model",
         f"`{runs[0]['change']}`",

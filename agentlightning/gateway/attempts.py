@@ -108,6 +108,8 @@ class LiveAttempt:
     """Reads a call that left memory, and those that it continues, back from the store."""
     restored: bool = False
     """Whether an earlier gateway served it too."""
+    agents: set[str] = field(default_factory=set)
+    """The names of the agents that have called."""
     left_out: set[str] = field(default_factory=set)
     """The fields that were left out of its requests, as far as they are recorded."""
 

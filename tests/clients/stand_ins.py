@@ -30,7 +30,11 @@ STARTS: dict[str, dict[str, Any]] = {
     "spawn_agent": {"message": SUB_TASK, "agent_type": "default", "task": SUB_TASK, "systemPrompt": "You help."},
 }
 """What starts a sub-agent, by the tool's name; of the arguments those that the tool has."""
-_SUMS_UP = re.compile(r"summar|compact|hand-?off", re.IGNORECASE)
+_SUMS_UP = re.compile(r"summar|compact|hand-?off|snapshot|extract", re.IGNORECASE)
+_HANDS_OVER = re.compile(r"transfer|hand_?off|delegate|helper", re.IGNORECASE)
+_HANDED_OVER = ("tool_call", "Calling tools", "called tool")
+"""How frameworks write a call into the history, the last two as text."""
+_NAMES = re.compile(r"agent|coworker", re.IGNORECASE)
 _MOST_READS = 12
 
 
@@ -86,16 +90,34 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
 
 def compacting(prompt: str, _: object) -> str:
     """Reads the file again and again until it is asked to sum up; then once more, and ends."""
-    asked = prompt.rpartition("<|im_start|>user\n")[2]
+    asked = prompt.rpartition("<|im_start|>user\n")[2].rpartition("</tool_response>")[2]
     read = prompt.count("<tool_response>\n")
     before, summed_up, after = prompt.partition(SUMMARY)
-    if not asked.startswith("<tool_response>") and _SUMS_UP.search(asked) and not summed_up and LAST_LINE in before:
+    if _SUMS_UP.search(asked) and not summed_up and LAST_LINE in before:
         return f"<summary>\n{SUMMARY}\n</summary>"
     if after.count("<tool_response>\n") or read >= _MOST_READS:
         return f"The word is {WORD}."
     tools = _declared(prompt)
     shell = next((tool for tool in tools if _SHELLS.search(tool["name"])), None)
-    return "Nothing to do." if shell is None else _call(shell["name"], arguments_for(shell["parameters"], 0))
+    if shell is None:
+        return "Nothing to do."
+    call = _call(shell["name"], arguments_for(shell["parameters"], 0))
+    return call.replace(_COMMANDS[0], f"{_COMMANDS[0]} # {read}")  # some end what repeats itself
+
+
+def handing_over(prompt: str) -> str:
+    """Hands over to the agent `helper` by whatever tool there is for it, once, and ends."""
+    tools = {tool["name"]: tool for tool in _declared(prompt)}
+    hands_over = next((name for name in tools if _HANDS_OVER.search(name)), None)
+    so_far = prompt.rpartition(DELEGATES["prompt"])[2]
+    handed_over = any(words in so_far for words in _HANDED_OVER) or DELEGATES["prompt"] not in prompt
+    if hands_over is not None and not handed_over:
+        schema = tools[hands_over]["parameters"]
+        wanted = schema.get("required") or list(schema.get("properties", {}))
+        return _call(hands_over, {name: "helper" if _NAMES.search(name) else SUB_TASK for name in wanted})
+    if "final_answer" in tools:
+        return _call("final_answer", {"answer": "All done."})
+    return "[[ ## answer ## ]]\nAll done.\n\n[[ ## completed ## ]]" if "[[ ## " in prompt else "All done."
 
 
 def _declared(prompt: str) -> list[dict[str, Any]]:

@@ -117,6 +117,8 @@ class Planner:
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="cut_to_fit"))
         elif request.cleared and prompt.divergence is not None and prompt.divergence.cause != "new_conversation":
             prompt = replace(prompt, divergence=replace(prompt.divergence, cause="context_cleared"))
+        elif _is_first_of_an_agent(arrival) and prompt.divergence is not None:
+            prompt = replace(prompt, divergence=replace(prompt.divergence, tokens_lost=0, cause="new_conversation"))
         rendered = prompt.piece.end
         if request.begun:
             prompt = self._begun(arrival, prompt)
@@ -329,3 +331,14 @@ def _fresh(question: Question) -> list[str]:
     if question.goes_on:
         return list(texts_in(question.messages[question.walk.turn_depth :], None))
     return list(texts_in(question.messages, question.tools))
+
+
+def _is_first_of_an_agent(arrival: Arrival) -> bool:
+    """Whether an agent with a name calls for the first time, after others: what it says is a conversation of its own,
+    however alike the agents' prompts are.
+    """
+    agent, known = arrival.place.agent, arrival.live.agents
+    if agent is None or agent in known:
+        return False
+    known.add(agent)
+    return len(known) > 1

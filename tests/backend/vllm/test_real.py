@@ -14,12 +14,17 @@ import msgspec
 import numpy as np
 import pytest
 import pytest_asyncio
+from openai import AsyncOpenAI
 
 from agentlightning.backend import POLICY, Backend, ModelSpec, make_backend
 from agentlightning.backend.vllm.backend import VLLMBackend
 from agentlightning.backend.vllm.process import ServerProcess
 from agentlightning.engine.base import Chunk, SamplingParams, concat
+from agentlightning.gateway import Gateway
 from agentlightning.learner.base import LossConfig, OptimParams
+from agentlightning.models import resolve_model
+from agentlightning.rendering import load_rendering
+from agentlightning.store import InMemoryLightningStore
 
 from ...engine.test_model_process import row
 
@@ -94,6 +99,34 @@ async def test_log_probs_are_the_learners_before_and_after_each_publication(back
         if not published:  # later it may be so sure of its tokens that it cannot move far
             assert await gap(backend, before) > 10 * EXACT, "the learner moved"
     assert max(gaps.values()) < EXACT, gaps
+
+
+async def test_log_probs_of_a_prompt_are_the_learners(backend: Backend) -> None:
+    """As a client of vLLM asks for them, through the gateway, before and after a publication."""
+    store, rendering = InMemoryLightningStore(), load_rendering(resolve_model("calc"))
+    async with Gateway(store, backend.engine(POLICY), rendering) as gateway:
+        claimed = await store.start_rollout(input={})
+        place = claimed.rollout_id, claimed.attempt.attempt_id
+        client = AsyncOpenAI(base_url=gateway.as_resource().get_base_url(*place), api_key=gateway.key_for(*place))
+        for published in range(2):
+            answer: Any = await client.chat.completions.create(
+                model=POLICY,
+                messages=[{"role": "user", "content": f"What is {published} + 3?"}],
+                max_tokens=4,
+                extra_body={"prompt_logprobs": 2, "return_token_ids": True},
+            )
+            ids = np.array(answer.prompt_token_ids, dtype=np.int32)
+            first, *rows = answer.prompt_logprobs
+            assert first is None
+            assert all(len(row) in (2, 3) for row in rows), "its own, and the two most probable ones"
+            told = np.array([row[str(i)]["logprob"] for row, i in zip(rows, ids[1:], strict=True)], dtype=np.float32)
+            scored = Chunk(ids=ids[1:], logprobs=told, plain_logprobs=told, version=0, finish_reason="stop")
+            found = await backend.learner(POLICY).forward(row(ids[:1], scored))
+            assert float(np.abs(found - told).max()) < EXACT
+            if not published:
+                await learn(backend)
+        await client.close()
+    await store.close()
 
 
 async def test_text_that_stops_a_response_is_found(backend: Backend) -> None:

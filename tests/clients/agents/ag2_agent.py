@@ -36,3 +36,24 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     asked = [{"role": "user", "content": question}]
     said = await asyncio.to_thread(client.create, messages=asked, cache_seed=None)
     return json.loads(said.choices[0].message.tool_calls[0].function.arguments)
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """A chat inside of a tool."""
+    config = LLMConfig({"model": llm.model, "base_url": llm.endpoint, "api_key": "dummy"})
+    helper = ConversableAgent("helper", system_message="You help.", llm_config=config)
+    planner = ConversableAgent("planner", system_message="You plan.", llm_config=config)
+    worker = ConversableAgent(
+        "worker",
+        llm_config=False,
+        human_input_mode="NEVER",
+        is_termination_msg=lambda message: not message.get("tool_calls"),
+    )
+
+    async def ask_helper(task: str) -> str:
+        said = await worker.a_initiate_chat(helper, message=task, max_turns=1, silent=True)
+        return str(said.chat_history[-1]["content"])
+
+    register_function(ask_helper, caller=planner, executor=worker, description="Asks the helper.")
+    result = await worker.a_initiate_chat(planner, message=question, max_turns=3, silent=True)
+    return str(result.chat_history[-1]["content"])

@@ -38,3 +38,11 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     must = {"tool_choice": {"mode": "required", "required_function_name": "book"}}
     await Agent(client, "Book.", tools=[tool]).run(question, options=must)  # pyright: ignore[reportArgumentType]
     return asked[0]
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """An agent as a tool."""
+    client = OpenAIChatClient(model=llm.model, base_url=llm.endpoint, api_key=llm.api_key)
+    helper = Agent(client, "You help.", name="helper")
+    planner = Agent(client, "You plan.", name="planner", tools=[helper.as_tool(name="helper")])
+    return (await planner.run(question)).text

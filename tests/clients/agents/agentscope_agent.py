@@ -40,3 +40,18 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     model = OpenAIChatModel(credential, llm.model, stream=False)
     said = await model.generate_structured_output([UserMsg(name="user", content=question)], structured_model=Booking)
     return dict(said.content)
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """An agent inside of a tool."""
+    credential = OpenAICredential(base_url=llm.endpoint, api_key="dummy")  # pyright: ignore[reportArgumentType]
+    model = OpenAIChatModel(credential, llm.model, stream=False)
+
+    async def ask_helper(task: str) -> ToolChunk:
+        """Asks the helper."""
+        said = await Agent("helper", "You help.", model, Toolkit([])).reply(UserMsg(name="user", content=task))
+        return ToolChunk(content=[TextBlock(text=said.get_text_content() or "")])
+
+    toolkit = Toolkit([FunctionTool(ask_helper, permission=ALLOWED)])
+    reply = await Agent("planner", "You plan.", model, toolkit).reply(UserMsg(name="user", content=question))
+    return reply.get_text_content() or ""

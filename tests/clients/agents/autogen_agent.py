@@ -5,6 +5,7 @@ from typing import Any
 
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
+from autogen_agentchat.teams import Swarm
 from autogen_core.models import UserMessage
 from autogen_ext.models.openai import OpenAIChatCompletionClient
 
@@ -50,3 +51,17 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     finally:
         await client.close()
     return json.loads(said.content[0].arguments)
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """A swarm: agents hand over to each other."""
+    client = OpenAIChatCompletionClient(
+        model=llm.model, base_url=llm.endpoint, api_key="dummy", model_info=INFO  # pyright: ignore[reportArgumentType]
+    )  # fmt: skip
+    planner = AssistantAgent("planner", client, handoffs=["helper"], system_message="You plan.")
+    helper = AssistantAgent("helper", client, system_message="You help.")
+    try:
+        result = await Swarm([planner, helper], max_turns=2).run(task=question)
+        return str(result.messages[-1].content)  # pyright: ignore[reportAttributeAccessIssue]
+    finally:
+        await client.close()

@@ -7,7 +7,7 @@ from typing import Any
 os.environ.setdefault("CREWAI_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("CREWAI_TRACING_ENABLED", "false")
 
-from crewai import LLM, Agent
+from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
 
 import agentlightning as agl
@@ -32,3 +32,12 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     model = LLM(f"openai/{llm.model}", base_url=llm.endpoint, api_key="dummy", tools=[BOOK_TOOL], tool_choice=required)
     said = await model.acall(question, available_functions={"book": book})
     return json.loads(said)
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """A crew, one of whose agents may delegate."""
+    model = LLM(f"openai/{llm.model}", base_url=llm.endpoint, api_key="dummy")
+    planner = Agent(role="planner", goal="plan", backstory="Plans.", llm=model, allow_delegation=True)
+    helper = Agent(role="helper", goal="help", backstory="Helps.", llm=model)
+    task = Task(description=question, expected_output="a text", agent=planner)
+    return (await Crew(agents=[planner, helper], tasks=[task]).kickoff_async()).raw

@@ -70,3 +70,21 @@ async def book_with(model: BaseLlm, question: str) -> dict[str, Any]:
             for call in event.get_function_calls():
                 return dict(call.args or {})
     raise AssertionError("the model called nothing")
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    return await delegate_with(_model(llm), question)
+
+
+async def delegate_with(model: BaseLlm, question: str) -> str:
+    """A transfer to a sub-agent."""
+    helper = LlmAgent(name="helper", model=model, instruction="You help.", description="Helps.")
+    planner = LlmAgent(name="planner", model=model, instruction="You plan.", sub_agents=[helper])
+    runner = InMemoryRunner(planner, app_name="team")
+    session = await runner.session_service.create_session(app_name="team", user_id="u")
+    message = types.Content(role="user", parts=[types.Part(text=question)])
+    text = ""
+    async for event in runner.run_async(user_id="u", session_id=session.id, new_message=message):
+        if event.is_final_response() and event.content and event.content.parts:
+            text = "".join(part.text or "" for part in event.content.parts)
+    return text

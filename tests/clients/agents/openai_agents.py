@@ -39,3 +39,12 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
             model_settings=ModelSettings(tool_choice="required"), tool_use_behavior="stop_on_first_tool",
         )  # fmt: skip
         return json.loads((await Runner.run(agent, question)).final_output)
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """A handoff."""
+    async with AsyncOpenAI(base_url=llm.endpoint, api_key="dummy") as client:
+        model = OpenAIResponsesModel(llm.model, client)
+        helper = Agent(name="helper", instructions="You help.", model=model)
+        planner = Agent(name="planner", instructions="You plan.", model=model, handoffs=[helper])
+        return str((await Runner.run(planner, question)).final_output)

@@ -34,3 +34,15 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     provider = OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key)
     agent = Agent(OpenAIResponsesModel(llm.model, provider=provider), output_type=Booking, name=agent_name.get())
     return (await agent.run(question)).output.model_dump()
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """An agent inside of a tool."""
+    model = OpenAIResponsesModel(llm.model, provider=OpenAIProvider(base_url=llm.endpoint, api_key=llm.api_key))
+    helper = Agent(model, system_prompt="You help.", name="helper")
+
+    async def ask_helper(task: str) -> str:
+        return str((await helper.run(task)).output)
+
+    planner = Agent(model, system_prompt="You plan.", tools=[ask_helper], name="planner")
+    return str((await planner.run(question)).output)

@@ -58,3 +58,17 @@ async def book_room(question: str, llm: agl.LLM) -> dict[str, Any]:
     assert said.tool_calls is not None
     arguments = said.tool_calls[0].function.arguments
     return json.loads(arguments) if isinstance(arguments, str) else arguments
+
+
+async def delegate(question: str, llm: agl.LLM) -> str:
+    """A managed agent."""
+    return await asyncio.to_thread(_delegate, question, llm)
+
+
+def _delegate(question: str, llm: agl.LLM) -> str:
+    model = OpenAIServerModel(llm.model, api_base=llm.endpoint, api_key=llm.api_key, max_tokens=200)
+    helper = ToolCallingAgent([], model, max_steps=2, verbosity_level=-1, name="helper", description="Helps.")
+    planner = ToolCallingAgent(
+        [], model, managed_agents=[helper], max_steps=3, verbosity_level=-1, name="planner"
+    )  # fmt: skip
+    return str(planner.run(question))
