@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import aiohttp
 
@@ -19,6 +19,7 @@ from agentlightning.outgoing import RedirectError, http_session
 from agentlightning.rendering.base import Rendering
 
 Message = Mapping[str, str]
+Answer = TypeVar("Answer")
 Failure = Literal["timeout", "refused", "empty", "error"]
 
 TRIES = 3
@@ -84,8 +85,8 @@ class Critic(Protocol):
 class HttpCritic:
     """Any OpenAI-compatible server, by the package's own HTTP client."""
 
-    def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        self._url = f"{base_url.rstrip('/')}/chat/completions"
+    def __init__(self, base_url: str, api_key: str | None = None, route: str = "chat/completions") -> None:
+        self._url = f"{base_url.rstrip('/')}/{route}"
         self._headers = {"authorization": f"Bearer {api_key or 'none'}"}
         self._session: aiohttp.ClientSession | None = None
 
@@ -175,11 +176,18 @@ def _message(body: str) -> str:
 
 async def ask(critic: Critic, question: Question, timeout: float) -> CriticAnswer | CriticFailure:
     """Ask, again where the trouble may pass. Raises nothing: a failure is a value."""
+    return await complete(critic, question, timeout, _read)
+
+
+async def complete(
+    critic: Critic, question: Question, timeout: float, read: Callable[[Mapping[str, Any]], Answer]
+) -> Answer | CriticFailure:
+    """Ask likewise, and `read` the body of the answer; what that raises is a failure, too."""
     failure = CriticFailure("error", "it was not called")
     for number in range(TRIES):
         try:
             async with asyncio.timeout(timeout):
-                return _read(await critic.complete(question))
+                return read(await critic.complete(question))
         except TimeoutError:
             failure = CriticFailure("timeout", f"no answer within {timeout:g} s")
         except Exception as error:  # whatever a client of the user's raises: the run outlives its critic

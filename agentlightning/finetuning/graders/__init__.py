@@ -7,6 +7,7 @@ grader = parse_grader({"type": "string_check", "name": "exact", "operation": "eq
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders.base import Grader
+from agentlightning.finetuning.graders.model import HttpModels
 from agentlightning.finetuning.graders.parse import grade, parse_grader, run_grader, validate_grader
 from agentlightning.finetuning.graders.result import Errors, Grade, Models, Sample
 from agentlightning.finetuning.graders.settings import GraderSettings
@@ -17,6 +18,7 @@ __all__ = [
     "Grader",
     "GraderRefused",
     "GraderSettings",
+    "HttpModels",
     "Models",
     "Sample",
     "grade",

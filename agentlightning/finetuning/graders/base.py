@@ -59,6 +59,11 @@ class Grader(ABC):
         """The reward of an output that is no JSON, where JSON is graded."""
         return 0.0
 
+    @property
+    def models(self) -> frozenset[str]:
+        """The models that it asks, by name."""
+        return frozenset()
+
     @abstractmethod
     async def score(self, grading: Grading) -> Score:
         """The reward. Raises GraderFailed or MissingVariable."""

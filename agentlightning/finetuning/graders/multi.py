@@ -22,6 +22,10 @@ class Multi(Grader):
     graders: Mapping[str, Grader]
     formula: Formula
 
+    @property
+    def models(self) -> frozenset[str]:
+        return frozenset().union(*(grader.models for grader in self.graders.values()))
+
     @classmethod
     def of(cls, fields: Fields, name: str, graders: Mapping[str, Grader]) -> Multi:
         formula = Formula.parse(fields.text("calculate_output"), list(graders), fields.path("calculate_output"))

@@ -7,6 +7,7 @@ from typing import Any
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders.base import Fields, Grader, Grading
+from agentlightning.finetuning.graders.model import LabelModel, ScoreModel
 from agentlightning.finetuning.graders.multi import Multi, graders_of
 from agentlightning.finetuning.graders.python import PythonGrader
 from agentlightning.finetuning.graders.result import Grade, Models, Sample
@@ -14,7 +15,7 @@ from agentlightning.finetuning.graders.settings import GraderSettings
 from agentlightning.finetuning.graders.text import StringCheck, TextSimilarity
 
 _SINGLE: Mapping[str, Callable[[Fields, str, GraderSettings], Grader]] = {
-    one.type: one.read for one in (StringCheck, TextSimilarity, PythonGrader)
+    one.type: one.read for one in (StringCheck, TextSimilarity, PythonGrader, ScoreModel, LabelModel)
 }
 _DEFAULT = GraderSettings()
 

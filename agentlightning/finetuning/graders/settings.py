@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -19,6 +19,8 @@ class GraderSettings:
 
     embeddings_model: str | None = None
     """The model whose embeddings `text_similarity` compares by `cosine`; None refuses that metric."""
+    models: Collection[str] | None = None
+    """The models that `score_model` and `label_model` may ask, by name; None: any."""
     isolation: GraderIsolation = "bubblewrap"
     """What keeps Python graders apart from this machine. None runs them as the user that you are, with no wall around
     them: only for graders that you wrote yourself."""
