@@ -18,7 +18,7 @@ from agentlightning.litagent.bubblewrap import Bubblewrap, check_bubblewrap
 from agentlightning.litagent.isolation import Container
 
 check_bubblewrap()
-QUICK = GraderSettings(seconds=1.0, memory_bytes=512 * 1024**2, file_bytes=1024**2)
+QUICK = GraderSettings(seconds=2.0, memory_bytes=512 * 1024**2, file_bytes=1024**2)
 SAMPLE = Sample.of_text('{"x": 3}')
 
 
@@ -65,7 +65,7 @@ HOSTILE = {
     "sleeps": ("import time; time.sleep(1000)", "TimeoutError"),
     "spins": ("while True: pass", "TimeoutError"),
     "prints": ("while True: print('x' * 1000)", "TimeoutError"),
-    "allocates": ("x = [bytearray(2 ** 20) for _ in range(10 ** 6)]", "MemoryError"),
+    "allocates": ("x = [bytes(2 ** 26) for _ in range(10 ** 6)]", "MemoryError"),
     "fills a file": ("open('/tmp/f', 'wb').write(bytes(2 ** 23))", "OSError"),
     "fills files": ("[open(f'f{n}', 'wb').write(bytes(2 ** 19)) for n in range(9)]", "OSError"),
     "forks": ("import os\n    while True: os.fork()", "BlockingIOError"),
