@@ -29,6 +29,7 @@ _ALLOWED = re.compile(r"\.?[a-z0-9][a-z0-9._-]*|[0-9a-f:.]+")
 _BODY_TYPES = re.compile(
     rb"application/(?:[\w.+-]+\+)?json|application/x-protobuf|application/(?:vnd\.|x-)?msgpack", re.IGNORECASE
 )
+_FORM = b"multipart/form-data"
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 _NAVIGATES = b"navigate"
 _KNOWN_HOSTS = 256
@@ -59,11 +60,14 @@ class Guard:
 
     `host` is the address that the server listens on. On loopback the names of loopback are its own. On other addresses,
     where every server wants a key, they are all addresses, which no DNS can lead elsewhere, this machine's names and
-    names without a dot, which nobody can register. `allowed` names others, and so does the environment.
+    names without a dot, which nobody can register. `allowed` names others, and so does the environment. With `forms` a
+    multipart form is a body, too, in a request with a key in its header: no page can send one of another site without
+    asking first.
     """
 
-    def __init__(self, app: ASGIApp, host: str, allowed: Sequence[str] = ()) -> None:
+    def __init__(self, app: ASGIApp, host: str, allowed: Sequence[str] = (), *, forms: bool = False) -> None:
         self._app = app
+        self._forms = forms
         self._loopback = is_local_name(host)
         environment = [name for name in os.environ.get(ALLOW_HOSTS, "").split(",") if name.strip()]
         self._allowed = check_allowed_hosts([*allowed, *environment])
@@ -91,7 +95,8 @@ class Guard:
             return 403, foreign
         if scope.get("method") not in _WITHOUT_BODY and _has_body(headers):
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
-            if _BODY_TYPES.fullmatch(kind) is None:
+            is_form = self._forms and kind.lower() == _FORM and b"authorization" in headers
+            if not is_form and _BODY_TYPES.fullmatch(kind) is None:
                 return 415, _wrong_type(kind)
         return None
 

@@ -115,7 +115,7 @@ class LoopServer:
 
     `what` it is stands in messages; they are raised as `error`. `limits` keep clients from taking all of it; requests
     that are `trusted` may have the connections in reserve. A `Guard` keeps web pages of others out; `allow_hosts` are
-    names of this server that it cannot know.
+    names of this server that it cannot know. `forms`: whether it takes multipart forms, as uploads have them.
     """
 
     def __init__(
@@ -129,12 +129,13 @@ class LoopServer:
         limits: ConnectionLimits | None = None,
         trusted: Callable[[Scope], bool] = asks_for_health,
         allow_hosts: Sequence[str] = (),
+        forms: bool = False,
     ):
         self._limits = limits or ConnectionLimits()
         self._trusted = trusted
         self._idle: OrderedDict[_Protocol, None] = OrderedDict()
         self._said_full = -_SAY_AGAIN_SECONDS
-        self._app = Guard(app, host, allow_hosts)
+        self._app = Guard(app, host, allow_hosts, forms=forms)
         self._what = what
         self._error = error
         self.host = host

@@ -183,10 +183,21 @@ def dashboard(
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
-    ],
+        str | None, typer.Argument(help="A checkpoint, a shipped model's name, a directory, or a Hugging Face id.")
+    ] = None,
     name: Annotated[
         str | None, typer.Option(help="What /v1/models calls it; the run's or the model's name if not given.")
+    ] = None,
+    training: Annotated[
+        Path | None,
+        typer.Option(
+            help="Serve OpenAI's fine-tuning API, too, and keep its files, jobs and models in this folder. --api-key "
+            "is the admin key then, which makes others."
+        ),
+    ] = None,
+    base_models: Annotated[
+        Path | None,
+        typer.Option(help="With --training: a TOML or JSON file that maps the names clients ask for to models."),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
@@ -207,9 +218,34 @@ def serve(
     agl serve runs/grpo-20250101-120000           a run's last checkpoint
 
     agl serve calc --port 8080
+
+    agl serve calc --training served              with OpenAI's fine-tuning API
     """
+    if training is not None or base_models is not None:
+        from agentlightning.cli.serve_training import run_training_server
+
+        run_training_server(
+            model,
+            training,
+            base_models,
+            host=host,
+            port=port,
+            admin_key=api_key,
+            max_context=max_context,
+            allow_hosts=allow_host or [],
+            others={
+                "--name": name,
+                "--strict": strict or None,
+                "--backend": backend,
+                "--backend-option": backend_option,
+                "--keep-answers": keep_answers if keep_answers != 60.0 else None,
+            },
+        )
+        return
     from agentlightning.cli.serve import run_server
 
+    if model is None:
+        raise ConfigError("Say what to serve: agl serve MODEL.")
     run_server(
         model,
         host=host,

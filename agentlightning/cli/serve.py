@@ -27,11 +27,9 @@ from agentlightning.guard import is_local_name
 from agentlightning.keys import not_empty
 from agentlightning.serving import LoopServer
 from agentlightning.store import InMemoryLightningStore
-from agentlightning.trainer.serving import serve_models
+from agentlightning.trainer.serving import forget_old_requests, serve_models
 from agentlightning.trainer.sync import run_sync
 
-KEPT_REQUESTS = 1000
-PRUNE_SECONDS = 60.0
 LONGEST_PAUSE = 60.0
 """Seconds between two tries to start a model process that died."""
 
@@ -117,7 +115,7 @@ async def _serve(
         )
         typer.echo(f"  {safe(await curl_command(model, url, named=names[0], with_key=api_key is not None))}")
         beside = [
-            asyncio.create_task(_forget_old_requests(store)),
+            asyncio.create_task(forget_old_requests(store)),
             asyncio.create_task(_keep_running(backend, gateway)),
         ]
         await interrupted()
@@ -150,10 +148,3 @@ async def _start_again(backend: Backend) -> None:
             pause = min(2.0**attempt, LONGEST_PAUSE)
             console.print(f"It could not be started: {error}\nThe next try is in {pause:.0f} s.")
             await asyncio.sleep(pause)
-
-
-async def _forget_old_requests(store: InMemoryLightningStore) -> None:
-    """Every request is recorded in a temporary file; a server that runs for months must not fill the disk with it."""
-    while True:
-        await asyncio.sleep(PRUNE_SECONDS)
-        await store.prune(keep=KEPT_REQUESTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,18 +59,32 @@ class WandbSink(Sink):
     Needs `wandb`.
     """
 
-    def __init__(self, project: str = "agentlightning", *, mode: str | None = None, folder: str | Path = ".") -> None:
+    def __init__(
+        self,
+        project: str = "agentlightning",
+        *,
+        mode: str | None = None,
+        folder: str | Path = ".",
+        name: str | None = None,
+        entity: str | None = None,
+        tags: Sequence[str] = (),
+    ) -> None:
+        """`name`: what the run is called there; its id if not given. `entity`: the user or team that it is sent to."""
         try:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise _missing("wandb") from None
         self._wandb: Any = wandb
         mode = mode or os.environ.get("WANDB_MODE") or "offline"
+        self._name = name
         self._given: dict[str, Any] = {"project": project, "mode": mode, "dir": str(folder)}
+        self._given |= {"entity": entity, "tags": list(tags)} if entity or tags else {}
         self._run: Any = None
 
     def start(self, run: Run) -> None:
-        self._run = self._wandb.init(id=run.run_id, name=run.run_id, config=dict(run.settings), **self._given)
+        self._run = self._wandb.init(
+            id=run.run_id, name=self._name or run.run_id, config=dict(run.settings), **self._given
+        )
 
     def step(self, metrics: Mapping[str, Any]) -> None:
         self._run.log(numbers(metrics), step=int(metrics["step"]))

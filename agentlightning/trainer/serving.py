@@ -5,6 +5,7 @@ The trainer, `agl serve`, `agl eval` and `agl gateway` all start them here.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -22,10 +23,14 @@ from agentlightning.gateway.settings import CallSettings
 from agentlightning.models import resolve_model
 from agentlightning.models.shape import read_shape
 from agentlightning.store.base import LightningStore
+from agentlightning.store.sql import SqlLightningStore
 from agentlightning.types import NamedResources
 from agentlightning.types.spending import Spent
 
 logger = logging.getLogger(__name__)
+
+KEPT_REQUESTS = 1000
+PRUNE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,7 @@ async def serve_models(
     if policy is not None:
         if folder is not None:
             policy = replace(policy, model=replace(policy.model, folder=str(folder)))
-        backend, rendering = await _start_backend(stack, policy)
+        backend, rendering = await start_backend(stack, policy)
         alias, *others = policy.model.trained
         served |= {name: Trained(backend.engine(name), rendering) for name in others}
         served |= {name: Frozen(backend.engine(name), rendering) for name in policy.model.members}
@@ -113,7 +118,7 @@ async def serve_models(
     return Served(gateway, backend, tuple(served), {"temperature": calls.temperature}, val_sampling)
 
 
-async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:
+async def start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Backend, Any]:
     """The backend, started, and how its model's messages become tokens."""
     try:
         from agentlightning.rendering import doubt_about, load_rendering
@@ -129,3 +134,12 @@ async def _start_backend(stack: AsyncExitStack, policy: PolicySpec) -> tuple[Bac
     stack.push_async_callback(backend.close)
     await backend.start()
     return backend, rendering
+
+
+async def forget_old_requests(store: SqlLightningStore) -> None:
+    """Keep a server's store small, until this is cancelled: every request is recorded in a temporary file, and one that
+    runs for months must not fill the disk with it.
+    """
+    while True:
+        await asyncio.sleep(PRUNE_SECONDS)
+        await store.prune(keep=KEPT_REQUESTS)

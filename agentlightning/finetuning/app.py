@@ -1,0 +1,191 @@
+"""The training server: the routes of the API, and behind them the models that are served under their names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
+from starlette.types import Receive, Scope, Send
+
+from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
+from agentlightning.files import make_folder
+from agentlightning.finetuning.files import Blobs, Files
+from agentlightning.finetuning.jobs import Jobs, Quotas
+from agentlightning.finetuning.keys import Keys
+from agentlightning.finetuning.models import Catalog, Pool
+from agentlightning.finetuning.queue import TRAINING, Queue
+from agentlightning.finetuning.recipe import BaseModel
+from agentlightning.finetuning.records import Records
+from agentlightning.finetuning.routes import ROUTES, Asked, Handler, as_response
+from agentlightning.gateway.dialects import DIALECTS
+from agentlightning.gateway.dialects.base import openai_error
+from agentlightning.gateway.exchange import Refusal
+from agentlightning.gateway.serving.ahead import ReadAhead, replayed
+from agentlightning.gateway.serving.http import DisconnectedError, api_key, headers_of, send_json, with_request_id
+from agentlightning.guard import is_local_name
+from agentlightning.keys import not_empty
+from agentlightning.serving import ConnectionLimits, LoopServer
+
+PREFIX = "/v1"
+_CALLS = frozenset(path for dialect in DIALECTS for path in dialect.paths if "{" not in path)
+"""Paths of calls whose body names the model."""
+_UPLOAD_SECONDS = 900.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """How a training server is set up."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    admin_key: str | None = None
+    """None: whoever reaches the server is the admin, which only loopback allows."""
+    allow_hosts: Sequence[str] = ()
+    loaded_models: int = 2
+    """Models that are served at the same time."""
+    max_context: int = 4096
+    quotas: Quotas = field(default_factory=Quotas)
+    command: Sequence[str] = TRAINING
+    """What trains the job in the folder that is its last argument."""
+
+
+class TrainingServer:
+    """A server on one folder: `files`, `runs` with a folder for each job, and `records.db`."""
+
+    def __init__(self, folder: Path, bases: Mapping[str, BaseModel], settings: ServerSettings | None = None) -> None:
+        """Raises ConfigError."""
+        settings = settings or ServerSettings()
+        not_empty(settings.admin_key, "The admin key")
+        if settings.admin_key is None and not is_local_name(settings.host):
+            raise ConfigError(f"Listening on {settings.host} lets others in: give an admin key (--api-key).")
+        make_folder(folder)
+        self.records = Records(folder / "records.db")
+        self.quotas = settings.quotas
+        self.blobs = Blobs(folder / "files")
+        self.files = Files(self.records, self.blobs)
+        self.catalog = Catalog(bases)
+        self.jobs = Jobs(self.records, self.files, folder / "runs", self.catalog.for_job, settings.quotas)
+        self.catalog.jobs = self.jobs
+        self.keys = Keys(self.records, settings.admin_key)
+        self.queue = Queue(self.jobs, self.blobs, settings.command)
+        self.pool = Pool(settings.loaded_models, settings.max_context)
+        self._ahead = ReadAhead()
+        self._routes = Starlette(
+            routes=[StarletteRoute(PREFIX + r.path, self._answer(r.handler), methods=[r.method]) for r in ROUTES],
+            exception_handlers={HTTPException: _nowhere},
+        )
+        limits = ConnectionLimits(body_seconds=_UPLOAD_SECONDS)
+        self._server = LoopServer(
+            self,
+            settings.host,
+            settings.port,
+            what="training server",
+            error=GatewayError,
+            limits=limits,
+            allow_hosts=settings.allow_hosts,
+            forms=True,
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The base URL for clients."""
+        host = self._server.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self._server.port}{PREFIX}"
+
+    async def start(self) -> None:
+        """Listen, and go on with the jobs that there are. Raises GatewayError if the port is taken."""
+        await self._server.start()
+        self._task = asyncio.create_task(self.queue.run(), name="fine-tuning-queue")
+
+    async def watch(self) -> None:
+        """Wait until the queue ends, which it does not by itself."""
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Let the job that runs write a checkpoint, and end all."""
+        await self.queue.stop()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._server.stop()
+        await self.pool.close()
+        self.records.close()
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        send = with_request_id(send)
+        path = scope["path"]
+        if path.endswith("/health"):
+            await send_json(send, 200, {"status": "ok"})
+        elif scope["method"] == "POST" and path.startswith(PREFIX) and path.removeprefix(PREFIX) in _CALLS:
+            await self._call(scope, receive, send)
+        else:
+            await self._routes(scope, receive, send)
+
+    def _answer(self, handler: Handler) -> Any:
+        async def answer(request: Request) -> Response:
+            try:
+                owner = self.keys.owner(api_key(headers_of(request.scope)))
+                return as_response(await handler(Asked(self, request, owner)))
+            except Refusal as refusal:
+                return _refused(refusal)
+            except ClientDisconnect:
+                return Response(status_code=400)
+
+        return answer
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call of the model that its body names."""
+        headers = headers_of(scope)
+        try:
+            given = api_key(headers)
+            owner = self.keys.owner(given)
+            body = await self._ahead.read(given.encode(), headers, receive)
+            if body is None:
+                raise Refusal("The body is too long.", status=413, code="body_too_large")
+            base = self.catalog.find(owner, _model_in(body))
+            async with self.pool.serving(base) as access:
+                await access(scope, replayed(body, receive), send)
+        except DisconnectedError:
+            return
+        except Refusal as refusal:
+            await send_json(send, refusal.status, openai_error(refusal))
+        except AgentLightningError as error:
+            refusal = Refusal(f"The model cannot be loaded: {error}", status=503, kind="server_error")
+            await send_json(send, 503, openai_error(refusal))
+
+
+def _model_in(body: bytes) -> str:
+    class Named(msgspec.Struct):
+        model: str
+
+    try:
+        return msgspec.json.decode(body, type=Named).model
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        raise Refusal("The body is no JSON with a model.", param="model", code="invalid_json") from None
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {"x-should-retry": "false"} if refusal.status in (409, 429) else {}
+    body = msgspec.json.encode(openai_error(refusal))
+    return Response(body, status_code=refusal.status, media_type="application/json", headers=headers)
+
+
+async def _nowhere(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    known = ", ".join(dict.fromkeys(f"{PREFIX}{route.path}" for route in ROUTES))
+    words = f"There is no {request.method} {request.url.path[:200]} here. There are {known}."
+    return _refused(Refusal(words, status=error.status_code, code="not_found"))

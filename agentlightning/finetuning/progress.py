@@ -1,0 +1,125 @@
+"""What a job's folder says of it, as its run wrote it: metrics by step as events and as a table, checkpoints."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentlightning.algorithm.checkpoint import CHECKPOINT_FILE, list_checkpoints
+from agentlightning.finetuning.records import Event
+from agentlightning.metrics.jsonl import METRICS_FILE, read_metrics
+
+_TAIL_BYTES = 1 << 18
+_OF_EXAMPLES: Mapping[str, str] = {
+    "loss": "train_loss",
+    "valid_loss": "valid_loss",
+    "full_valid_loss": "full_valid_loss",
+}
+_OF_ROLLOUTS: Mapping[str, str] = {
+    "reward": "train_mean_reward",
+    "val_reward": "full_valid_mean_reward",
+    "response_tokens_mean": "completion_tokens_mean",
+    "failed": "mean_unresponsive_rewards",
+}
+"""Our names of what a step measures, and those of the API."""
+_WORDS: Mapping[str, str] = {
+    "train_loss": "training loss",
+    "valid_loss": "validation loss",
+    "full_valid_loss": "full validation loss",
+    "train_mean_reward": "train mean reward",
+    "full_valid_mean_reward": "full validation mean reward",
+}
+_LIKE_THEIRS: Mapping[str, Sequence[str]] = {
+    "supervised": ("train_mean_token_accuracy", "valid_mean_token_accuracy", "full_valid_mean_token_accuracy"),
+    "reinforcement": ("reasoning_tokens_mean",),
+}
+"""Columns of the API's tables that stay empty here."""
+
+
+def metrics_of(folder: Path, kind: str, *, after: int | None = None) -> list[dict[str, Any]]:
+    """What each step measured, under the API's names, with some of our runs' own; of steps behind `after`, if given."""
+    file = folder / METRICS_FILE
+    if not file.is_file():
+        return []
+    names = _OF_ROLLOUTS if kind == "reinforcement" else _OF_EXAMPLES
+    rows = None if after is None else _last(file, after)
+    found = read_metrics(file) if rows is None else rows
+    return [_row(row, names) for row in found if after is None or row["step"] > after]
+
+
+def _last(file: Path, after: int) -> list[dict[str, Any]] | None:
+    """The last lines of a file of metrics; None where not all steps behind `after` are among them."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        opened.seek(max(0, size - _TAIL_BYTES))
+        lines = opened.read().split(b"\n")[:-1]
+    if size <= _TAIL_BYTES:
+        return [json.loads(line) for line in lines]
+    rows = [json.loads(line) for line in lines[1:]]
+    return rows if rows and rows[0]["step"] <= after + 1 else None
+
+
+def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    found = {"step": row["step"], "total_steps": row.get("steps")}
+    found |= {theirs: row[ours] for ours, theirs in names.items() if row.get(ours) is not None}
+    if "train_mean_reward" in found or "full_valid_mean_reward" in found:
+        pairs = (("train_reward_mean", "train_mean_reward"), ("valid_reward_mean", "full_valid_mean_reward"))
+        found["scores"] = {ours: found[theirs] for ours, theirs in pairs if theirs in found}
+    seen = {"trained_tokens", "learning_rate", "seconds_left", "time"}
+    return found | {name: row[name] for name in seen if row.get(name) is not None}
+
+
+def events_of(rows: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """One of each step."""
+    return [_event(row) for row in rows]
+
+
+def _event(row: Mapping[str, Any]) -> Event:
+    measured = ", ".join(f"{words}={row[name]:.4g}" for name, words in _WORDS.items() if name in row)
+    total = f"/{row['total_steps']}" if row["total_steps"] else ""
+    data = {name: value for name, value in row.items() if name not in ("time", "seconds_left")}
+    return Event(
+        name=f"step/{row['step']}",
+        message=f"Step {row['step']}{total}: {measured or 'nothing was measured'}",
+        type="metrics",
+        data=data,
+        created_at=int(row["time"]) if "time" in row else None,
+    )
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], kind: str) -> bytes:
+    """The result file: a line of CSV per step."""
+    own = list((_OF_ROLLOUTS if kind == "reinforcement" else _OF_EXAMPLES).values())
+    written = io.StringIO()
+    columns = ["step", *own, *_LIKE_THEIRS.get(kind, ())]
+    table = csv.DictWriter(written, columns, extrasaction="ignore", restval="", lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    return written.getvalue().encode()
+
+
+def checkpoints_of(folder: Path) -> dict[int, Path]:
+    """The whole checkpoints of a job with something learned, by the step that they were written after."""
+    found = {int(path.name.removeprefix("step-")): path for path in list_checkpoints(folder)}
+    return {step: path for step, path in found.items() if step > 0}
+
+
+def checkpoint_events(folder: Path) -> list[Event]:
+    return [
+        Event(name=f"checkpoint/{step}", message=f"Checkpoint created at step {step}", created_at=written_at(path))
+        for step, path in checkpoints_of(folder).items()
+    ]
+
+
+def written_at(checkpoint: Path) -> int:
+    return int((checkpoint / CHECKPOINT_FILE).stat().st_mtime)
+
+
+def checkpoint_of(folder: Path, step: int | None) -> Path | None:
+    """The checkpoint after a step, the last one where no step is given; None: it is not kept."""
+    found = checkpoints_of(folder)
+    return found.get(max(found, default=0) if step is None else step)

@@ -1,0 +1,344 @@
+"""The routes of the API, a row each: method, path below /v1, and what answers it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+
+from agentlightning.finetuning import files
+from agentlightning.finetuning.files import Form, check_purpose, lifetime_of
+from agentlightning.finetuning.keys import ADMIN
+from agentlightning.finetuning.records import Event
+from agentlightning.finetuning.wire import bad, listed, missing, new_id, page
+from agentlightning.gateway.exchange import Refusal
+
+if TYPE_CHECKING:
+    from agentlightning.finetuning.app import TrainingServer
+
+_MOST_BODY = 4 << 20
+"""Of a body that is no file."""
+_UPLOAD_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, and whose it is."""
+
+    server: TrainingServer
+    request: Request
+    owner: str
+
+    @property
+    def id(self) -> str:
+        """What the path names."""
+        return self.request.path_params["id"]
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.request.query_params
+
+    async def body(self) -> bytes:
+        """Raises `Refusal` for one that is too long."""
+        found = bytearray()
+        async for piece in self.request.stream():
+            found += piece
+            if len(found) > _MOST_BODY:
+                raise Refusal(f"The body has more than {_MOST_BODY} bytes.", status=413, code="body_too_large")
+        return bytes(found)
+
+    async def said(self) -> dict[str, Any]:
+        """A body of JSON; an empty one says nothing."""
+        body = await self.body()
+        try:
+            found = msgspec.json.decode(body or b"{}")
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise bad(f"The body is no JSON: {error}.", None, "invalid_json") from None
+        if not isinstance(found, dict):
+            raise bad("The body is no JSON object.", None, "invalid_json")
+        return found
+
+
+Handler = Callable[[Asked], Awaitable[Any]]
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def _check_stored(asked: Asked, more: int) -> None:
+    quotas = asked.server.quotas
+    if asked.server.files.stored_bytes(asked.owner) + more > quotas.stored_bytes:
+        raise Refusal(
+            f"The files of this key would have more than {quotas.stored_bytes} bytes (stored_bytes). Delete some.",
+            status=429,
+            kind="rate_limit_error",
+            code="storage_exceeded",
+        )
+
+
+async def create_file(asked: Asked) -> Any:
+    server = asked.server
+    _check_stored(asked, 0)
+    with server.blobs.writing() as incoming:
+        form = Form(asked.request.headers.get("content-type", ""), incoming, server.quotas.file_bytes)
+        await form.read(asked.request.stream())
+        _check_form(form, "file")
+        check_purpose(form.fields.get("purpose"))
+        lifetime = lifetime_of(form.fields)
+        _check_stored(asked, incoming.size)
+        content = incoming.keep()
+    return files.seen(server.files.add(asked.owner, content, form.filename or "file", form.fields["purpose"], lifetime))
+
+
+def _check_form(form: Form, field: str) -> None:
+    if form.files != {field}:
+        raise bad(f"The form is to hold one file, as '{field}'.", field, "missing_required_parameter")
+    if unknown := form.fields.keys() - {"purpose", "expires_after[anchor]", "expires_after[seconds]"}:
+        raise bad(f"The form has '{min(unknown)}', which has no effect here.", min(unknown), "unknown_parameter")
+
+
+async def list_files(asked: Asked) -> Any:
+    order, where, values = asked.query.get("order", "desc"), "owner = ?", [asked.owner]
+    if order not in ("asc", "desc"):
+        raise bad("order is asc or desc.", "order")
+    if (purpose := asked.query.get("purpose")) is not None:
+        where, values = f"{where} AND purpose = ?", [*values, purpose]
+    records = asked.server.records
+    ascending = order == "asc"
+    return page(records, "files", where, values, asked.query, files.seen, default=10_000, ascending=ascending)
+
+
+async def get_file(asked: Asked) -> Any:
+    return files.seen(asked.server.files.get(asked.owner, asked.id))
+
+
+async def delete_file(asked: Asked) -> Any:
+    asked.server.files.delete(asked.server.files.get(asked.owner, asked.id))
+    return {"id": asked.id, "object": "file", "deleted": True}
+
+
+async def file_content(asked: Asked) -> Any:
+    row = asked.server.files.get(asked.owner, asked.id)
+    return FileResponse(asked.server.files.path(row), media_type="application/octet-stream")
+
+
+# ---- files in parts --------------------------------------------------------------------------------------------------
+
+
+def _upload(asked: Asked) -> dict[str, Any]:
+    """The upload that a request names, while it may go on. Raises `Refusal`."""
+    row = asked.server.records.row("SELECT * FROM uploads WHERE id = ? AND owner = ?", asked.id, asked.owner)
+    if row is None:
+        raise missing("upload", asked.id)
+    if row["status"] != "pending" or row["expires_at"] < time.time():
+        raise bad(f"The upload is {row['status']} or has expired.", "upload_id", "invalid_state")
+    return row
+
+
+def _seen_upload(row: Mapping[str, Any], file: Any = None) -> dict[str, Any]:
+    said = msgspec.json.decode(row["said"])
+    shown = {name: row[name] for name in ("id", "created_at", "expires_at", "status")}
+    of_file = {name: said[name] for name in ("bytes", "filename", "purpose")}
+    return {**shown, **of_file, "object": "upload", "file": file}
+
+
+async def create_upload(asked: Asked) -> Any:
+    said = await asked.said()
+    check_purpose(said.get("purpose"))
+    size, name = said.get("bytes"), said.get("filename")
+    if not isinstance(size, int) or not 0 < size <= asked.server.quotas.file_bytes:
+        raise bad(f"bytes is a number from 1 to {asked.server.quotas.file_bytes}.", "bytes")
+    if not isinstance(name, str):
+        raise bad("filename is a text.", "filename")
+    lifetime_of(said)
+    _check_stored(asked, size)
+    now, key = int(time.time()), new_id("upload_")
+    kept = msgspec.json.encode(said).decode()
+    rows, expires = asked.server.records, now + _UPLOAD_SECONDS
+    rows.add("uploads", id=key, owner=asked.owner, said=kept, status="pending", created_at=now, expires_at=expires)
+    return _seen_upload(rows.row("SELECT * FROM uploads WHERE id = ?", key) or {})
+
+
+async def add_part(asked: Asked) -> Any:
+    server, upload = asked.server, _upload(asked)
+    declared = msgspec.json.decode(upload["said"])["bytes"]
+    sent = server.records.row("SELECT coalesce(sum(bytes), 0) AS n FROM parts WHERE upload = ?", asked.id) or {"n": 0}
+    with server.blobs.writing() as incoming:
+        form = Form(asked.request.headers.get("content-type", ""), incoming, declared - sent["n"])
+        await form.read(asked.request.stream())
+        _check_form(form, "data")
+        content = incoming.keep()
+    now, key = int(time.time()), new_id("part_")
+    server.records.add("parts", id=key, upload=asked.id, sha256=content.sha256, bytes=content.size, created_at=now)
+    return {"id": key, "created_at": now, "upload_id": asked.id, "object": "upload.part"}
+
+
+async def complete_upload(asked: Asked) -> Any:
+    server, upload, order = asked.server, _upload(asked), await asked.said()
+    said = msgspec.json.decode(upload["said"])
+    parts = {row["id"]: row for row in server.records.rows("SELECT * FROM parts WHERE upload = ?", asked.id)}
+    wanted = order.get("part_ids")
+    if not isinstance(wanted, list) or not all(key in parts for key in wanted):
+        raise bad("part_ids is a list of the parts of this upload.", "part_ids")
+    if sum(parts[key]["bytes"] for key in wanted) != said["bytes"]:
+        raise bad(f"The parts are to have {said['bytes']} bytes together.", "part_ids")
+    content = server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
+    with server.records.transaction():
+        file = server.files.add(asked.owner, content, said["filename"], said["purpose"], lifetime_of(said))
+        server.records.change("uploads", asked.id, status="completed", file=file["id"])
+        _drop_parts(server, parts)
+    return _seen_upload({**upload, "status": "completed"}, files.seen(file))
+
+
+async def cancel_upload(asked: Asked) -> Any:
+    upload = _upload(asked)
+    parts = {row["id"]: row for row in asked.server.records.rows("SELECT * FROM parts WHERE upload = ?", asked.id)}
+    with asked.server.records.transaction():
+        asked.server.records.change("uploads", asked.id, status="cancelled")
+        _drop_parts(asked.server, parts)
+    return _seen_upload({**upload, "status": "cancelled"})
+
+
+def _drop_parts(server: TrainingServer, parts: Mapping[str, Mapping[str, Any]]) -> None:
+    for key, row in parts.items():
+        server.records.remove("parts", key)
+        server.files.release(row["sha256"])
+
+
+# ---- jobs ------------------------------------------------------------------------------------------------------------
+
+
+async def create_job(asked: Asked) -> Any:
+    row = asked.server.jobs.create(asked.owner, await asked.body())
+    asked.server.queue.validate(row["id"])
+    return asked.server.jobs.seen(row)
+
+
+async def list_jobs(asked: Asked) -> Any:
+    return asked.server.jobs.list(asked.owner, asked.query)
+
+
+async def get_job(asked: Asked) -> Any:
+    return asked.server.jobs.seen(asked.server.jobs.get(asked.owner, asked.id))
+
+
+async def cancel_job(asked: Asked) -> Any:
+    event = Event(name="cancelled", message="The job was cancelled")
+    row = asked.server.jobs.change(asked.owner, asked.id, "cancelled", event, finished_at=int(time.time()))
+    asked.server.queue.kill(asked.id)
+    return asked.server.jobs.seen(row)
+
+
+async def pause_job(asked: Asked) -> Any:
+    event = Event(name="paused", message="The job is paused: it stops after the step under way, with a checkpoint")
+    row = asked.server.jobs.change(asked.owner, asked.id, "paused", event)
+    asked.server.queue.pause(asked.id)
+    return asked.server.jobs.seen(row)
+
+
+async def resume_job(asked: Asked) -> Any:
+    jobs = asked.server.jobs
+    if (status := jobs.get(asked.owner, asked.id)["status"]) != "paused":
+        raise bad(f"The job is {status}, so it cannot be resumed.", "fine_tuning_job_id", "invalid_state")
+    row = jobs.change(asked.owner, asked.id, "queued", Event(name="resumed", message="The job was resumed"))
+    asked.server.queue.wake()
+    return jobs.seen(row)
+
+
+async def list_events(asked: Asked) -> Any:
+    return asked.server.jobs.events(asked.owner, asked.id, asked.query)
+
+
+async def list_checkpoints(asked: Asked) -> Any:
+    return asked.server.jobs.checkpoints(asked.owner, asked.id, asked.query)
+
+
+# ---- models and keys -------------------------------------------------------------------------------------------------
+
+
+async def list_models(asked: Asked) -> Any:
+    return listed(asked.server.catalog.list(asked.owner))
+
+
+async def get_model(asked: Asked) -> Any:
+    return asked.server.catalog.seen(asked.server.catalog.find(asked.owner, asked.id).name)
+
+
+async def delete_model(asked: Asked) -> Any:
+    asked.server.catalog.delete(asked.owner, asked.id)
+    name = asked.id
+    await asked.server.pool.forget(lambda one: one == name or one.startswith(f"{name}:ckpt-step-"))
+    return {"id": name, "object": "model", "deleted": True}
+
+
+def _only_admin(asked: Asked) -> None:
+    if asked.owner != ADMIN:
+        raise Refusal("Only the admin key may do this.", status=403, kind="permission_error", code="forbidden")
+
+
+async def create_key(asked: Asked) -> Any:
+    _only_admin(asked)
+    name = (await asked.said()).get("name")
+    if not isinstance(name, str) or not name:
+        raise bad("A key has a name.", "name", "missing_required_parameter")
+    return asked.server.keys.create(name)
+
+
+async def list_keys(asked: Asked) -> Any:
+    _only_admin(asked)
+    return listed(asked.server.keys.list())
+
+
+async def delete_key(asked: Asked) -> Any:
+    _only_admin(asked)
+    asked.server.keys.delete(asked.id)
+    return {"id": asked.id, "object": "organization.admin_api_key.deleted", "deleted": True}
+
+
+@dataclass(frozen=True)
+class Route:
+    """What answers a method on a path."""
+
+    method: str
+    path: str
+    handler: Handler
+    says: str
+    """For the table of routes in the documentation."""
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("POST", "/files", create_file, "upload a file, with the purpose `fine-tune`"),
+    Route("GET", "/files", list_files, "the key's files"),
+    Route("GET", "/files/{id}", get_file, "a file"),
+    Route("DELETE", "/files/{id}", delete_file, "delete it, unless a job needs it"),
+    Route("GET", "/files/{id}/content", file_content, "its bytes"),
+    Route("POST", "/uploads", create_upload, "begin a file that comes in parts"),
+    Route("POST", "/uploads/{id}/parts", add_part, "add a part"),
+    Route("POST", "/uploads/{id}/complete", complete_upload, "make the file of its parts"),
+    Route("POST", "/uploads/{id}/cancel", cancel_upload, "forget them"),
+    Route("POST", "/fine_tuning/jobs", create_job, "create a job"),
+    Route("GET", "/fine_tuning/jobs", list_jobs, "the key's jobs, by `metadata` too"),
+    Route("GET", "/fine_tuning/jobs/{id}", get_job, "a job"),
+    Route("POST", "/fine_tuning/jobs/{id}/cancel", cancel_job, "end it"),
+    Route("POST", "/fine_tuning/jobs/{id}/pause", pause_job, "stop a running job, with a checkpoint"),
+    Route("POST", "/fine_tuning/jobs/{id}/resume", resume_job, "go on from it"),
+    Route("GET", "/fine_tuning/jobs/{id}/events", list_events, "what it said, the newest first"),
+    Route("GET", "/fine_tuning/jobs/{id}/checkpoints", list_checkpoints, "its checkpoints, the newest first"),
+    Route("GET", "/models", list_models, "base models, and the key's own"),
+    Route("GET", "/models/{id:path}", get_model, "a model"),
+    Route("DELETE", "/models/{id:path}", delete_model, "delete a fine-tuned model, with its checkpoints"),
+    Route("POST", "/organization/admin_api_keys", create_key, "make a key (admin key only)"),
+    Route("GET", "/organization/admin_api_keys", list_keys, "the keys (admin key only)"),
+    Route("DELETE", "/organization/admin_api_keys/{id}", delete_key, "delete a key (admin key only)"),
+)
+
+
+def as_response(found: Any) -> Response:
+    if isinstance(found, Response):
+        return found
+    return Response(msgspec.json.encode(found), media_type="application/json")

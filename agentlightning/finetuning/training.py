@@ -1,0 +1,148 @@
+"""The process that trains one job: `python -m agentlightning.finetuning.training FOLDER`, started by the queue.
+
+It trains in the folder, from its last checkpoint if there is one, and leaves what came of it in `outcome.json`. A line
+on its output says that there is something new to read in the folder. When its input ends, because the job is to pause
+or the server died, it stops after the step under way, with a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import select
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agentlightning.algorithm.checkpoint import list_checkpoints
+from agentlightning.algorithm.examples import chat_episodes, pair_episodes
+from agentlightning.algorithm.settings import TrainingSettings
+from agentlightning.errors import AgentLightningError
+from agentlightning.files import atomic_write, open_private
+from agentlightning.finetuning.lines import LineError, Lines
+from agentlightning.finetuning.recipe import BaseModel, algorithm
+from agentlightning.finetuning.requests import Integration, Method
+from agentlightning.finetuning.validation_loss import ValidationLoss
+from agentlightning.metrics import SilentConsole, Sink
+from agentlightning.metrics.jsonl import METRICS_FILE
+from agentlightning.metrics.trackers import WandbSink
+from agentlightning.trainer import Trainer
+from agentlightning.trainer.sync import run_sync
+
+JOB_FILE, OUTCOME_FILE, LOCK_FILE = "job.json", "outcome.json", "process.lock"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What `job.json` says."""
+
+    id: str
+    method: Method
+    taken: Mapping[str, Any]
+    base: str
+    settings: Mapping[str, Any]
+    seed: int
+    training_file: str
+    validation_file: str | None
+    integrations: list[Integration]
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What `outcome.json` says."""
+
+    status: str
+    """succeeded, stopped or failed."""
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+
+
+class _Nudge(Sink):
+    """Says that there is something new to read."""
+
+    def step(self, metrics: Mapping[str, Any]) -> None:
+        self._say()
+
+    def event(self, name: str, data: Mapping[str, Any]) -> None:
+        self._say()
+
+    def _say(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads: the server died, and the next one reads the folder
+            os.write(1, b"\n")
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    with open_private(folder / LOCK_FILE, "a+") as lock:  # held until this process is gone
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        if select.select([0], [], [], 0)[0] and not os.read(0, 1):  # the server that wanted this died meanwhile
+            return
+        outcome = run_sync(_outcome(folder, msgspec.json.decode((folder / JOB_FILE).read_bytes(), type=Job)))
+        atomic_write(folder / OUTCOME_FILE, msgspec.json.encode(outcome).decode())
+
+
+async def _outcome(folder: Path, job: Job) -> Outcome:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=_watch_input, args=(loop, stop), daemon=True).start()
+    try:
+        result = await _train(folder, job, stop)
+    except LineError as error:
+        return Outcome(status="failed", code="invalid_training_file", message=str(error), param="training_file")
+    except AgentLightningError as error:
+        return Outcome(status="failed", code="training_failed", message=str(error))
+    return Outcome(status="stopped" if result.stopped else "succeeded")
+
+
+def _watch_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    while os.read(0, 4096):
+        pass
+    loop.call_soon_threadsafe(stop.set)
+
+
+async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
+    kind = job.method.type
+    train = Lines(Path(job.training_file), kind)
+    val = None if job.validation_file is None else Lines(Path(job.validation_file), kind)
+    settings = algorithm(kind, job.taken, len(train), BaseModel(job.id, job.base, job.settings), seed=job.seed)
+    resumes = bool(list_checkpoints(folder))
+    if not resumes:  # killed before the first one was written
+        (folder / METRICS_FILE).unlink(missing_ok=True)
+    trainer = Trainer(
+        algorithm=_with_validation(settings, kind, val),
+        run_dir=folder,
+        resume=folder if resumes else None,
+        console=SilentConsole(),
+        sinks=[_Nudge(), *_trackers(job, folder)],
+    )
+    return await trainer.fit_async(None, train, None, stop=stop)
+
+
+def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:
+    if val is None:
+        return settings
+    episodes_of = pair_episodes if kind == "dpo" else chat_episodes
+    return replace(settings, parts=(ValidationLoss(examples=val, episodes_of=episodes_of),))
+
+
+def _trackers(job: Job, folder: Path) -> list[Sink]:
+    return [WandbSink(**_of_wandb(one), folder=folder) for one in job.integrations]
+
+
+def _of_wandb(one: Integration) -> dict[str, Any]:
+    given = json.loads(msgspec.json.encode(one.wandb))
+    return {name: value for name, value in given.items() if value is not None}
+
+
+if __name__ == "__main__":
+    main()

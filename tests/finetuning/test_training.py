@@ -1,0 +1,66 @@
+"""The official client from the upload to a chat with what came of it, on the calculator model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from agentlightning.finetuning.queue import TRAINING
+
+from .conftest import Serve, chats, pairs, until, upload
+
+TIMEOUT = 120
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["supervised", "dpo"])
+async def test_a_job_from_its_file_to_a_chat(serve: Serve, kind: str) -> None:
+    rows = chats(16) if kind == "supervised" else pairs(16)
+    async with serve(command=TRAINING) as (_, client):
+        train, val = await upload(client, rows), await upload(client, rows[:3])
+        hyper: Any = {
+            "n_epochs": 6,
+            "batch_size": 4,
+            "learning_rate_multiplier": 3,
+            **({"beta": 0.2} if kind == "dpo" else {}),
+        }
+        method: Any = {"type": kind, kind: {"hyperparameters": hyper}}
+        job = await client.fine_tuning.jobs.create(
+            model="gpt-4.1-mini", training_file=train, validation_file=val, method=method, suffix="seven", seed=1
+        )
+        assert (job.status, job.fine_tuned_model) == ("validating_files", None)
+        done = await until(client, job.id, seconds=TIMEOUT)
+        assert done.status == "succeeded", done.error
+        assert done.fine_tuned_model == f"ft:gpt-4.1-mini:local:seven:{job.id[6:14]}"
+        assert done.trained_tokens
+        events = [e async for e in client.fine_tuning.jobs.list_events(job.id, limit=3)]
+        assert len({e.id for e in events}) == len(events)
+        steps: list[Any] = [e.data for e in events if e.type == "metrics"]
+        assert [s["step"] for s in steps] == list(range(24, 0, -1))
+        assert all({"train_loss", "valid_loss"} <= s.keys() for s in steps)
+        assert steps[0]["full_valid_loss"] < steps[-1]["valid_loss"]
+        kept = [c async for c in client.fine_tuning.jobs.checkpoints.list(job.id, limit=1)]
+        assert [c.step_number for c in kept] == [24, 20, 16]
+        table = (await client.files.content(done.result_files[0])).text.splitlines()
+        assert table[0].startswith("step,train_loss,valid_loss,full_valid_loss")
+        assert len(table) == 25
+        await chat_and_delete(client, done.fine_tuned_model, kept[2].fine_tuned_model_checkpoint, kind)
+
+
+async def chat_and_delete(client: openai.AsyncOpenAI, model: str, checkpoint: str, kind: str) -> None:
+    asked: Any = [{"role": "user", "content": "5 + 1?"}]
+    said = await client.chat.completions.create(model=model, messages=asked, temperature=0, max_tokens=16)
+    if kind == "supervised":
+        assert said.choices[0].message.content == "Seven."
+    answer = await client.responses.create(model=model, input="5 + 1?", max_output_tokens=16)
+    assert answer.output_text
+    for name in (checkpoint, "calc"):  # more than are loaded at the same time
+        assert (await client.chat.completions.create(model=name, messages=asked, max_tokens=4)).choices
+    assert model in [m.id async for m in client.models.list()]
+    assert (await client.models.delete(model)).deleted
+    with pytest.raises(openai.NotFoundError) as refused:
+        await client.chat.completions.create(model=model, messages=asked)
+    assert refused.value.code == "model_not_found"
