@@ -78,6 +78,7 @@ SERVING = {
         "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
         "agl gateway --upstream gpt=https://api.example.com/v1 --path calls.db": "Calls are recorded in calls.db",
     },
+    "fine-tuning-api.md": {"agl serve calc --training served": "with fine-tuning of calc"},
     "store.md": {
         "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
     },
@@ -172,6 +173,12 @@ ELSEWHERE = {
         "agl plan --model Qwen/Qwen3-8B --gpus 2xH100 --lora-rank 16": "looks at the Hub; tests/cli/test_plan.py",
         "agl gateway --model runs/calc-20250101-120000 --server http://store.example:4747": (
             "names another machine; tests/cli/test_gateway.py has both on one"
+        ),
+    },
+    "fine-tuning-api.md": {
+        'curl -H "Authorization: Bearer $AGL_API_KEY" -H "Content-Type: application/json" '
+        """-d '{"name": "anna"}' http://127.0.0.1:8000/v1/organization/admin_api_keys""": (
+            "tests/finetuning/test_api.py"
         ),
     },
     "examples/calc/README.md": {

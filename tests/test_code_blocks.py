@@ -55,6 +55,7 @@ NOT_RUN = {
     ("configuration.md", "…"): "an outline",
     ("diagnosis.md", "store"): "needs a store with a run",
     ("extending.md", "mine"): "names a module of the reader's",
+    ("fine-tuning-api.md", "fine_tuning"): "needs a server; tests/finetuning has all of it",
     ("from-1.0.md", "AGL_EVENT_URL"): "the other side, whose package is not on PyPI",
     ("from-art.md", "import art"): "the other side, whose backend wants a GPU",
     ("from-trl.md", "GRPOTrainer(model="): "the other side, which needs trl",

@@ -9,7 +9,7 @@ from typing import Any
 
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
-from agentlightning.errors import ConfigError
+from agentlightning.errors import ConfigError, missing_extra
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -32,8 +32,11 @@ def run_training_server(
         raise ConfigError("--base-models says what jobs start from: give --training FOLDER with it.")
     if given := [option for option, value in others.items() if value is not None]:
         raise ConfigError(f"{given[0]} has no effect with --training: a base model's settings are in --base-models.")
-    from agentlightning.finetuning.app import ServerSettings, TrainingServer
-    from agentlightning.finetuning.models import read_bases
+    try:
+        from agentlightning.finetuning.app import ServerSettings, TrainingServer
+        from agentlightning.finetuning.models import read_bases
+    except ModuleNotFoundError as error:
+        raise missing_extra("finetuning", error.name or "python-multipart") from error
 
     bases = read_bases(base_models, [model] if model else [])
     settings = ServerSettings(

@@ -155,6 +155,7 @@ def read_job(body: bytes) -> JobRequest:
             raise bad(f"method.type is '{method.type}', so method.{name} has no effect.", f"method.{name}")
     if method.type == "reinforcement":
         _check_reinforcement(job, method)
+        raise bad("Reinforcement jobs are not trained here.", "method.type")
     _check_integrations(job.integrations or [])
     return job
 
