@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import atexit
 import json
 import os
 import tempfile
+import warnings
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
-from weakref import WeakKeyDictionary
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.files import remove_tree
-from agentlightning.finetuning.graders import sandboxed
 from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
 from agentlightning.finetuning.graders.settings import GraderSettings
 from agentlightning.litagent.bubblewrap import Bubblewrap
@@ -32,12 +33,17 @@ from agentlightning.types.ids import random_hex
 MOST_SOURCE = 256 * 1024
 IDLE_SECONDS = 10.0
 """So long a sandbox waits for another sample."""
+MOST_SANDBOXES = 16
+"""At the same time, of all graders of an event loop; the samples of others wait."""
+_GIVING_WAY = 0.05
+"""So long a sandbox waits where others wait for its place."""
+_MOST_LINES = 100
 START_SECONDS = 120.0
 """A start may take that long: a grader may import much."""
 _GRACE_SECONDS = 10.0
 """Beyond the grader's own limit; then the sandbox itself hangs."""
 _ONE_CPU = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-_TEXT = Path(sandboxed.__file__).read_text(encoding="utf-8")
+_TEXT = Path(__file__).with_name("sandboxed.py").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +60,8 @@ class PythonGrader(Grader):
         if len(source.encode(errors="replace")) >= MOST_SOURCE:
             raise fields.refused("source", f"has {MOST_SOURCE // 1024} KiB or more.")
         try:
-            ast.parse(source)
+            with warnings.catch_warnings(action="ignore"):
+                ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise fields.refused("source", f"is no Python: {error}.") from None
         if "grade" not in source:
@@ -72,7 +79,9 @@ class PythonGrader(Grader):
         return cls(name=name, given=fields.given, source=source, settings=settings)
 
     async def score(self, grading: Grading) -> Score:
-        found = await _line_of(self).ask({"sample": grading.sample.as_dict(), "item": grading.item})
+        found = await _Lines.line_of(self.source, self.settings).ask(
+            {"sample": grading.sample.as_dict(), "item": grading.item}
+        )
         if "error" in found:
             raise GraderFailed("python_grader_runtime_error", str(found["error"]))
         if not isinstance(reward := found.get("reward"), int | float):
@@ -97,8 +106,8 @@ class _Job:
 class _Line:
     """The samples that wait for one grader, and the sandboxes that work on them."""
 
-    def __init__(self, source: str, settings: GraderSettings) -> None:
-        self._source, self._settings = source, settings
+    def __init__(self, source: str, settings: GraderSettings, slots: asyncio.Semaphore) -> None:
+        self._source, self._settings, self._slots = source, settings, slots
         self._waiting = deque[_Job]()
         self._more = asyncio.Event()
         self._idle = 0
@@ -119,7 +128,7 @@ class _Line:
         """The next sample; None where none came for a while."""
         self._idle += 1
         try:
-            async with asyncio.timeout(IDLE_SECONDS):
+            async with asyncio.timeout(_GIVING_WAY if self._slots.locked() else IDLE_SECONDS):
                 while True:
                     while self._waiting:
                         if not (job := self._waiting.popleft()).answer.done():
@@ -135,7 +144,7 @@ class _Line:
         """Grade samples, in a new sandbox where the last one broke, until none came for a while."""
         while (job := await self._next()) is not None:
             try:
-                async with _started(self._source, self._settings) as sandbox:
+                async with self._slots, _started(self._source, self._settings) as sandbox:
                     while job is not None:
                         found = await sandbox.ask(job.request)
                         _settle(job, found)
@@ -163,21 +172,29 @@ def _settle(job: _Job | None, found: Mapping[str, Any] | GraderFailed) -> None:
         job.answer.set_result(found)
 
 
-_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[int, tuple[PythonGrader, _Line]]] = WeakKeyDictionary()
-_MOST_LINES = 100
+class _Lines:
+    """The graders of an event loop."""
+
+    def __init__(self) -> None:
+        self._slots = asyncio.Semaphore(MOST_SANDBOXES)
+        self._known: list[tuple[str, GraderSettings, _Line]] = []
+
+    @classmethod
+    def line_of(cls, source: str, settings: GraderSettings) -> _Line:
+        """The line of a grader in this event loop."""
+        loop = asyncio.get_running_loop()
+        for closed in [other for other in _of_loops if other.is_closed()]:
+            _of_loops.pop(closed, None)
+        lines = _of_loops.get(loop) or _of_loops.setdefault(loop, cls())
+        for known, of_it, line in lines._known:
+            if (known, of_it) == (source, settings):
+                return line
+        line = _Line(source, settings, lines._slots)
+        lines._known = [*lines._known[-_MOST_LINES:], (source, settings, line)]
+        return line
 
 
-def _line_of(grader: PythonGrader) -> _Line:
-    """The line of a grader in this event loop."""
-    lines = _lines.setdefault(asyncio.get_running_loop(), {})
-    for known, line in lines.values():
-        if (known.source, known.settings) == (grader.source, grader.settings):
-            return line
-    while len(lines) >= _MOST_LINES:
-        lines.pop(next(iter(lines)))
-    line = _Line(grader.source, grader.settings)
-    lines[id(line)] = grader, line
-    return line
+_of_loops: dict[asyncio.AbstractEventLoop, _Lines] = {}
 
 
 class _Sandbox:
@@ -224,6 +241,8 @@ class _Sandbox:
 async def _started(source: str, settings: GraderSettings) -> AsyncIterator[_Sandbox]:
     """A sandbox that is ready for samples. Raises _Broken, OSError or ConfigError."""
     folder = await asyncio.to_thread(lambda: Path(tempfile.mkdtemp(prefix="agl-grader-")).resolve())
+    clean = partial(remove_tree, folder)
+    atexit.register(clean)  # a process may end while its event loop does not
     isolation = Bubblewrap() if settings.isolation == "bubblewrap" else settings.isolation
     folders = [str(folder)]
     if isinstance(isolation, Bubblewrap):
@@ -243,7 +262,8 @@ async def _started(source: str, settings: GraderSettings) -> AsyncIterator[_Sand
                 await asyncio.shield(kill_tree(process, mark))
                 process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]  # pipes that nobody reads
     finally:
-        await asyncio.shield(asyncio.to_thread(remove_tree, folder))
+        await asyncio.shield(asyncio.to_thread(clean))
+        atexit.unregister(clean)
 
 
 async def _spawned(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> asyncio.subprocess.Process:

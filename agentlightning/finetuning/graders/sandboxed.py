@@ -87,7 +87,7 @@ def limit(memory: int, files: int) -> None:
 def below(pid: int) -> list[int]:
     """The processes that it started, and those that these started."""
     parents: dict[int, int] = {}
-    for entry in os.listdir("/proc"):
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{entry}/stat", "rb") as file:
                 parents[int(entry)] = int(file.read().rpartition(b")")[2].split()[1])
@@ -97,9 +97,12 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def end_all() -> None:
-    """Kill all that this process started, until nothing is left; what its parent leaves comes to this process."""
+def end_all(group: int) -> None:
+    """Kill a group, and all that this process started, until nothing is left; what its parent leaves comes to this
+    process."""
     for _ in range(100):
+        with contextlib.suppress(OSError):
+            os.killpg(group, signal.SIGKILL)
         for child in below(os.getpid()):
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
@@ -111,13 +114,13 @@ def end_all() -> None:
             return
 
 
-def receive(answers: int, requests: int, seconds: float) -> bytes | None:
+def receive(answers: int, requests: int, seconds: float, pid: int) -> bytes | None:
     """The fork's answer; what there is of it where it ended before. None where it took too long."""
     deadline, data = time.monotonic() + seconds, b""
     while not data.endswith(b"\n") and len(data) <= MOST_BYTES:
         ready, _, _ = select.select([answers, requests], [], [], max(0.0, deadline - time.monotonic()))
         if requests in ready:  # nobody waits for the answer any more
-            end_all()
+            end_all(pid)
             os._exit(0)
         if not ready:
             return None
@@ -134,6 +137,7 @@ def graded(source: str, line: bytes, limits: tuple[float, int, int], protocol: t
     answers, answering = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.setsid()
         for descriptor in (*protocol, answers):
             os.close(descriptor)
         limit(memory, files)
@@ -143,7 +147,7 @@ def graded(source: str, line: bytes, limits: tuple[float, int, int], protocol: t
         os._exit(0)
     os.close(answering)
     try:
-        data = receive(answers, protocol[0], seconds)
+        data = receive(answers, protocol[0], seconds, pid)
         if data is None:
             return {"error": f"TimeoutError: it took more than {seconds:g} s"}
         if data.endswith(b"\n"):
@@ -158,7 +162,7 @@ def graded(source: str, line: bytes, limits: tuple[float, int, int], protocol: t
         return {"error": f"{type(error).__name__}: {error}"}
     finally:
         os.close(answers)
-        end_all()
+        end_all(pid)
 
 
 def empty(folder: str) -> None:
@@ -179,7 +183,8 @@ def main(seconds: str, memory: str, files: str, *folders: str) -> None:
         os.dup2(nothing, descriptor)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # where memory is short, this ends first
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with contextlib.suppress(AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     reading = os.fdopen(requests, "rb", closefd=False)
     source = json.loads(reading.readline())
     with contextlib.suppress(BaseException):  # its error is each sample's

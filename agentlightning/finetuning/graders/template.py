@@ -10,7 +10,8 @@ from typing import Any
 
 from agentlightning.errors import GraderRefused
 
-_PLACE = re.compile(r"\{\{\s*(.*?)\s*\}\}", re.DOTALL)
+_PLACE = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
+"""Linear in the text, whatever is in it."""
 _STEP = re.compile(r"""\s*(?:\.\s*([\w-]+)|\[\s*(?:(\d+)|'([^']*)'|"([^"]*)")\s*\])""")
 _OF_SAMPLE = ("output_text", "output_json", "output_tools", "choices")
 
@@ -38,6 +39,7 @@ class Template:
         """Raises GraderRefused for a variable that no item or sample can have."""
         pieces: list[str | tuple[Path, str]] = []
         for number, part in enumerate(_PLACE.split(text)):
+            part = part.strip() if number % 2 else part
             pieces.append((_path(part, param), part) if number % 2 else part)
         return cls(tuple(piece for piece in pieces if piece != ""))
 

@@ -43,6 +43,12 @@ class StringCheck(Grader):
         return Score(float(CHECKS[self.operation](grading.fill(self.input), grading.fill(self.reference))))
 
 
+QUADRATIC = ("fuzzy_match", "meteor", "rouge_l")
+"""Metrics that compare every word, or character, with every other."""
+MOST_WORK = 10**9
+"""The product of the characters that these compare: some seconds of work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TextSimilarity(Grader):
     """How alike two texts are, from 0 to 1."""
@@ -73,6 +79,9 @@ class TextSimilarity(Grader):
     async def score(self, grading: Grading) -> Score:
         text, reference = grading.fill(self.input), grading.fill(self.reference)
         if self.metric != "cosine":
+            if self.metric in QUADRATIC and len(text) * len(reference) > MOST_WORK:
+                sizes = f"{len(text):,} and {len(reference):,}"
+                raise GraderFailed("other_error", f"{self.metric} compares no texts of {sizes} characters: too long.")
             found = await asyncio.to_thread(METRICS[self.metric], text, reference)
             return Score(min(1.0, max(0.0, float(found))))
         if grading.models is None or self.embeddings is None:

@@ -82,6 +82,12 @@ async def test_text_similarity(metric: str, expected: float) -> None:
         assert 0.0 <= found.reward <= 1.0
 
 
+async def test_texts_that_would_take_minutes_are_not_compared() -> None:
+    for metric, done in (("rouge_l", False), ("meteor", False), ("fuzzy_match", False), ("rouge_1", True)):
+        found = await graded(similar(metric), "a b " * 50_000, answer="a b " * 50_000)
+        assert (found.reward is not None, found.errors.flags) == (done, [] if done else ["other_error"])
+
+
 async def test_cosine_compares_embeddings_and_is_refused_without_a_model() -> None:
     class Vectors:
         async def chat(self, model: str, messages: Any, sampling: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from agentlightning.errors import GraderRefused
 from agentlightning.finetuning.graders import Grade, GraderSettings, Sample, grade, parse_grader, run_grader
+from agentlightning.finetuning.graders.python import MOST_SANDBOXES
 from agentlightning.litagent.bubblewrap import Bubblewrap, check_bubblewrap
 from agentlightning.litagent.isolation import Container
 
@@ -160,6 +161,12 @@ def test_many_samples_share_a_warm_sandbox_and_the_end_of_the_loop_ends_it(
     asyncio.run(in_a_loop_of_its_own())
     assert _processes(tmp_path) == 0
     assert not list(tmp_path.iterdir())
+
+
+async def test_many_graders_share_the_places_of_sandboxes() -> None:
+    sources = [f"def grade(sample, item): return {n}" for n in range(MOST_SANDBOXES + 8)]
+    found = await asyncio.gather(*(graded(source) for source in sources))
+    assert [one.reward for one in found] == list(range(len(sources)))
 
 
 async def test_who_gives_up_leaves_the_others_their_answers() -> None:

@@ -62,6 +62,12 @@ def test_what_is_not_there_is_missing(path: str) -> None:
     assert not missing.value.of_output
 
 
+def test_no_text_takes_long() -> None:
+    for text in ("{{" * 500_000, "{{ x" * 250_000, "{{" + " " * 10**6, "{ {{ " * 200_000 + "}" * 10**6):
+        with contextlib.suppress(GraderRefused):
+            Template.parse(text, "input")
+
+
 def test_an_output_that_is_no_json_is_told_from_a_missing_variable() -> None:
     with pytest.raises(MissingVariable) as missing:
         Template.parse("{{ sample.output_json.x }}", "input").fill({}, Sample.of_text("no JSON").as_dict())
