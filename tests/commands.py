@@ -329,7 +329,10 @@ ELSEWHERE = {
     },
 }
 """The others by page, likewise: the test that types or does the same, or why they are not typed."""
-OTHER_BLOCKS = {("bring-your-own.md", "javascript"): "tests/e2e/test_pages.py"}
+OTHER_BLOCKS = {
+    ("bring-your-own.md", "javascript"): "tests/e2e/test_pages.py",
+    ("fine-tuning-api.md", "toml"): "tests/finetuning/test_page.py",
+}
 """Blocks that are neither Python, nor for a shell, nor what something prints (`text`): the test that runs them."""
 
 
