@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,18 @@ from starlette.responses import Response
 from starlette.routing import Route as StarletteRoute
 from starlette.types import Receive, Scope, Send
 
-from agentlightning.errors import AgentLightningError, ConfigError, GatewayError
+from agentlightning.errors import AgentLightningError, ConfigError, GatewayError, GraderRefused
 from agentlightning.files import make_folder
 from agentlightning.finetuning.files import Blobs, Files
+from agentlightning.finetuning.graders import HttpModels
 from agentlightning.finetuning.jobs import Jobs, Quotas
 from agentlightning.finetuning.keys import Keys
 from agentlightning.finetuning.models import Catalog, Pool
 from agentlightning.finetuning.queue import TRAINING, Queue
 from agentlightning.finetuning.recipe import BaseModel
-from agentlightning.finetuning.records import Records
+from agentlightning.finetuning.records import Records, Row
 from agentlightning.finetuning.routes import ROUTES, Asked, Handler, as_response
+from agentlightning.finetuning.training import MODELS_KEY, MODELS_URL
 from agentlightning.gateway.dialects import DIALECTS
 from agentlightning.gateway.dialects.base import openai_error
 from agentlightning.gateway.exchange import Refusal
@@ -76,9 +79,10 @@ class TrainingServer:
         self.jobs = Jobs(self.records, self.files, folder / "runs", self.catalog.for_job, settings.quotas)
         self.catalog.jobs = self.jobs
         self.keys = Keys(self.records, settings.admin_key)
-        self.queue = Queue(self.jobs, self.blobs, settings.command)
+        self.queue = Queue(self.jobs, self.blobs, self._models_of, settings.command)
         self.pool = Pool(settings.loaded_models, settings.max_context)
         self._ahead = ReadAhead()
+        self._own_keys: dict[str, str] = {}
         self._routes = Starlette(
             routes=[StarletteRoute(PREFIX + r.path, self._answer(r.handler), methods=[r.method]) for r in ROUTES],
             exception_handlers={HTTPException: _nowhere},
@@ -122,6 +126,19 @@ class TrainingServer:
         await self.pool.close()
         self.records.close()
 
+    @contextmanager
+    def _models_of(self, job: Row) -> Iterator[Mapping[str, str]]:
+        """A job's graders ask models of this server, as its owner may."""
+        key = self.keys.lend(job["owner"])
+        try:
+            yield {MODELS_URL: self.endpoint, MODELS_KEY: key}
+        finally:
+            self.keys.take_back(key)
+
+    def models(self, owner: str) -> HttpModels:
+        """What a grader asks that a request brings. The key that it uses is good as long as the server."""
+        return HttpModels(self.endpoint, self._own_keys.setdefault(owner, self.keys.lend(owner)))
+
     # ---- requests --------------------------------------------------------------------------------------------------
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,6 +159,8 @@ class TrainingServer:
                 return as_response(await handler(Asked(self, request, owner)))
             except Refusal as refusal:
                 return _refused(refusal)
+            except GraderRefused as refused:
+                return _refused(Refusal(str(refused), param=refused.param, code="invalid_grader"))
             except ClientDisconnect:
                 return Response(status_code=400)
 

@@ -15,6 +15,7 @@ import msgspec
 
 from agentlightning.errors import AgentLightningError
 from agentlightning.finetuning.files import Files
+from agentlightning.finetuning.graders import parse_grader
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.progress import checkpoints_of, metrics_of, written_at
 from agentlightning.finetuning.recipe import BaseModel, take
@@ -68,6 +69,7 @@ class Jobs:
         """A new job, whose files are to be validated. Raises `Refusal`."""
         said = read_job(body)
         self.base_of(owner, said.model)
+        self._check_grader(owner, said)
         for name in ("training_file", "validation_file"):
             if (given := getattr(said, name)) is not None:
                 self._check_file(owner, given, name)
@@ -93,6 +95,17 @@ class Jobs:
                 validating += f" and validation file: {said.validation_file}"
             self.records.say(job, [first, Event(name="validating", message=validating)])
         return self.get(owner, job)
+
+    def _check_grader(self, owner: str, said: JobRequest) -> None:
+        """Raises `Refusal` or GraderRefused for a grader that cannot be used, or asks a model that there is not."""
+        if (told := said.chosen.reinforcement) is None:
+            return
+        where = "method.reinforcement.grader"
+        for model in parse_grader(told.grader, where).models:
+            try:
+                self.base_of(owner, model)
+            except Refusal as refusal:
+                raise bad(refusal.message, f"{where}.model", "model_not_found") from None
 
     def _check_file(self, owner: str, key: str, param: str) -> None:
         try:

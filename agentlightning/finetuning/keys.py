@@ -23,11 +23,14 @@ class Keys:
         """Without an admin key all requests are the admin's."""
         self._records = records
         self._admin_key = admin_key
+        self._lent: dict[str, str] = {}
 
     def owner(self, given: str) -> str:
         """Raises `Refusal` for a key that is none."""
         if self._admin_key is None or hmac.compare_digest(given.encode(), self._admin_key.encode()):
             return ADMIN
+        if given in self._lent:
+            return self._lent[given]
         found = self._records.row("SELECT id FROM keys WHERE hash = ?", _hash(given))
         if found is None:
             raise Refusal(
@@ -37,6 +40,15 @@ class Keys:
                 code="invalid_api_key",
             )
         return found["id"]
+
+    def lend(self, owner: str) -> str:
+        """A key for what a job of this owner asks of the server; good until the server ends."""
+        key = f"sk-job-{secrets.token_urlsafe(32)}"
+        self._lent[key] = owner
+        return key
+
+    def take_back(self, key: str) -> None:
+        self._lent.pop(key, None)
 
     def create(self, name: str) -> dict[str, Any]:
         """A new key, which is told this once."""

@@ -23,7 +23,6 @@ _OF_ROLLOUTS: Mapping[str, str] = {
     "reward": "train_mean_reward",
     "val_reward": "full_valid_mean_reward",
     "response_tokens_mean": "completion_tokens_mean",
-    "failed": "mean_unresponsive_rewards",
 }
 """Our names of what a step measures, and those of the API."""
 _WORDS: Mapping[str, str] = {
@@ -66,6 +65,8 @@ def _last(file: Path, after: int) -> list[dict[str, Any]] | None:
 def _row(row: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     found = {"step": row["step"], "total_steps": row.get("steps")}
     found |= {theirs: row[ours] for ours, theirs in names.items() if row.get(ours) is not None}
+    if row.get("rollouts"):
+        found["mean_unresponsive_rewards"] = row.get("failed", 0) / row["rollouts"]
     if "train_mean_reward" in found or "full_valid_mean_reward" in found:
         pairs = (("train_reward_mean", "train_mean_reward"), ("valid_reward_mean", "full_valid_mean_reward"))
         found["scores"] = {ours: found[theirs] for ours, theirs in pairs if theirs in found}
@@ -93,7 +94,7 @@ def _event(row: Mapping[str, Any]) -> Event:
 
 def table_of(rows: Sequence[Mapping[str, Any]], kind: str) -> bytes:
     """The result file: a line of CSV per step."""
-    own = list((_OF_ROLLOUTS if kind == "reinforcement" else _OF_EXAMPLES).values())
+    own = [*_OF_ROLLOUTS.values(), "mean_unresponsive_rewards"] if kind == "reinforcement" else _OF_EXAMPLES.values()
     written = io.StringIO()
     columns = ["step", *own, *_LIKE_THEIRS.get(kind, ())]
     table = csv.DictWriter(written, columns, extrasaction="ignore", restval="", lineterminator="\n")

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from agentlightning.finetuning.training import JOB_FILE, LOCK_FILE, OUTCOME_FILE
 from agentlightning.gateway.exchange import Refusal
 from agentlightning.importing import import_environment
 
+ModelsOfJob = contextlib.AbstractContextManager[Mapping[str, str]]
+"""Variables of a job's environment that say where its graders ask models, good within the block."""
 logger = logging.getLogger(__name__)
 
 TRAINING = (sys.executable, "-P", "-m", "agentlightning.finetuning.training")
@@ -43,7 +45,11 @@ _SWEEP_SECONDS = 60.0
 class Queue:
     """Runs jobs from `run` on until it is stopped."""
 
-    def __init__(self, jobs: Jobs, blobs: Blobs, command: Sequence[str] = TRAINING) -> None:
+    def __init__(
+        self, jobs: Jobs, blobs: Blobs, models_of: Callable[[Row], ModelsOfJob], command: Sequence[str] = TRAINING
+    ) -> None:
+        """`models_of`: what a job's graders ask, by its row."""
+        self._models_of = models_of
         self._jobs, self._records, self._blobs = jobs, jobs.records, blobs
         self._command = command
         self._wake = asyncio.Event()
@@ -148,11 +154,12 @@ class Queue:
                 return
             self._records.say(job, [_taken(row)])
         self._begun_at[job] = self._step(job)
-        await self._train(job, folder)
+        with self._models_of(row) as models:
+            await self._train(job, folder, models)
         if not self._settle(job) and not self._stopping:
             self._after_death(job, folder)
 
-    async def _train(self, job: str, folder: Path) -> None:
+    async def _train(self, job: str, folder: Path, environment: Mapping[str, str]) -> None:
         with open_private(folder / LOG_FILE, "ab") as log:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
@@ -161,7 +168,7 @@ class Queue:
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env=import_environment(),
+                env={**import_environment(), **environment},
             )
         self._process = job, process
         try:

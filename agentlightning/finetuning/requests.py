@@ -155,7 +155,6 @@ def read_job(body: bytes) -> JobRequest:
             raise bad(f"method.type is '{method.type}', so method.{name} has no effect.", f"method.{name}")
     if method.type == "reinforcement":
         _check_reinforcement(job, method)
-        raise bad("Reinforcement jobs are not trained here.", "method.type")
     _check_integrations(job.integrations or [])
     return job
 
@@ -175,6 +174,11 @@ def _check_reinforcement(job: JobRequest, method: Method) -> None:
         raise bad(
             "Models here have no levels of reasoning: leave reasoning_effort out, or give 'default'.",
             "method.reinforcement.hyperparameters.reasoning_effort",
+        )
+    form = method.reinforcement.response_format
+    if form is not None and form.get("type") not in ("text", "json_object", "json_schema"):
+        raise bad(
+            "response_format has the type text, json_object or json_schema.", "method.reinforcement.response_format"
         )
 
 

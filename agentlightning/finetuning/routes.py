@@ -13,6 +13,7 @@ from starlette.responses import FileResponse, Response
 
 from agentlightning.finetuning import files
 from agentlightning.finetuning.files import Form, check_purpose, lifetime_of
+from agentlightning.finetuning.graders import run_grader, validate_grader
 from agentlightning.finetuning.keys import ADMIN
 from agentlightning.finetuning.records import Event
 from agentlightning.finetuning.wire import bad, listed, missing, new_id, page
@@ -258,6 +259,18 @@ async def list_checkpoints(asked: Asked) -> Any:
     return asked.server.jobs.checkpoints(asked.owner, asked.id, asked.query)
 
 
+async def run_a_grader(asked: Asked) -> Any:
+    models = asked.server.models(asked.owner)
+    try:
+        return await run_grader(await asked.said(), models)
+    finally:
+        await models.close()
+
+
+async def validate_a_grader(asked: Asked) -> Any:
+    return validate_grader(await asked.said())
+
+
 # ---- models and keys -------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +342,8 @@ ROUTES: tuple[Route, ...] = (
     Route("POST", "/fine_tuning/jobs/{id}/resume", resume_job, "go on from it"),
     Route("GET", "/fine_tuning/jobs/{id}/events", list_events, "what it said, the newest first"),
     Route("GET", "/fine_tuning/jobs/{id}/checkpoints", list_checkpoints, "its checkpoints, the newest first"),
+    Route("POST", "/fine_tuning/alpha/graders/run", run_a_grader, "what a grader says of a sample"),
+    Route("POST", "/fine_tuning/alpha/graders/validate", validate_a_grader, "whether a grader can be used"),
     Route("GET", "/models", list_models, "base models, and the key's own"),
     Route("GET", "/models/{id:path}", get_model, "a model"),
     Route("DELETE", "/models/{id:path}", delete_model, "delete a fine-tuned model, with its checkpoints"),

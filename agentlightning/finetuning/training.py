@@ -27,6 +27,8 @@ from agentlightning.algorithm.examples import chat_episodes, pair_episodes
 from agentlightning.algorithm.settings import TrainingSettings
 from agentlightning.errors import AgentLightningError
 from agentlightning.files import atomic_write, open_private
+from agentlightning.finetuning.graders import HttpModels
+from agentlightning.finetuning.graders.agent import GradedCompletion
 from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
@@ -37,6 +39,8 @@ from agentlightning.metrics.trackers import WandbSink
 from agentlightning.trainer import Trainer
 from agentlightning.trainer.sync import run_sync
 
+MODELS_URL, MODELS_KEY = "AGL_JOB_MODELS_URL", "AGL_JOB_MODELS_KEY"
+"""Variables of the environment: where a job's graders ask models, and with which key."""
 JOB_FILE, OUTCOME_FILE, LOCK_FILE = "job.json", "outcome.json", "process.lock"
 
 
@@ -125,11 +129,23 @@ async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
         console=SilentConsole(),
         sinks=[_Nudge(), *_trackers(job, folder)],
     )
-    return await trainer.fit_async(None, train, None, stop=stop)
+    if kind != "reinforcement":
+        return await trainer.fit_async(None, train, None, stop=stop)
+    models = HttpModels(os.environ[MODELS_URL], os.environ[MODELS_KEY])
+    try:
+        return await trainer.fit_async(_agent(job, models), train, val, stop=stop)
+    finally:
+        await models.close()
+
+
+def _agent(job: Job, models: HttpModels) -> GradedCompletion:
+    told = job.method.reinforcement
+    assert told is not None
+    return GradedCompletion(told.grader, response_format=told.response_format, models=models)
 
 
 def _with_validation(settings: TrainingSettings, kind: str, val: Lines | None) -> TrainingSettings:
-    if val is None:
+    if val is None or kind == "reinforcement":
         return settings
     episodes_of = pair_episodes if kind == "dpo" else chat_episodes
     return replace(settings, parts=(ValidationLoss(examples=val, episodes_of=episodes_of),))

@@ -124,6 +124,20 @@ async def test_the_life_of_a_job(serve: Serve) -> None:
             assert refused.value.code == "invalid_state"
 
 
+EXACT = {
+    "type": "string_check",
+    "name": "exact",
+    "operation": "eq",
+    "input": "{{ sample.output_text }}",
+    "reference": "{{ item.answer }}",
+}
+
+
+def _graded(**given: Any) -> dict[str, Any]:
+    reinforcement = {"grader": EXACT, **given}
+    return {"method": {"type": "reinforcement", "reinforcement": reinforcement}}
+
+
 REFUSED: dict[str, Any] = {
     "model": {"model": "gpt-9"},
     "training_file": {"training_file": "file-none"},
@@ -144,6 +158,13 @@ REFUSED: dict[str, Any] = {
         "method": {"type": "supervised", "supervised": {"hyperparameters": {"beta": 1}}}
     },
     "method.reinforcement": {"method": {"type": "reinforcement"}},
+    "method.reinforcement.grader": {"method": {"type": "reinforcement", "reinforcement": {}}},
+    "method.reinforcement.grader.operation": _graded(grader={**EXACT, "operation": "about"}),
+    "method.reinforcement.grader.model": _graded(
+        grader={"type": "score_model", "name": "s", "model": "gpt-9", "input": [{"role": "user", "content": "?"}]}
+    ),
+    "method.reinforcement.response_format": _graded(response_format={"type": "xml"}),
+    "method.reinforcement.hyperparameters.reasoning_effort": _graded(hyperparameters={"reasoning_effort": "high"}),
 }
 """By the field that the refusal names."""
 
@@ -151,7 +172,8 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("param", REFUSED)
 async def test_what_cannot_be_honoured_is_refused_by_its_name(serve: Serve, param: str) -> None:
     async with serve() as (_, client):
-        asked = {"model": "calc", "training_file": await upload(client, chats()), **REFUSED[param]}
+        file = await upload(client, chats())
+        asked = {"model": "calc", "training_file": file, "validation_file": file, **REFUSED[param]}
         with pytest.raises(openai.BadRequestError) as refused:
             await client.post("/fine_tuning/jobs", body=asked, cast_to=dict[str, Any])
         assert refused.value.param == param
@@ -252,6 +274,34 @@ async def test_after_a_restart_jobs_go_on(serve: Serve, tmp_path: Path) -> None:
         assert (await client.files.retrieve(train)).status == "processed"
 
 
+async def test_a_reinforcement_job_needs_a_validation_file_and_prompts(serve: Serve) -> None:
+    async with serve() as (_, client):
+        train = await upload(client, chats())  # which end with an answer
+        asked: Any = {"model": "calc", "training_file": train, **_graded()}
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.fine_tuning.jobs.create(**asked)
+        assert refused.value.param == "validation_file"
+        job = await client.fine_tuning.jobs.create(**asked, validation_file=train)
+        assert (await until(client, job.id)).error.message.startswith("Line 1:")
+        prompts = [{"messages": chat["messages"][:1], "answer": "7"} for chat in chats()]
+        file = await upload(client, prompts)
+        job = await client.fine_tuning.jobs.create(**{**asked, "training_file": file}, validation_file=file)
+        done = await until(client, job.id)
+        assert done.status == "succeeded"
+        assert done.method.reinforcement.hyperparameters.eval_interval == 10
+
+
+async def test_graders_are_tried(serve: Serve) -> None:
+    async with serve() as (_, client):
+        graders: Any = client.fine_tuning.alpha.graders
+        ran = await graders.run(grader=EXACT, model_sample="7", item={"answer": "7"})
+        assert (ran.reward, ran.metadata.errors.other_error) == (1.0, False)
+        assert (await graders.validate(grader=EXACT)).grader.name == "exact"
+        with pytest.raises(openai.BadRequestError) as refused:
+            await graders.validate(grader={**EXACT, "operation": "about"})
+        assert refused.value.param == "grader.operation"
+
+
 # ---- keys ------------------------------------------------------------------------------------------------------------
 
 
@@ -292,7 +342,8 @@ async def test_a_key_sees_its_own_files_jobs_and_models_only(serve: Serve) -> No
         for wrong in ("", "sk-wrong"):
             with pytest.raises(openai.AuthenticationError):
                 await boss.with_options(api_key=wrong or "x").files.list()
-        key = (await boss.get("/organization/admin_api_keys", cast_to=object))["data"][0]["id"]  # pyright: ignore
+        listed: Any = await boss.get("/organization/admin_api_keys", cast_to=object)
+        key = next(one["id"] for one in listed["data"] if one["name"] == "anna")
         await boss.delete(f"/organization/admin_api_keys/{key}", cast_to=object)
         with pytest.raises(openai.AuthenticationError):
             await anna.files.list()

@@ -9,7 +9,8 @@ import pytest
 
 from agentlightning.finetuning.queue import TRAINING
 
-from .conftest import Serve, chats, pairs, until, upload
+from .conftest import Serve, chats, events, pairs, until, upload
+from .graders.test_agent import SOURCE, calls_of
 
 TIMEOUT = 120
 
@@ -48,6 +49,33 @@ async def test_a_job_from_its_file_to_a_chat(serve: Serve, kind: str) -> None:
         assert table[0].startswith("step,train_loss,valid_loss,full_valid_loss")
         assert len(table) == 25
         await chat_and_delete(client, done.fine_tuned_model, kept[2].fine_tuned_model_checkpoint, kind)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
+    items = calls_of(20)
+    grader = {"type": "python", "name": "call", "source": SOURCE}
+    hyper: Any = {"batch_size": 8, "compute_multiplier": 0.5, "eval_interval": 1, "eval_samples": 2}
+    async with serve(command=TRAINING) as (server, client):
+        method: Any = {"type": "reinforcement", "reinforcement": {"grader": grader, "hyperparameters": hyper}}
+        asked = {"training_file": await upload(client, items[:16]), "validation_file": await upload(client, items[16:])}
+        job = await client.fine_tuning.jobs.create(model="calc", method=method, **asked)
+        done = await until(client, job.id, seconds=TIMEOUT)
+        assert done.status == "succeeded", done.error
+        steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
+        assert [s["step"] for s in steps] == [0, 1, 2]
+        assert all("full_valid_mean_reward" in s for s in steps)
+        assert 0 <= steps[1]["train_mean_reward"] == steps[1]["scores"]["train_reward_mean"] <= 1
+        table = (await client.files.content(done.result_files[0])).text.splitlines()
+        assert table[0].startswith("step,train_mean_reward,full_valid_mean_reward,completion_tokens_mean")
+        wrong = {**grader, "source": "def grade(sample, item):\n    return item['nothing']"}
+        method["reinforcement"]["grader"] = wrong
+        job = await client.fine_tuning.jobs.create(model="calc", method=method, **asked)
+        failed = await until(client, job.id, seconds=TIMEOUT)
+        assert failed.status == "failed"
+        assert "KeyError: 'nothing'" in failed.error.message
+        assert server.queue.busy_with is None
 
 
 async def chat_and_delete(client: openai.AsyncOpenAI, model: str, checkpoint: str, kind: str) -> None:

@@ -1,0 +1,101 @@
+"""The server is killed with signal 9 during a job, again and again: it goes on, and comes to the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import chats, events, pairs, polled, until, upload
+
+KILLS = 4
+STEPS = 32
+
+
+class Killed:
+    """`agl serve --training` as it is typed, on one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        (folder / "models.json").write_text(json.dumps({"calc": {"model": "calc", "deterministic": True}}))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{self._port}/v1", api_key="any", max_retries=0)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self) -> None:
+        options = ["--training", "served", "--base-models", "models.json", "--port", str(self._port)]
+        command = [sys.executable, "-m", "agentlightning", "serve", *options]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 (it is killed and waited for without a loop)
+                command, cwd=self._folder, stdout=log, stderr=log
+            )
+        await polled(self._answers, bool, 60)
+
+    async def _answers(self) -> bool:
+        try:
+            return bool((await self.client.models.list()).data)
+        except openai.APIConnectionError:
+            assert self._process is not None
+            assert self._process.poll() is None, (self._folder / "log").read_text()
+            return False
+
+    def end(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait(60)
+
+    def weights(self, job: str) -> bytes:
+        return (
+            self._folder / "served/runs" / job / f"checkpoints/step-{STEPS:06d}/model/model.safetensors"
+        ).read_bytes()
+
+
+async def steps_of(client: openai.AsyncOpenAI, job: str) -> int:
+    page = await client.fine_tuning.jobs.list_events(job, limit=100)
+    return sum(event.type == "metrics" for event in page.data)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["supervised", "dpo"])
+async def test_a_job_survives_its_server(tmp_path: Path, kind: str) -> None:
+    server, rng = Killed(tmp_path), random.Random(0)
+    client = server.client
+    await server.start()
+    try:
+        file = await upload(client, chats(32) if kind == "supervised" else pairs(32))
+        method: Any = {"type": kind, kind: {"hyperparameters": {"n_epochs": 4, "batch_size": 4}}}
+        made = [
+            await client.fine_tuning.jobs.create(model="calc", training_file=file, method=method, seed=3)
+            for _ in range(2)
+        ]
+        disturbed, calm = (job.id for job in made)
+        for number in range(KILLS):
+            await until(client, disturbed, "running", "succeeded", seconds=60)
+            await polled(lambda: steps_of(client, disturbed), lambda n, least=6 * number: n > least, 120)
+            await asyncio.sleep(rng.random())
+            server.end(signal.SIGKILL)
+            await server.start()
+        for job in (disturbed, calm):
+            assert (await until(client, job, seconds=180)).status == "succeeded"
+            said = await events(client, job)
+            assert [e.data["step"] for e in said if e.type == "metrics"] == list(range(1, STEPS + 1))
+            assert [e.message for e in said].count("The job has successfully completed") == 1
+            kept = [c.step_number async for c in client.fine_tuning.jobs.checkpoints.list(job)]
+            assert len(set(kept)) == 3  # a server's end may have made one between two others
+            assert kept[0] == STEPS
+        assert server.weights(disturbed) == server.weights(calm)
+    finally:
+        server.end(signal.SIGTERM)
+        await client.close()
