@@ -17,6 +17,8 @@ from agentlightning.finetuning.graders.text import StringCheck, TextSimilarity
 _SINGLE: Mapping[str, Callable[[Fields, str, GraderSettings], Grader]] = {
     one.type: one.read for one in (StringCheck, TextSimilarity, PythonGrader, ScoreModel, LabelModel)
 }
+KINDS = (*_SINGLE, Multi.type)
+"""Every `type` of a grader."""
 _DEFAULT = GraderSettings()
 
 
@@ -27,7 +29,7 @@ def parse_grader(grader: Mapping[str, Any], param: str = "grader", settings: Gra
     honoured under the owner's `settings`.
     """
     fields = Fields(grader, param)
-    kind = fields.one_of("type", [*_SINGLE, Multi.type])
+    kind = fields.one_of("type", KINDS)
     if kind != Multi.type:
         return _SINGLE[kind](fields, fields.text("name", kind), settings)
     parts: dict[str, Grader] = {}
