@@ -1,4 +1,4 @@
-"""The section on graders of docs/fine-tuning-api.md names all graders, fields and flags that the official client knows."""
+"""The section on graders of docs/fine-tuning-api.md has every grader, field and flag that the official client knows."""
 
 from __future__ import annotations
 
