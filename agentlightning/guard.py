@@ -30,6 +30,7 @@ _BODY_TYPES = re.compile(
     rb"application/(?:[\w.+-]+\+)?json|application/x-protobuf|application/(?:vnd\.|x-)?msgpack", re.IGNORECASE
 )
 _FORM = b"multipart/form-data"
+_NO_KEY = "A form is taken with a key, any where none is wanted: send Authorization: Bearer KEY."
 _WITHOUT_BODY = ("GET", "HEAD", "OPTIONS")
 _NAVIGATES = b"navigate"
 _KNOWN_HOSTS = 256
@@ -97,7 +98,7 @@ class Guard:
             kind = headers.get(b"content-type", b"").partition(b";")[0].strip()
             is_form = self._forms and kind.lower() == _FORM and b"authorization" in headers
             if not is_form and _BODY_TYPES.fullmatch(kind) is None:
-                return 415, _wrong_type(kind)
+                return 415, _NO_KEY if self._forms and kind.lower() == _FORM else _wrong_type(kind)
         return None
 
     def _foreign(self, headers: Mapping[bytes, bytes]) -> str | None:

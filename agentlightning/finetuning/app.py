@@ -205,6 +205,7 @@ def _refused(refusal: Refusal) -> Response:
 
 async def _nowhere(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = ", ".join(dict.fromkeys(f"{PREFIX}{route.path}" for route in ROUTES))
+    paths = dict.fromkeys([*(route.path.replace(":path", "") for route in ROUTES), *sorted(_CALLS)])
+    known = ", ".join(f"{PREFIX}{path}" for path in paths)
     words = f"There is no {request.method} {request.url.path[:200]} here. There are {known}."
     return _refused(Refusal(words, status=error.status_code, code="not_found"))

@@ -232,12 +232,25 @@ class Files:
         self._blobs.path(sha256).unlink(missing_ok=True)
 
     def expire(self) -> None:
-        """Delete what is past its time, but for what a job needs."""
+        """Delete what is past its time, but for what a job needs; of uploads their parts."""
+        late = "SELECT id FROM uploads WHERE status = 'pending' AND expires_at <= ?"
+        for upload in self._records.rows(late, time.time()):
+            self.end_upload(upload["id"], status="expired")
         for row in self._records.rows("SELECT * FROM files WHERE expires_at <= ?", time.time()):
             try:
                 self.delete(row)
             except Refusal:
                 continue
+
+    def end_upload(self, upload: str, **values: Any) -> None:
+        """Change an upload that gets no more parts, and forget those that it has."""
+        parts = self._records.rows("SELECT id, sha256 FROM parts WHERE upload = ?", upload)
+        with self._records.transaction():
+            self._records.change("uploads", upload, **values)
+            for part in parts:
+                self._records.remove("parts", part["id"])
+        for part in parts:
+            self.release(part["sha256"])
 
     def stored_bytes(self, owner: str) -> int:
         sums = "SELECT coalesce(sum(bytes), 0) AS n FROM"

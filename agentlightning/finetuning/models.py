@@ -175,17 +175,13 @@ class Pool:
 
         Raises ModelError, ConfigError or EngineError where it cannot be loaded.
         """
-        async with self._changing:
-            loaded = self._loaded.get(base.model)
-            if loaded is None:
-                await self._make_room()
-                loaded = await self._load(base)
-            self._loaded.move_to_end(base.model)
-            if self._names.get(base.name) != base.model:
-                self._names[base.name] = base.model
-                await self._route()
-            loaded.uses += 1
-            loaded.unused.clear()
+        loaded = self._loaded.get(base.model)
+        if loaded is None or self._names.get(base.name) != base.model:
+            async with self._changing:
+                loaded = await self._ready(base)
+        self._loaded.move_to_end(base.model)
+        loaded.uses += 1
+        loaded.unused.clear()
         try:
             assert self._access is not None
             yield self._access
@@ -200,6 +196,17 @@ class Pool:
             for path in {path for name, path in self._names.items() if belongs(name)}:
                 await self._end(path)
             await self._route()
+
+    async def _ready(self, base: BaseModel) -> _Loaded:
+        """The model, loaded, under its name."""
+        loaded = self._loaded.get(base.model)
+        if loaded is None:
+            await self._make_room()
+            loaded = await self._load(base)
+        if self._names.get(base.name) != base.model:
+            self._names[base.name] = base.model
+            await self._route()
+        return loaded
 
     async def _make_room(self) -> None:
         while len(self._loaded) >= self._most:

@@ -105,7 +105,7 @@ class Queue:
             self._wake.clear()
             row = self._next()
             if row is not None:
-                await self._work(row)
+                await self._work_safely(row)
                 continue
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _SWEEP_SECONDS)
@@ -132,6 +132,13 @@ class Queue:
             "SELECT * FROM jobs WHERE status = 'queued' ORDER BY "
             "(SELECT max(started_at) FROM jobs AS other WHERE other.owner = jobs.owner), seq LIMIT 1"
         )
+
+    async def _work_safely(self, row: Row) -> None:
+        try:
+            await self._work(row)
+        except Exception as error:  # a full disk, a process that cannot be started: other jobs may do better
+            logger.exception("The job %s could not be brought forward", row["id"])
+            self._jobs.fail(row["id"], f"The server could not train it: {error}", "server_error")
 
     async def _work(self, row: Row) -> None:
         """Bring a job forward until its process ends."""

@@ -98,7 +98,10 @@ class Records:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is changed within the block is changed together, or not at all."""
+        """What is changed within the block is changed together, or not at all; in another such block, with that."""
+        if self._connection.in_transaction:
+            yield
+            return
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -133,11 +136,11 @@ class Records:
 
     def move(self, job: str, to: str, event: Event | None = None, **values: Any) -> bool:
         """Bring a job into another state, if it may follow the one that it is in: what becomes of the row with it, and
-        what is said of it. False if it may not. Part of the transaction that is open, or one of its own."""
+        what is said of it. False if it may not."""
         before = sorted(TRANSITIONS[to])
         sets = ", ".join(["status = ?", "turn = turn + 1", *(f"{name} = ?" for name in values)])
         marks = ", ".join("?" * len(before))
-        with self._own_transaction():
+        with self.transaction():
             moved = self._connection.execute(
                 f"UPDATE jobs SET {sets} WHERE id = ? AND status IN ({marks})", (to, *values.values(), job, *before)
             ).rowcount
@@ -146,17 +149,9 @@ class Records:
                 self.say(job, [msgspec.structs.replace(event, name=f"{event.name}/{turn}")])
         return bool(moved)
 
-    @contextmanager
-    def _own_transaction(self) -> Iterator[None]:
-        if self._connection.in_transaction:
-            yield
-            return
-        with self.transaction():
-            yield
-
     def say(self, job: str, events: Sequence[Event]) -> None:
         """Add events to a job's; those that are there already stay as they are."""
-        with self._own_transaction():
+        with self.transaction():
             for event in events:
                 self.add(
                     "events",

@@ -191,24 +191,14 @@ async def complete_upload(asked: Asked) -> Any:
     content = server.blobs.joined([parts[key]["sha256"] for key in wanted], order.get("md5"))
     with server.records.transaction():
         file = server.files.add(asked.owner, content, said["filename"], said["purpose"], lifetime_of(said))
-        server.records.change("uploads", asked.id, status="completed", file=file["id"])
-        _drop_parts(server, parts)
+        server.files.end_upload(asked.id, status="completed", file=file["id"])
     return _seen_upload({**upload, "status": "completed"}, files.seen(file))
 
 
 async def cancel_upload(asked: Asked) -> Any:
     upload = _upload(asked)
-    parts = {row["id"]: row for row in asked.server.records.rows("SELECT * FROM parts WHERE upload = ?", asked.id)}
-    with asked.server.records.transaction():
-        asked.server.records.change("uploads", asked.id, status="cancelled")
-        _drop_parts(asked.server, parts)
+    asked.server.files.end_upload(asked.id, status="cancelled")
     return _seen_upload({**upload, "status": "cancelled"})
-
-
-def _drop_parts(server: TrainingServer, parts: Mapping[str, Mapping[str, Any]]) -> None:
-    for key, row in parts.items():
-        server.records.remove("parts", key)
-        server.files.release(row["sha256"])
 
 
 # ---- jobs ------------------------------------------------------------------------------------------------------------

@@ -57,6 +57,31 @@ async def test_a_file_comes_in_parts(serve: Serve) -> None:
             await client.uploads.cancel(made.id)
 
 
+async def test_what_has_expired_is_gone_unless_a_job_needs_it(serve: Serve, tmp_path: Path) -> None:
+    script(tmp_path, steps=1000, seconds=0.05)
+    async with serve() as (server, client):
+        made = await client.uploads.create(bytes=9, filename="f", mime_type="text/plain", purpose="fine-tune")
+        await client.uploads.parts.create(made.id, data=b"123")
+        after: Any = {"anchor": "created_at", "seconds": 3600}
+        ids = [
+            (await client.files.create(file=("f", jsonl(chats(n))), purpose="fine-tune", expires_after=after)).id
+            for n in (2, 3)
+        ]
+        job = await client.fine_tuning.jobs.create(model="calc", training_file=ids[0])
+        await until(client, job.id, "running")
+        for table in ("files", "uploads"):
+            for row in server.records.rows(f"SELECT id FROM {table}"):
+                server.records.change(table, row["id"], expires_at=1)
+        server.files.expire()
+        assert [row["id"] for row in server.records.rows("SELECT id FROM files")] == ids[:1]
+        assert len(list(server.blobs.path("x").parent.iterdir())) == 1
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(ids[0])
+        with pytest.raises(openai.BadRequestError):
+            await client.uploads.parts.create(made.id, data=b"456")
+        await client.fine_tuning.jobs.cancel(job.id)
+
+
 async def test_a_file_may_be_so_large_and_all_of_a_keys_together(serve: Serve) -> None:
     async with serve(quotas=Quotas(file_bytes=1000, stored_bytes=1500)) as (server, client):
         with pytest.raises(openai.APIStatusError) as refused:
