@@ -10,7 +10,7 @@ from agentlightning.finetuning.graders.base import Grader
 from agentlightning.finetuning.graders.model import HttpModels
 from agentlightning.finetuning.graders.parse import grade, parse_grader, run_grader, validate_grader
 from agentlightning.finetuning.graders.result import Errors, Grade, Models, Sample
-from agentlightning.finetuning.graders.settings import GraderSettings
+from agentlightning.finetuning.graders.settings import GraderSettings, read_settings
 
 __all__ = [
     "Errors",
@@ -23,6 +23,7 @@ __all__ = [
     "Sample",
     "grade",
     "parse_grader",
+    "read_settings",
     "run_grader",
     "validate_grader",
 ]

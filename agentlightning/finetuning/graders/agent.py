@@ -37,7 +37,7 @@ class GradedCompletion(LitAgent[Any]):
         response_format: Of the requests, as chat completions have it; a JSON schema is held by a grammar.
         parallel_tool_calls: Of the requests with tools.
         models: What model graders ask. None: the run's gateway, whose `Trainer(models={…})` have prices and limits.
-        settings: What Python graders run in, and what graders may use.
+        settings: What Python graders run in, and what graders may use. None: the file that `AGL_GRADERS` names.
     """
 
     @explained
@@ -52,7 +52,6 @@ class GradedCompletion(LitAgent[Any]):
         trained_agents: str | None = None,
     ) -> None:
         super().__init__(trained_agents=trained_agents)
-        settings = settings or GraderSettings()
         self.grader = grader if isinstance(grader, Grader) else parse_grader(grader, settings=settings)
         self._fields = {"response_format": response_format}
         self._of_tools = {"parallel_tool_calls": parallel_tool_calls}

@@ -206,6 +206,7 @@ class HttpModels:
 
     def __init__(self, base_url: str, api_key: str | None = None, seconds: float = 300.0) -> None:
         """`base_url` has /v1; `seconds` is the time to wait for an answer before it is asked again."""
+        self.base_url = base_url
         self._chat = HttpCritic(base_url, api_key)
         self._embed = HttpCritic(base_url, api_key, "embeddings")
         self._seconds = seconds

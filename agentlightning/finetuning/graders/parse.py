@@ -11,7 +11,7 @@ from agentlightning.finetuning.graders.model import LabelModel, ScoreModel
 from agentlightning.finetuning.graders.multi import Multi, graders_of
 from agentlightning.finetuning.graders.python import PythonGrader
 from agentlightning.finetuning.graders.result import Grade, Models, Sample
-from agentlightning.finetuning.graders.settings import GraderSettings
+from agentlightning.finetuning.graders.settings import GraderSettings, owners_settings
 from agentlightning.finetuning.graders.text import StringCheck, TextSimilarity
 
 _SINGLE: Mapping[str, Callable[[Fields, str, GraderSettings], Grader]] = {
@@ -19,15 +19,15 @@ _SINGLE: Mapping[str, Callable[[Fields, str, GraderSettings], Grader]] = {
 }
 KINDS = (*_SINGLE, Multi.type)
 """Every `type` of a grader."""
-_DEFAULT = GraderSettings()
 
 
-def parse_grader(grader: Mapping[str, Any], param: str = "grader", settings: GraderSettings = _DEFAULT) -> Grader:
+def parse_grader(grader: Mapping[str, Any], param: str = "grader", settings: GraderSettings | None = None) -> Grader:
     """The grader that JSON means, whichever class a client took it for: `type` decides.
 
     Raises GraderRefused, which names the field by its path below `param`, for what is wrong, and for what cannot be
-    honoured under the owner's `settings`.
+    honoured under the owner's `settings`; None: those of `AGL_GRADERS`.
     """
+    settings = settings or owners_settings()
     fields = Fields(grader, param)
     kind = fields.one_of("type", KINDS)
     if kind != Multi.type:
@@ -46,7 +46,7 @@ async def grade(grader: Grader, item: Mapping[str, Any], sample: Sample, models:
 
 
 async def run_grader(
-    body: Mapping[str, Any], models: Models | None = None, settings: GraderSettings = _DEFAULT
+    body: Mapping[str, Any], models: Models | None = None, settings: GraderSettings | None = None
 ) -> dict[str, Any]:
     """Answer `POST /v1/fine_tuning/alpha/graders/run`. Raises GraderRefused; a grader that fails is an answer."""
     fields = Fields(body, "body")
@@ -58,7 +58,7 @@ async def run_grader(
     return (await grade(grader, body.get("item") or {}, Sample.of_text(body["model_sample"]), models)).as_response()
 
 
-def validate_grader(body: Mapping[str, Any], settings: GraderSettings = _DEFAULT) -> dict[str, Any]:
+def validate_grader(body: Mapping[str, Any], settings: GraderSettings | None = None) -> dict[str, Any]:
     """Answer `POST /v1/fine_tuning/alpha/graders/validate`: the grader as it was sent. Raises GraderRefused."""
     _refuse_others(Fields(body, "body"), "grader")
     return {"grader": dict(parse_grader(body.get("grader") or {}, settings=settings).given)}

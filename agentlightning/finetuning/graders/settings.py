@@ -1,15 +1,27 @@
-"""What the owner of a server sets about graders."""
+"""What the owner of a server sets about graders, in a script or in the file that `AGL_GRADERS` names."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import PositiveFloat, PositiveInt
+
+from agentlightning.algorithm.records import refuse_other_kinds, refuse_out_of_bounds
+from agentlightning.arguments import refuse_unknown
+from agentlightning.errors import ConfigError
 from agentlightning.litagent.bubblewrap import Bubblewrap
 from agentlightning.litagent.isolation import Container
 
+FILE = "AGL_GRADERS"
+"""The environment variable with the path of a TOML or JSON file of these settings."""
+EMBEDDINGS_KEY = "AGL_EMBEDDINGS_KEY"
 GraderIsolation = Literal["bubblewrap"] | Bubblewrap | Container | None
 
 
@@ -19,6 +31,9 @@ class GraderSettings:
 
     embeddings_model: str | None = None
     """The model whose embeddings `text_similarity` compares by `cosine`; None refuses that metric."""
+    embeddings_url: str | None = None
+    """The OpenAI-compatible endpoint of that model, with /v1, whose key is the environment variable
+    `AGL_EMBEDDINGS_KEY`; None: where model graders ask their models."""
     models: Collection[str] | None = None
     """The models that `score_model` and `label_model` may ask, by name; None: any."""
     isolation: GraderIsolation = "bubblewrap"
@@ -28,11 +43,50 @@ class GraderSettings:
     """The interpreter of Python graders; its packages are those that they can import."""
     images: Mapping[str, str] = field(default_factory=dict)
     """For each `image_tag` that a Python grader may name: an interpreter. Others are refused."""
-    seconds: float = 120.0
+    seconds: PositiveFloat = 120.0
     """The time that a Python grader may take for one sample."""
-    memory_bytes: int = 2 * 1024**3
+    memory_bytes: PositiveInt = 2 * 1024**3
     """The memory of each process of a Python grader."""
-    file_bytes: int = 256 * 1024**2
+    file_bytes: PositiveInt = 256 * 1024**2
     """What a Python grader may write, which is kept in memory, to each of the three folders that it can write to."""
-    processes: int = 2
+    processes: PositiveInt = 2
     """Samples that are graded at the same time by one Python grader."""
+
+    def __post_init__(self) -> None:
+        refuse_other_kinds(self, " of graders")
+        refuse_out_of_bounds(self, " of graders")
+        if self.embeddings_url is not None and self.embeddings_model is None:
+            raise ConfigError("embeddings_url of graders has no effect without embeddings_model.")
+        images = self.images if isinstance(self.images, Mapping) else {"": None}
+        if not all(isinstance(path, str) for path in images.values()):
+            raise ConfigError(f"images of graders is {self.images!r}; give the path of an interpreter for each tag.")
+        if self.models is not None and (isinstance(self.models, str) or not isinstance(self.models, Collection)):
+            raise ConfigError(f"models of graders is {self.models!r}; give a list of names.")
+
+
+def owners_settings() -> GraderSettings:
+    """Those of the file that `AGL_GRADERS` names; the defaults where it names none. Raises ConfigError."""
+    path = os.environ.get(FILE)
+    return read_settings(Path(path)) if path else GraderSettings()
+
+
+def read_settings(file: Path) -> GraderSettings:
+    """Settings by name. `isolation` is "bubblewrap", "none", or a table: `read` of a Bubblewrap, or `command` and
+    `cleanup` of a Container. Raises ConfigError."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        given: dict[str, Any] = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)
+        refuse_unknown("The file of graders", (), given, [one.name for one in fields(GraderSettings)], None)
+        if "isolation" in given:
+            given["isolation"] = _isolation(given["isolation"])
+        return GraderSettings(**given)
+    except (OSError, ValueError, TypeError, AttributeError, ConfigError) as error:
+        raise ConfigError(f"The settings of graders cannot be taken from {file}: {error}") from error
+
+
+def _isolation(given: Any) -> GraderIsolation:
+    if isinstance(given, Mapping):
+        return Container(**given) if "command" in given else Bubblewrap(**given)
+    if given not in ("bubblewrap", "none"):
+        raise ValueError(f'isolation is {given!r}; it can be "bubblewrap", "none" or a table')
+    return None if given == "none" else "bubblewrap"

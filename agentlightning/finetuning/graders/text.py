@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +12,8 @@ from typing import Any, ClassVar
 
 from agentlightning.errors import missing_extra
 from agentlightning.finetuning.graders.base import Fields, Grader, GraderFailed, Grading, Score
-from agentlightning.finetuning.graders.settings import GraderSettings
+from agentlightning.finetuning.graders.model import HttpModels
+from agentlightning.finetuning.graders.settings import EMBEDDINGS_KEY, GraderSettings
 from agentlightning.finetuning.graders.template import Template
 
 CHECKS: Mapping[str, Callable[[str, str], bool]] = {
@@ -57,8 +59,7 @@ class TextSimilarity(Grader):
     input: Template
     reference: Template
     metric: str
-    embeddings: str | None
-    """The embeddings model, for cosine."""
+    settings: GraderSettings
 
     @classmethod
     def read(cls, fields: Fields, name: str, settings: GraderSettings) -> TextSimilarity:
@@ -73,8 +74,8 @@ class TextSimilarity(Grader):
             METRICS[metric]("a", "a")  # what is not installed is said now
         input, reference = fields.template("input"), fields.template("reference")
         fields.end("pass_threshold")
-        model = settings.embeddings_model
-        return cls(name=name, given=fields.given, input=input, reference=reference, metric=metric, embeddings=model)
+        common = {"name": name, "given": fields.given, "input": input, "reference": reference}
+        return cls(**common, metric=metric, settings=settings)
 
     async def score(self, grading: Grading) -> Score:
         text, reference = grading.fill(self.input), grading.fill(self.reference)
@@ -84,13 +85,22 @@ class TextSimilarity(Grader):
                 raise GraderFailed("other_error", f"{self.metric} compares no texts of {sizes} characters: too long.")
             found = await asyncio.to_thread(METRICS[self.metric], text, reference)
             return Score(min(1.0, max(0.0, float(found))))
-        if grading.models is None or self.embeddings is None:
+        one, other = await self._vectors(grading, [text, reference])
+        return Score(_cosine(one, other), model=self.settings.embeddings_model)
+
+    async def _vectors(self, grading: Grading, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        url, model = self.settings.embeddings_url, self.settings.embeddings_model
+        own = HttpModels(url, os.environ.get(EMBEDDINGS_KEY)) if url else None
+        models = own or grading.models
+        if models is None or model is None:
             raise GraderFailed("model_grader_server_error", "There is no model that makes embeddings.")
         try:
-            one, other = await grading.models.embed(self.embeddings, [text, reference])
+            return await models.embed(model, texts)
         except Exception as error:  # whatever stands between us and the model
             raise GraderFailed("model_grader_server_error", f"{type(error).__name__}: {error}") from error
-        return Score(_cosine(one, other), model=self.embeddings)
+        finally:
+            if own is not None:
+                await own.close()
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:

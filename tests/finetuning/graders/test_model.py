@@ -182,6 +182,18 @@ async def test_an_endpoint_without_schemas_is_asked_without_one() -> None:
         assert await models.embed("small", ["a", "bcd"]) == [[1.0, 1], [1.0, 3]]
 
 
+async def test_cosine_asks_an_endpoint_of_the_owners() -> None:
+    similar = {"type": "text_similarity", "evaluation_metric": "cosine", "input": "{{sample.output_text}}"}
+    async with endpoint() as (models, _):
+        settings = GraderSettings(embeddings_model="small", embeddings_url=models.base_url)
+        grader = parse_grader({**similar, "reference": "abcd"}, settings=settings)
+        found = await grade(grader, {}, Sample.of_text("x"))
+        nobody = GraderSettings(embeddings_model="small", embeddings_url="http://127.0.0.1:9/v1")
+        failed = await grade(parse_grader({**similar, "reference": "a"}, settings=nobody), {}, Sample.of_text("x"))
+    assert found.reward == pytest.approx(5 / (2**0.5 * 17**0.5)), found.why
+    assert failed.errors.flags == ["model_grader_server_error"]
+
+
 async def test_an_endpoint_that_fails_is_a_flag_with_its_words() -> None:
     async with endpoint(403) as (models, _):
         found = await grade(parse_grader(scoring()), {"answer": "1"}, Sample.of_text("x"), models)

@@ -11,9 +11,11 @@ import openai.types.graders as known
 import pytest
 from openai.types.fine_tuning.alpha.grader_run_response import MetadataErrors
 
-from agentlightning.errors import GraderRefused
-from agentlightning.finetuning.graders import Errors, parse_grader, validate_grader
+from agentlightning.errors import ConfigError, GraderRefused
+from agentlightning.finetuning.graders import Errors, parse_grader, read_settings, validate_grader
 from agentlightning.finetuning.graders.parse import KINDS
+from agentlightning.finetuning.graders.settings import owners_settings
+from agentlightning.litagent.bubblewrap import Bubblewrap
 
 PAGE = (Path(__file__).parents[3] / "docs" / "fine-tuning-api.md").read_text()
 SECTION = PAGE.split("## Graders")[1]
@@ -67,6 +69,52 @@ def test_every_flag_is_explained() -> None:
     assert set(re.findall(r"^\| `(\w+_error)` \|", SECTION, re.M)) == flags
     of_client = {field.alias or name for name, field in MetadataErrors.model_fields.items()}
     assert of_client == Errors().as_dict().keys()
+
+
+def test_the_settings_of_the_page_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", SECTION, re.S)
+    (tmp_path / "graders.toml").write_text(block.replace("/data/dictionary", str(tmp_path)))
+    monkeypatch.setenv("AGL_GRADERS", str(tmp_path / "graders.toml"))
+    settings = owners_settings()
+    assert settings.isolation == Bubblewrap(read=[str(tmp_path)])
+    assert (settings.seconds, settings.images) == (30, {"2025-05-08": "/opt/graders-2025/bin/python"})
+    for param, change in (("grader.model", {"model": "other"}), ("grader.image_tag", {"image_tag": "no"})):
+        with pytest.raises(GraderRefused) as refused:
+            parse_grader({**valid_of(param), **change})
+        assert refused.value.param == param
+
+
+def valid_of(param: str) -> dict[str, Any]:
+    if param == "grader.image_tag":
+        return {"type": "python", "source": "def grade(sample, item): return 1"}
+    return {"type": "score_model", "input": [{"role": "user", "content": "?"}]}
+
+
+WRONG: list[dict[str, Any]] = [
+    *(
+        {"memory": 1},
+        {"embeddings_url": "http://x/v1"},
+        {"seconds": 0},
+        {"seconds": "1"},
+        {"processes": 1.5},
+        {"python": 3},
+        {"models": "judge"},
+    ),
+    *({"isolation": "docker"}, {"isolation": {"write": []}}, {"isolation": None}, {"images": {"x": 1}}, {"images": []}),
+]
+
+
+@pytest.mark.parametrize("given", WRONG, ids=str)
+def test_wrong_settings_are_refused_by_their_names(given: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "graders.json").write_text(json.dumps(given))
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}|write"):
+        read_settings(tmp_path / "graders.json")
+    for text in ("[1]", "{", "3"):
+        (tmp_path / "graders.json").write_text(text)
+        with pytest.raises(ConfigError):
+            read_settings(tmp_path / "graders.json")
+    with pytest.raises(ConfigError):
+        read_settings(tmp_path / "none.toml")
 
 
 def test_the_graders_of_the_page_are_valid() -> None:
