@@ -78,7 +78,10 @@ SERVING = {
         "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
         "agl gateway --upstream gpt=https://api.example.com/v1 --path calls.db": "Calls are recorded in calls.db",
     },
-    "fine-tuning-api.md": {"agl serve calc --training served": "with fine-tuning of calc"},
+    "fine-tuning-api.md": {
+        "agl serve calc --training served": "with fine-tuning of calc",
+        "agl serve calc --training served --agent sums=my_agent.py:agent": "with fine-tuning of calc",
+    },
     "store.md": {
         "agl store --path store.db --host 0.0.0.0": "Serving the store store.db",
     },

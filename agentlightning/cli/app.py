@@ -199,6 +199,13 @@ def serve(
         Path | None,
         typer.Option(help="With --training: a TOML or JSON file that maps the names clients ask for to models."),
     ] = None,
+    agent: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="With --training: NAME=FILE.py:AGENT, an agent that reinforcement jobs may train by this name; may be "
+            "given many times."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs --api-key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     api_key: Annotated[str | None, key_option("AGL_API_KEY", "Key that clients must send.")] = None,
@@ -221,7 +228,7 @@ def serve(
 
     agl serve calc --training served              with OpenAI's fine-tuning API
     """
-    if training is not None or base_models is not None:
+    if training is not None or base_models is not None or agent:
         from agentlightning.cli.serve_training import run_training_server
 
         run_training_server(
@@ -233,6 +240,7 @@ def serve(
             admin_key=api_key,
             max_context=max_context,
             allow_hosts=allow_host or [],
+            agents=agent or [],
             others={
                 "--name": name,
                 "--strict": strict or None,

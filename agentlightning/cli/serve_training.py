@@ -10,6 +10,7 @@ from typing import Any
 from agentlightning.cli.interrupt import interrupted
 from agentlightning.console import Console
 from agentlightning.errors import ConfigError, missing_extra
+from agentlightning.trainer.example import load_agent
 from agentlightning.trainer.sync import run_sync
 
 console = Console(highlight=False, soft_wrap=True)
@@ -25,11 +26,12 @@ def run_training_server(
     admin_key: str | None,
     max_context: int,
     allow_hosts: Sequence[str],
+    agents: Sequence[str],
     others: Mapping[str, Any],
 ) -> None:
     """Serve until Ctrl-C. `others`: options that have no meaning here, each None if it was not given."""
     if folder is None:
-        raise ConfigError("--base-models says what jobs start from: give --training FOLDER with it.")
+        raise ConfigError("--base-models and --agent are for jobs: give --training FOLDER with them.")
     if given := [option for option, value in others.items() if value is not None]:
         raise ConfigError(f"{given[0]} has no effect with --training: a base model's settings are in --base-models.")
     try:
@@ -40,9 +42,24 @@ def run_training_server(
 
     bases = read_bases(base_models, [model] if model else [])
     settings = ServerSettings(
-        host=host, port=port, admin_key=admin_key, allow_hosts=allow_hosts, max_context=max_context
+        host=host,
+        port=port,
+        admin_key=admin_key,
+        allow_hosts=allow_hosts,
+        max_context=max_context,
+        agents=dict(_agent(one) for one in agents),
     )
     run_sync(_serve(TrainingServer(folder, bases, settings), list(bases)))
+
+
+def _agent(given: str) -> tuple[str, str]:
+    """The name and the place of an agent, which is loaded once to see that it is there."""
+    name, _, reference = given.partition("=")
+    if not name or not reference:
+        raise ConfigError(f"--agent is {given!r}; give NAME=path/to/file.py:agent.")
+    load_agent(reference)
+    file, _, attribute = reference.rpartition(":")
+    return name, f"{Path(file).expanduser().resolve()}:{attribute}"
 
 
 async def _serve(server: Any, bases: Sequence[str]) -> None:

@@ -57,6 +57,8 @@ class ServerSettings:
     """Models that are served at the same time."""
     max_context: int = 4096
     quotas: Quotas = field(default_factory=Quotas)
+    agents: Mapping[str, str] = field(default_factory=dict)
+    """Agents that jobs may train, by name: `file.py:agent`."""
     command: Sequence[str] = TRAINING
     """What trains the job in the folder that is its last argument."""
 
@@ -76,7 +78,8 @@ class TrainingServer:
         self.blobs = Blobs(folder / "files")
         self.files = Files(self.records, self.blobs)
         self.catalog = Catalog(bases)
-        self.jobs = Jobs(self.records, self.files, folder / "runs", self.catalog.for_job, settings.quotas)
+        find = self.catalog.for_job
+        self.jobs = Jobs(self.records, self.files, folder / "runs", find, settings.quotas, settings.agents)
         self.catalog.jobs = self.jobs
         self.keys = Keys(self.records, settings.admin_key)
         self.queue = Queue(self.jobs, self.blobs, self._models_of, settings.command)

@@ -52,6 +52,7 @@ class Jobs:
         folder: Path,
         base_of: Callable[[str, str], BaseModel],
         quotas: Quotas,
+        agents: Mapping[str, str],
     ) -> None:
         """`folder`: has a folder for each job. `base_of`: the model that a name means to a key; raises `Refusal`."""
         self.records = records
@@ -59,6 +60,8 @@ class Jobs:
         self._folder = folder
         self.base_of = base_of
         self._quotas = quotas
+        self.agents = agents
+        """Where the agents are that jobs may train, by name: `file.py:agent`."""
 
     def folder(self, job: str) -> Path:
         return self._folder / job
@@ -97,11 +100,15 @@ class Jobs:
         return self.get(owner, job)
 
     def _check_grader(self, owner: str, said: JobRequest) -> None:
-        """Raises `Refusal` or GraderRefused for a grader that cannot be used, or asks a model that there is not."""
+        """Raises `Refusal` or GraderRefused for a grader that cannot be used, or asks a model that there is not, and
+        for an agent that nobody registered."""
         if (told := said.chosen.reinforcement) is None:
             return
+        if told.agent is not None and told.agent not in self.agents:
+            known = ", ".join(self.agents) or "none"
+            raise bad(f"There is no agent '{told.agent}' here. There are: {known}.", "method.reinforcement.agent")
         where = "method.reinforcement.grader"
-        for model in parse_grader(told.grader, where).models:
+        for model in () if told.grader is None else parse_grader(told.grader, where).models:
             try:
                 self.base_of(owner, model)
             except Refusal as refusal:
@@ -140,7 +147,7 @@ class Jobs:
         try:
             base = self.base_of(row["owner"], said.model)
             paths = self.paths(row)
-            lines = await asyncio.to_thread(_check, paths, said.chosen.type)
+            lines = await asyncio.to_thread(_check, paths, said.chosen.lines)
             taken = await asyncio.to_thread(take, said.chosen, lines, base)
         except _FileError as error:
             self.fail(job, error.message, "invalid_training_file", error.param)

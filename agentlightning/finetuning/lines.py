@@ -135,7 +135,12 @@ def _item(line: Mapping[str, Any]) -> Mapping[str, Any]:
     return line
 
 
-READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"supervised": _chat, "dpo": _pair, "reinforcement": _item}
+READERS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "supervised": _chat,
+    "dpo": _pair,
+    "reinforcement": _item,
+    "agent": dict,
+}
 """How a line of each method is read. Each raises ConfigError."""
 
 

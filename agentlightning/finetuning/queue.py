@@ -205,6 +205,7 @@ class Queue:
         """Say what is to be trained. Raises `Refusal` where the model that it starts from is not there any more."""
         said, paths = request_of(row), self._jobs.paths(row)
         base = self._jobs.base_of(row["owner"], said.model)
+        told = said.chosen.reinforcement
         job = Job(
             id=row["id"],
             method=said.chosen,
@@ -215,6 +216,7 @@ class Queue:
             training_file=str(paths["training_file"]),
             validation_file=str(paths["validation_file"]) if "validation_file" in paths else None,
             integrations=said.integrations or [],
+            agent=self._jobs.agents[told.agent] if told and told.agent else None,
         )
         (folder / OUTCOME_FILE).unlink(missing_ok=True)
         atomic_write(folder / JOB_FILE, msgspec.json.encode(job).decode())

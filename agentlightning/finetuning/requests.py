@@ -71,9 +71,11 @@ class Dpo(Body, frozen=True, kw_only=True):
 
 
 class Reinforcement(Body, frozen=True, kw_only=True):
-    """Learn from what a grader says of answers."""
+    """Learn from what a grader says of answers, or from what an agent earns."""
 
-    grader: dict[str, Any]
+    grader: dict[str, Any] | None = None
+    agent: Text | None = None
+    """Ours: an agent that the server's owner registered, which is run on the lines of the file, and rewards itself."""
     hyperparameters: ReinforcementHyperparameters = ReinforcementHyperparameters()
     response_format: dict[str, Any] | None = None
 
@@ -85,6 +87,11 @@ class Method(Body, frozen=True, kw_only=True):
     supervised: Supervised | None = None
     dpo: Dpo | None = None
     reinforcement: Reinforcement | None = None
+
+    @property
+    def lines(self) -> str:
+        """What the lines of its files are: a key of `lines.READERS`."""
+        return "agent" if self.reinforcement and self.reinforcement.agent else self.type
 
     @property
     def hyperparameters(self) -> Hyperparameters:
@@ -167,6 +174,7 @@ def check_metadata(metadata: Mapping[str, str]) -> None:
 def _check_reinforcement(job: JobRequest, method: Method) -> None:
     if method.reinforcement is None:
         raise bad("A reinforcement job needs method.reinforcement, with a grader.", "method.reinforcement")
+    _check_agent(method.reinforcement)
     if job.validation_file is None:
         raise bad("A reinforcement job needs a validation_file.", "validation_file", "missing_required_parameter")
     effort = method.reinforcement.hyperparameters.reasoning_effort
@@ -180,6 +188,15 @@ def _check_reinforcement(job: JobRequest, method: Method) -> None:
         raise bad(
             "response_format has the type text, json_object or json_schema.", "method.reinforcement.response_format"
         )
+
+
+def _check_agent(told: Reinforcement) -> None:
+    where = "method.reinforcement"
+    if (told.grader is None) == (told.agent is None):
+        needed = "A reinforcement job needs a grader, or an agent that rewards itself, and not both."
+        raise bad(needed, f"{where}.grader", "missing_required_parameter" if told.agent is None else "invalid_value")
+    if told.agent is not None and told.response_format is not None:
+        raise bad("An agent asks for its own response_format.", f"{where}.response_format")
 
 
 def _check_integrations(integrations: list[Integration]) -> None:

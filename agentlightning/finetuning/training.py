@@ -33,10 +33,12 @@ from agentlightning.finetuning.lines import LineError, Lines
 from agentlightning.finetuning.recipe import BaseModel, algorithm
 from agentlightning.finetuning.requests import Integration, Method
 from agentlightning.finetuning.validation_loss import ValidationLoss
+from agentlightning.litagent import LitAgent
 from agentlightning.metrics import SilentConsole, Sink
 from agentlightning.metrics.jsonl import METRICS_FILE
 from agentlightning.metrics.trackers import WandbSink
 from agentlightning.trainer import Trainer
+from agentlightning.trainer.example import load_agent
 from agentlightning.trainer.sync import run_sync
 
 MODELS_URL, MODELS_KEY = "AGL_JOB_MODELS_URL", "AGL_JOB_MODELS_KEY"
@@ -56,6 +58,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     training_file: str
     validation_file: str | None
     integrations: list[Integration]
+    agent: str | None = None
+    """Where the agent is that is trained: `file.py:agent`."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,8 +120,8 @@ def _watch_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
 
 async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
     kind = job.method.type
-    train = Lines(Path(job.training_file), kind)
-    val = None if job.validation_file is None else Lines(Path(job.validation_file), kind)
+    train = Lines(Path(job.training_file), job.method.lines)
+    val = None if job.validation_file is None else Lines(Path(job.validation_file), job.method.lines)
     settings = algorithm(kind, job.taken, len(train), BaseModel(job.id, job.base, job.settings), seed=job.seed)
     resumes = bool(list_checkpoints(folder))
     if not resumes:  # killed before the first one was written
@@ -138,9 +142,12 @@ async def _train(folder: Path, job: Job, stop: asyncio.Event) -> Any:
         await models.close()
 
 
-def _agent(job: Job, models: HttpModels) -> GradedCompletion:
+def _agent(job: Job, models: HttpModels) -> LitAgent[Any]:
+    if job.agent is not None:
+        return load_agent(job.agent)
     told = job.method.reinforcement
     assert told is not None
+    assert told.grader is not None
     return GradedCompletion(told.grader, response_format=told.response_format, models=models)
 
 

@@ -188,6 +188,7 @@ REFUSED: dict[str, Any] = {
     "method.reinforcement.grader.model": _graded(
         grader={"type": "score_model", "name": "s", "model": "gpt-9", "input": [{"role": "user", "content": "?"}]}
     ),
+    "method.reinforcement.agent": _graded(grader=None, agent="nobody"),
     "method.reinforcement.response_format": _graded(response_format={"type": "xml"}),
     "method.reinforcement.hyperparameters.reasoning_effort": _graded(hyperparameters={"reasoning_effort": "high"}),
 }

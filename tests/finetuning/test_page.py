@@ -21,7 +21,7 @@ from agentlightning.finetuning.routes import ROUTES
 PAGE = (Path(__file__).parents[2] / "docs" / "fine-tuning-api.md").read_text()
 VARIES = re.compile(r"\{\w+(:path)?\}")
 OF_GRADERS = "method.reinforcement.grader."
-EXTENSIONS = {"method.reinforcement.response_format"}
+EXTENSIONS = {"method.reinforcement.response_format", "method.reinforcement.agent"}
 """Fields that clients send and the client's types do not know."""
 
 

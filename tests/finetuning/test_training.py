@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ from agentlightning.finetuning.queue import TRAINING
 from .conftest import Serve, chats, events, pairs, until, upload
 from .graders.test_agent import SOURCE, calls_of
 
+ROOT = Path(__file__).parents[2]
 TIMEOUT = 120
 
 
@@ -76,6 +78,23 @@ async def test_a_reinforcement_job_with_a_python_grader(serve: Serve) -> None:
         assert failed.status == "failed"
         assert "KeyError: 'nothing'" in failed.error.message
         assert server.queue.busy_with is None
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_a_job_trains_an_agent(serve: Serve) -> None:
+    tasks = [{"question": f"How much is {n} and 3?", "answer": n + 3} for n in range(8)]
+    agents = {"sums": f"{ROOT}/examples/calc/calc_agent.py:calc_agent"}
+    async with serve(command=TRAINING, agents=agents) as (_, client):
+        file = await upload(client, tasks)
+        method = {"type": "reinforcement", "reinforcement": {"agent": "sums", "hyperparameters": {"batch_size": 4}}}
+        job = await client.fine_tuning.jobs.create(
+            model="calc", training_file=file, validation_file=file, extra_body={"method": method}
+        )
+        done = await until(client, job.id, seconds=TIMEOUT)
+        assert done.status == "succeeded", done.error
+        steps: list[Any] = [e.data for e in await events(client, job.id) if e.type == "metrics"]
+        assert [s["step"] for s in steps] == [0, 1, 2]
 
 
 async def chat_and_delete(client: openai.AsyncOpenAI, model: str, checkpoint: str, kind: str) -> None:
